@@ -1,0 +1,1 @@
+"""Heed's computing: attention over memories. Arrays and bytes in, arrays and bytes out."""

@@ -1,0 +1,223 @@
+"""What the engine is asked and what it answers: frozen values, free of HTTP.
+
+Routes translate wire types into these and these into wire types; the engine knows nothing else.
+Timestamps are integer microseconds UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mode = Literal["auto", "exact", "coarse"]
+ScorerName = Literal["scaled_dot", "cosine", "additive"]
+
+
+@dataclass(frozen=True, slots=True)
+class InlineEvent:
+    """One event of a session that the client brings with the request."""
+
+    item_id: str
+    type: str = "view"
+    weight: float = 1.0
+    timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Which events of the history may be attended. `None` means no restriction."""
+
+    since: int | None = None
+    until: int | None = None
+    types: frozenset[str] | None = None
+    categories: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How keys are found: exactly, or by a coarse top-`k` (`probes` for IVF) before the softmax."""
+
+    mode: Mode = "auto"
+    k: int | None = None
+    probes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which items may be answered."""
+
+    any: frozenset[str] = frozenset()  # categories: at least one of these
+    all: frozenset[str] = frozenset()  # categories: every one of these
+    none: frozenset[str] = frozenset()  # categories: not one of these
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # equal, or in a list of values
+    published_since: int | None = None
+    published_until: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True when every item passes."""
+        return not (
+            self.any
+            or self.all
+            or self.none
+            or self.attributes
+            or self.published_since is not None
+            or self.published_until is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Whose memory attends, and how: the fields that score, recommend and search share.
+
+    With both `user_id` and `history`, the inline events are laid over the stored ones.
+    """
+
+    user_id: str | None = None
+    history: tuple[InlineEvent, ...] | None = None
+    visible: Visible = Visible()
+    retrieval: Retrieval = Retrieval()
+    temperature: float = 1.0
+    hard: bool = False
+    exclude_self: bool = False
+    at: int | None = None  # request time; None = now
+    explain: int = 0  # how many events to name for each item
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreQuery:
+    """Score these targets for this asker."""
+
+    asker: Asker
+    item_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendQuery:
+    """Recommend from the whole catalogue."""
+
+    asker: Asker
+    limit: int = 20
+    filter: Filter = Filter()
+    exclude_seen: bool = True
+    exclude: frozenset[str] = frozenset()
+    diversity: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuery:
+    """Search the catalogue by text; a named user re-ranks."""
+
+    asker: Asker
+    query: str
+    limit: int = 20
+    filter: Filter = Filter()
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarQuery:
+    """Items like this one."""
+
+    item_id: str
+    limit: int = 20
+    filter: Filter = Filter()
+
+
+@dataclass(frozen=True, slots=True)
+class VectorMemory:
+    """A memory the client brings: keys [n, d], values [n, v], bias [n], visible [n]."""
+
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+    bias: NDArray[np.float32] | None = None
+    visible: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserMemory:
+    """A stored user's memory, through the served model's projections."""
+
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueMemory:
+    """The catalogue: one row for each text field of each item."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttendQuery:
+    """The bare operator. Exactly one of `vector`, `item_id`, `text` is the query."""
+
+    memory: VectorMemory | UserMemory | CatalogueMemory
+    vector: NDArray[np.float32] | None = None
+    item_id: str | None = None
+    text: str | None = None
+    scorer: ScorerName = "scaled_dot"
+    heads: int | None = None  # None: 1, or the model's own for a user's memory
+    temperature: float = 1.0
+    hard: bool = False
+    retrieval: Retrieval = Retrieval()
+    visible: Visible = Visible()
+    exclude_self: bool = False
+    at: int | None = None
+    limit: int = 100
+
+
+# ---------------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one row of the memory did to one target's score."""
+
+    event_id: str | None  # None for inline events and profile entries
+    item_id: str | None
+    title: str
+    type: str
+    timestamp: int | None
+    weight: float  # mean over heads of the softmax weight
+    contribution: float  # signed; all rows' contributions sum to the attention part
+    without: float  # the score had this row not been there (attention part recomputed)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredItem:
+    """One item of an answer. Fields that a job does not produce are None."""
+
+    item_id: str
+    score: float
+    title: str = ""
+    parts: Mapping[str, float] | None = None  # they sum to the score
+    reason: str | None = None  # personal | popular | content
+    explanation: tuple[Contribution, ...] | None = None
+    weight: float | None = None  # search: the softmax weight gathered over the item's keys
+    matched: Mapping[str, float] | None = None  # search: each field's share of that weight
+    mass: float | None = None  # share of the full softmax that the attended rows cover
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A list of items from one model version."""
+
+    items: tuple[AnsweredItem, ...]
+    model_version: str
+    retrieval: str = "exact"  # what was done: exact | coarse
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """The bare operator's answer: rows in descending mean weight, at most `limit` of them."""
+
+    rows: tuple[int, ...]
+    ids: tuple[str, ...] | None  # event ids of a user's memory, item ids of the catalogue's
+    weights: tuple[tuple[float, ...], ...]  # [heads][rows]
+    context: tuple[float, ...]  # over all attended rows, whatever the limit
+    mass: tuple[float, ...]  # [heads]
+    retrieval: str
+    model_version: str | None
