@@ -1,0 +1,376 @@
+"""The event log as columns, and how it is split, held out and sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+T = TypeVar("T", bound=np.integer[Any])
+
+
+class Events(NamedTuple):
+    """One user's events, oldest first: views into the log's columns, each [n]."""
+
+    items: NDArray[np.int32]
+    timestamps: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    types: NDArray[np.int16]
+
+
+class Gathered(NamedTuple):
+    """The events of a batch of users laid end to end: event `events[i]` belongs to `batch[i]`."""
+
+    batch: NDArray[np.int64]  # [N] row of the batch, not of the log
+    events: NDArray[np.int64]  # [N] position in the log's columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interactions:
+    """Everything that happened, as columns sorted by user, then time, ties in the order given.
+
+    User u owns the events offsets[u]:offsets[u + 1]; a user without events owns an empty range.
+    Build one with `from_columns`; every method returns a new log over the same users and items.
+
+    Raises ValueError (naming the column) where columns disagree in length, have another dtype
+    than declared, or point outside the catalogue.
+    """
+
+    items: NDArray[np.int32]  # [E] item rows
+    timestamps: NDArray[np.int64]  # [E] microseconds UTC
+    weights: NDArray[np.float32]  # [E]
+    types: NDArray[np.int16]  # [E]
+    offsets: NDArray[np.int64]  # [U + 1]
+    n_items: int
+
+    def __post_init__(self) -> None:
+        expected = {"items": np.int32, "timestamps": np.int64, "weights": np.float32}
+        for name, dtype in {**expected, "types": np.int16, "offsets": np.int64}.items():
+            column = getattr(self, name)
+            if column.ndim != 1 or column.dtype != dtype:
+                raise ValueError(
+                    f"{name} must be 1-d {np.dtype(dtype)}, got {column.ndim}-d {column.dtype}"
+                )
+            if name != "offsets" and len(column) != len(self.items):
+                raise ValueError(f"{name} has {len(column)} rows, items has {len(self.items)}")
+        if (
+            len(self.offsets) < 1
+            or self.offsets[0] != 0
+            or self.offsets[-1] != len(self.items)
+            or np.any(np.diff(self.offsets) < 0)
+        ):
+            raise ValueError(f"offsets must rise from 0 to the number of events, {len(self.items)}")
+        if self.n_items < 0:
+            raise ValueError(f"n_items must be at least 0, got {self.n_items}")
+        _within("items", self.items, self.n_items)
+
+    @classmethod
+    def from_columns(
+        cls,
+        users: ArrayLike,
+        items: ArrayLike,
+        timestamps: ArrayLike,
+        weights: ArrayLike | None = None,
+        types: ArrayLike | None = None,
+        *,
+        n_users: int,
+        n_items: int,
+    ) -> Self:
+        """Sort unordered columns [E] into a log; equal (user, timestamp) keep the order given.
+
+        users and items are rows in [0, n_users) and [0, n_items); timestamps are microseconds.
+        Missing weights are 1, missing types 0. Raises ValueError naming the column that is not
+        1-d, not whole numbers, of another length, not finite (weights) or out of range.
+        """
+        user_column = _whole("users", users, np.int64)
+        item_column = _whole("items", items, np.int32)
+        time_column = _whole("timestamps", timestamps, np.int64)
+        events = len(user_column)
+        weight_column = (
+            np.ones(events, dtype=np.float32)
+            if weights is None
+            else np.asarray(weights, dtype=np.float32)
+        )
+        type_column = (
+            np.zeros(events, dtype=np.int16) if types is None else _whole("types", types, np.int16)
+        )
+        columns: dict[str, NDArray[Any]] = {
+            "items": item_column,
+            "timestamps": time_column,
+            "weights": weight_column,
+            "types": type_column,
+        }
+        for name, column in columns.items():
+            if column.shape != (events,):
+                raise ValueError(f"{name} must be [{events}] like users, got {list(column.shape)}")
+        if not np.isfinite(weight_column).all():
+            raise ValueError("weights must be finite")
+        if n_users < 0:
+            raise ValueError(f"n_users must be at least 0, got {n_users}")
+        _within("users", user_column, n_users)
+        order = np.lexsort((time_column, user_column))  # stable: ties keep the order given
+        return cls(
+            items=item_column[order],
+            timestamps=time_column[order],
+            weights=weight_column[order],
+            types=type_column[order],
+            offsets=_offsets(np.bincount(user_column, minlength=n_users)),
+            n_items=n_items,
+        )
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def n_users(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[U] the number of events of each user."""
+        return np.diff(self.offsets)
+
+    @property
+    def users(self) -> NDArray[np.int32]:
+        """[E] the user of each event."""
+        return np.repeat(np.arange(self.n_users, dtype=np.int32), self.lengths)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """[E] the place of each event in its user's history, 0 = oldest."""
+        return np.arange(len(self)) - np.repeat(self.offsets[:-1], self.lengths)
+
+    def item_counts(self) -> NDArray[np.int64]:
+        """[n_items] the number of events on each item."""
+        return np.bincount(self.items, minlength=self.n_items)
+
+    def user(self, u: int) -> Events:
+        """User u's events, oldest first. Raises IndexError outside [0, n_users)."""
+        if not 0 <= u < self.n_users:
+            raise IndexError(f"user {u} is outside [0, {self.n_users})")
+        rows = slice(int(self.offsets[u]), int(self.offsets[u + 1]))
+        return Events(self.items[rows], self.timestamps[rows], self.weights[rows], self.types[rows])
+
+    def gather(self, users: ArrayLike, *, last: int | None = None) -> Gathered:
+        """The events of `users` [B] (repeats allowed), oldest first; at most the `last` of each.
+
+        Raises IndexError for a user outside [0, n_users).
+        """
+        rows = np.asarray(users, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.n_users):
+            raise IndexError(f"users must lie in [0, {self.n_users})")
+        ends = self.offsets[rows + 1]
+        lengths = ends - self.offsets[rows]
+        if last is not None:
+            lengths = np.minimum(lengths, _natural("last", last))
+        batch = np.repeat(np.arange(len(rows)), lengths)
+        within = np.arange(len(batch)) - np.repeat(_offsets(lengths)[:-1], lengths)
+        return Gathered(batch, np.repeat(ends - lengths, lengths) + within)
+
+    def where(self, keep: NDArray[np.bool_]) -> Interactions:
+        """The log of the events whose `keep` [E] is True. Users and items keep their rows."""
+        if keep.shape != (len(self),) or keep.dtype != np.bool_:
+            raise ValueError(f"keep must be bool [{len(self)}], got {keep.dtype} {keep.shape}")
+        kept = np.concatenate(([0], np.cumsum(keep)))
+        return Interactions(
+            self.items[keep],
+            self.timestamps[keep],
+            self.weights[keep],
+            self.types[keep],
+            kept[self.offsets].astype(np.int64),
+            self.n_items,
+        )
+
+    def first(self, lengths: NDArray[np.int64]) -> Interactions:
+        """The log of each user's `lengths[u]` oldest events (all, where there are fewer)."""
+        if lengths.shape != (self.n_users,):
+            raise ValueError(f"lengths must be [{self.n_users}], got {list(lengths.shape)}")
+        return self.where(self.positions < np.repeat(lengths, self.lengths))
+
+    def last(self, n: int) -> Interactions:
+        """The log of each user's n newest events (all, where there are fewer)."""
+        keep = np.repeat(self.lengths - _natural("n", n), self.lengths)
+        return self.where(self.positions >= keep)
+
+    def without_last(self, n: int) -> Interactions:
+        """The log less each user's n newest events; shorter histories become empty."""
+        return self.first(self.lengths - _natural("n", n))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holdout:
+    """Cases to rank: `users[m]` was about to take `targets[m]` at `timestamps[m]`.
+
+    `history` holds what may be seen of each user, and nothing from the target's time on.
+    A user may have several cases, or none.
+    """
+
+    users: NDArray[np.int32]  # [M] rows of history
+    targets: NDArray[np.int32]  # [M] item rows
+    timestamps: NDArray[np.int64]  # [M] microseconds UTC: the target's own time
+    history: Interactions
+
+    def __post_init__(self) -> None:
+        if not self.users.shape == self.targets.shape == self.timestamps.shape == (len(self),):
+            raise ValueError("users, targets and timestamps must be [M], of one length")
+        _within("users", self.users, self.history.n_users)
+        _within("targets", self.targets, self.history.n_items)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def where(self, keep: NDArray[np.bool_]) -> Holdout:
+        """The cases whose `keep` [M] is True, over the same history."""
+        return Holdout(self.users[keep], self.targets[keep], self.timestamps[keep], self.history)
+
+    def gaps(self) -> NDArray[np.int64]:
+        """[M] microseconds from the newest event seen to the target; -1 without any event."""
+        ends = self.history.offsets[self.users + 1]
+        known = ends > self.history.offsets[self.users]
+        gaps = np.full(len(self), -1, dtype=np.int64)
+        gaps[known] = self.timestamps[known] - self.history.timestamps[ends[known] - 1]
+        return gaps
+
+
+class Split(NamedTuple):
+    """Fit on `train`, choose on `validation`, report `test`."""
+
+    train: Interactions
+    validation: Holdout
+    test: Holdout
+
+
+def leave_one_out(log: Interactions) -> Split:
+    """Each user's last event is the test case, the one before it the validation case.
+
+    The history of a test case includes the validation event. Users with fewer than three events
+    are only trained on (the rule of SASRec's reference code, Kang & McAuley 2018).
+    """
+    held = log.lengths >= 3
+    before_test, test = _hold_last(log, held)
+    train, validation = _hold_last(before_test, held)
+    return Split(train, validation, test)
+
+
+def time_split(
+    log: Interactions, at: int, *, per_user: int | None = 1, min_history: int = 1
+) -> tuple[Interactions, Holdout]:
+    """Train on what happened before `at` (microseconds), hold out what happened from then on.
+
+    Each user's first `per_user` events from `at` on are cases (None: all of them), where the user
+    has at least `min_history` events before; every case sees the history before `at`, no more.
+    For a validation part too, split the returned log again at an earlier time.
+    """
+    past = log.timestamps < at
+    train = log.where(past)
+    seen = np.repeat(train.lengths, log.lengths)  # histories are in time order: past is a prefix
+    case = ~past & (seen >= _natural("min_history", min_history))
+    if per_user is not None:
+        case &= log.positions - seen < _natural("per_user", per_user)
+    return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
+
+
+def time_at(log: Interactions, share: float) -> int:
+    """The time before which about `share` of all events lie: where to cut for `time_split`.
+
+    Raises ValueError for a share outside [0, 1] or an empty log.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in [0, 1], got {share}")
+    if not len(log):
+        raise ValueError("an empty log has no times")
+    place = min(int(share * len(log)), len(log) - 1)
+    return int(np.partition(log.timestamps, place)[place])
+
+
+def min_counts(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.bool_]:
+    """Which events [E] to keep so that every user and item left has at least `minimum` of them.
+
+    Dropping an item can starve a user and the other way round, so the rule is applied until
+    nothing more falls (the k-core). users and items are non-negative rows or codes [E].
+    """
+    user_column = _whole("users", users, np.int64)
+    item_column = _whole("items", items, np.int64)
+    if user_column.shape != item_column.shape:
+        raise ValueError(f"items has {len(item_column)} rows, users has {len(user_column)}")
+    _natural("minimum", minimum)
+    for name, column in (("users", user_column), ("items", item_column)):
+        if column.size and column.min() < 0:
+            raise ValueError(f"{name} must not be negative")
+    keep = np.ones(len(user_column), dtype=np.bool_)
+    while True:
+        kept = int(keep.sum())
+        for column in (item_column, user_column):
+            keep &= np.bincount(column[keep], minlength=_size(column))[column] >= minimum
+        if int(keep.sum()) == kept:
+            return keep
+
+
+def sample_negatives(
+    log: Interactions, users: ArrayLike, count: int, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """[B, count] items drawn uniformly, with replacement, from those each user has not touched.
+
+    Exact without rejection: the r-th unseen item is r plus the number of seen items up to it.
+    Raises ValueError where a user has touched the whole catalogue.
+    """
+    rows = np.asarray(users, dtype=np.int64)
+    batch, events = log.gather(rows)
+    # One sorted key per distinct (batch row, seen item), so that all rows are searched at once.
+    seen = np.unique(batch * log.n_items + log.items[events])
+    owner = seen // max(log.n_items, 1)
+    n_seen = np.bincount(owner, minlength=len(rows))
+    if len(rows) and count and n_seen.max() >= log.n_items:
+        full = int(rows[n_seen.argmax()])
+        raise ValueError(f"user {full} has touched all {log.n_items} items: no negative is left")
+    starts = _offsets(n_seen)[:-1]
+    # The seen item at place i of its sorted row has item - i unseen items below it.
+    below = seen - (np.arange(len(seen)) - starts[owner])
+    shape = (len(rows), _natural("count", count))
+    draw = rng.integers(0, (log.n_items - n_seen)[:, None], size=shape, dtype=np.int64)
+    base = np.arange(len(rows))[:, None] * log.n_items
+    passed = np.searchsorted(below, base + draw, side="right") - starts[:, None]
+    return (draw + passed).astype(np.int32)
+
+
+def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions, Holdout]:
+    """Take the last event of every user in `held` [U] out of the log, as cases."""
+    rest = log.first(log.lengths - held)
+    users = np.flatnonzero(held).astype(np.int32)
+    events = log.offsets[users + 1] - 1
+    return rest, Holdout(users, log.items[events], log.timestamps[events], rest)
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+
+
+def _size(column: NDArray[np.int64]) -> int:
+    return int(column.max()) + 1 if column.size else 0
+
+
+def _natural(name: str, value: int) -> int:
+    if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
+    return value
+
+
+def _within(name: str, column: NDArray[Any], bound: int) -> None:
+    if column.size and (column.min() < 0 or column.max() >= bound):
+        worst = column.min() if column.min() < 0 else column.max()
+        raise ValueError(f"{name} must lie in [0, {bound}), got {worst}")
+
+
+def _whole(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
+    """The values as 1-d whole numbers of `dtype`, refusing what would be rounded or wrapped."""
+    column = np.asarray(values)
+    if column.size and column.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be whole numbers, got {column.dtype}")
+    if column.ndim != 1:
+        raise ValueError(f"{name} must be 1-d, got {column.ndim}-d")
+    limits = np.iinfo(dtype)
+    if column.size and (column.min() < limits.min or column.max() > limits.max):
+        raise ValueError(f"{name} must fit {np.dtype(dtype)}")
+    return column.astype(dtype, copy=False)
