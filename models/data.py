@@ -125,6 +125,7 @@ class Interactions:
 
     @property
     def n_users(self) -> int:
+        """The number of users, those without events included."""
         return len(self.offsets) - 1
 
     @property
