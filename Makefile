@@ -1,0 +1,72 @@
+# Needs Python >= 3.11, make and a network or a local package index; everything else goes to .venv.
+
+VENV        ?= .venv
+HEED_DATA   ?= ./data
+# Where torch's CPU build is looked for first; `make setup TORCH_INDEX=` takes pip's own (CUDA on Linux).
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+export HEED_DATA
+
+PY  := $(VENV)/bin/python
+# Bytecode is left to the first import: compiling all of torch at once doubles the wait.
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
+# Written last, so a setup that was cut short is taken up again.
+STAMP := $(VENV)/.setup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench lock clean
+
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## create or refresh .venv
+
+demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
+	$(VENV)/bin/heed demo
+
+test: $(STAMP) ## run the tests (ARGS="-k name")
+	$(PY) -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff and mypy
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+bench: $(STAMP) ## time the kernels against their references
+	$(VENV)/bin/heed bench $(ARGS)
+
+lock: ## resolve pyproject.toml anew into requirements/
+	$(find_python); "$$python" -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet 'pip-tools>=7.4'
+	$(compile) -o requirements/runtime.txt pyproject.toml
+	$(compile) -c requirements/runtime.txt --extra dev --extra parquet -o requirements/dev.txt pyproject.toml
+	rm -rf $(VENV)-lock
+
+clean: ## remove .venv, caches and builds; data stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requirements/torch.txt
+	@$(find_python); \
+	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "setup: creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
+	@echo "setup: installing into $(VENV) (the first time downloads about 400 MB, a minute or two)"
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Sets $python to $(PYTHON), or to the first Python found that will do.
+define find_python
+set -e; python=; for each in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
+  if "$$each" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+    python=$$each; break; fi; done; \
+if [ -z "$$python" ]; then \
+  echo "Heed needs Python 3.11 or later with the venv module ($(or $(PYTHON),python3) will not do)." \
+    "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi
+endef
+
+# torch stays out of the locks; its CPU build keeps CUDA's packages out of the resolution too.
+compile = CUSTOM_COMPILE_COMMAND='make lock' $(VENV)-lock/bin/pip-compile --quiet --upgrade --generate-hashes \
+  --strip-extras --no-annotate --no-allow-unsafe --unsafe-package torch -c requirements/torch.txt \
+  --no-emit-options --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+  --extra-index-url '$(TORCH_INDEX)'
