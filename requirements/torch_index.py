@@ -17,18 +17,17 @@ ANSWER_S = 3.0  # until the first byte; covers name resolution, which sockets' t
 PAGE_S = 20.0  # for the rest of the page, on a slow line
 
 
-def main(index: str) -> int:
+def main(index: str) -> None:
     """Write the options to stdout, what was decided to stderr."""
-    pin = re.search(r"^torch==(\S+)", Path(__file__).with_name("torch.txt").read_text(), re.M)
-    if pin is None:
-        sys.exit("torch.txt pins no torch")
+    pins = Path(__file__).with_name("torch.txt").read_text().splitlines()
+    version = next(pin.removeprefix("torch==") for pin in pins if pin.startswith("torch=="))
     answered, offered = threading.Event(), threading.Event()
 
     def ask() -> None:
         try:
             with urllib.request.urlopen(f"{index}/torch/", timeout=ANSWER_S) as page:
                 answered.set()
-                if re.search(rf"torch-{re.escape(pin[1])}(\+|%2B|-)", page.read().decode()):
+                if re.search(rf"torch-{re.escape(version)}(\+|%2B|-)", page.read().decode()):
                     offered.set()
         except (OSError, HTTPException, ValueError) as error:
             print(f"torch: {index}: {error}", file=sys.stderr)
@@ -40,12 +39,11 @@ def main(index: str) -> int:
         if answered.is_set():
             asking.join(PAGE_S)
     if offered.is_set():
-        print(f"torch: {pin[1]} from {index}", file=sys.stderr)
+        print(f"torch: {version} from {index}", file=sys.stderr)
         print("--index-url", index)
     else:
-        print(f"torch: {pin[1]} from pip's own index", file=sys.stderr)
-    return 0
+        print(f"torch: {version} from pip's own index", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1].rstrip("/") if len(sys.argv) > 1 else ""))
+    main(sys.argv[1].rstrip("/") if len(sys.argv) > 1 else "")
