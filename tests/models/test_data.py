@@ -201,10 +201,10 @@ def test_cases_can_be_selected(log: Interactions) -> None:
 
 
 def test_min_counts_drops_what_falls_in_turn() -> None:
-    """Dropping the rare item 9 starves user 2, whose leaving in turn starves item 1."""
-    users = [0, 0, 1, 1, 2, 2]
-    items = [0, 3, 0, 3, 1, 9]
-    assert min_counts(users, items, 2).tolist() == [True] * 4 + [False] * 2
+    """The rare item 9 takes user 2 along, who takes item 1, which takes user 3."""
+    users = [0, 0, 1, 1, 2, 2, 3, 3]
+    items = [0, 3, 0, 3, 1, 9, 1, 0]
+    assert min_counts(users, items, 2).tolist() == [True] * 4 + [False] * 4
     assert min_counts(users, items, 1).all()
     assert not min_counts(users, items, 3).any()
     assert min_counts([], [], 5).tolist() == []
