@@ -100,7 +100,7 @@ class EASE:
     name: str = "EASE"
 
     @classmethod
-    def fit(cls, log: Interactions, *, lam: float = 500.0, max_items: int = 20_000) -> Self:
+    def fit(cls, log: Interactions, *, lam: float = 200.0, max_items: int = 20_000) -> Self:
         """Time grows with n_items**3, memory is about 20 * n_items**2 bytes (8 GB at 20,000).
 
         Raises ValueError for a catalogue beyond max_items and for lam not above 0.
