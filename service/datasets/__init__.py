@@ -1,0 +1,29 @@
+"""Readers of public data sets and of one's own files: all give `Item` and `Event` streams."""
+
+from service.datasets.base import Counts, Dataset, Progress, batches
+from service.datasets.files import EventsFile, ItemsFile, Skipped, UsersFile, write
+from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.movielens import MovieLens
+from service.datasets.movielens import fetch as fetch_movielens
+from service.datasets.online_retail import OnlineRetail
+from service.datasets.pyvideo import PyVideo
+from service.datasets.rows import Times, lines
+
+__all__ = [
+    "MOVIELENS_LICENCE",
+    "Counts",
+    "Dataset",
+    "EventsFile",
+    "ItemsFile",
+    "MovieLens",
+    "OnlineRetail",
+    "Progress",
+    "PyVideo",
+    "Skipped",
+    "Times",
+    "UsersFile",
+    "batches",
+    "fetch_movielens",
+    "lines",
+    "write",
+]

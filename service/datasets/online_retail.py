@@ -1,0 +1,98 @@
+"""Online Retail (UCI 352; Chen, Sain and Guo 2012): a year of purchases in a British web shop."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from service.datasets.base import Counts, Dataset, opened
+from service.errors import Invalid
+from service.records import Event, Item
+from service.timestamps import from_rfc3339
+
+FILE = "purchases.csv.xz"
+COLUMNS = [
+    "invoice",
+    "item_id",
+    "title",
+    "quantity",
+    "timestamp",
+    "unit_price",
+    "user_id",
+    "country",
+]
+
+# Codes under which the shop booked postage, fees and corrections: real lines of a history, but
+# nothing to recommend.
+CHARGES = frozenset({"AMAZONFEE", "B", "BANK CHARGES", "C2", "CRUK", "D", "DOT", "M", "POST", "S"})
+
+
+class OnlineRetail(Dataset):
+    """The purchases of a folder that holds `purchases.csv.xz`, or of that file.
+
+    One event of type "purchase" for each line, in file order. Its weight is 1 whatever the
+    quantity: many customers are wholesalers, and 2,880 of one item tell of the size of a shop, not
+    of 2,880 times the interest. Times carry no zone in the source and are taken as UTC. `event_id`
+    is `online-retail:ROW`, counted from 0, so that importing twice changes nothing; rows that
+    repeat others word for word are kept, as a till prints them.
+
+    An item's title is the one that most of its lines carry, the latest of equals. Charges, such as
+    postage, are hidden items.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("online-retail", Counts())
+        self._path = path / FILE if path.is_dir() else path
+
+    def items(self) -> Iterator[Item]:
+        """The stock, in order of first sale. Reads the whole file before it gives the first.
+
+        Raises:
+            Invalid: a line is not a purchase; names the file and the line.
+        """
+        titles: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        last: dict[tuple[str, str], int] = {}
+        for number, (_, item_id, title, *_) in self._rows():
+            titles[item_id][title] += 1
+            last[item_id, title] = number
+        for item_id, uses in titles.items():
+            best = max((n, last[item_id, title], title) for title, n in uses.items())
+            yield Item(item_id=item_id, title=best[2], hidden=item_id in CHARGES)
+
+    def events(self) -> Iterator[Event]:
+        """The purchases in file order; raises as `items` does."""
+        known: dict[str, int] = {}  # the lines of an invoice share their minute: parse it once
+        for number, (_, item_id, _, _, when, _, user_id, _) in self._rows():
+            timestamp = known.get(when)
+            if timestamp is None:
+                try:
+                    timestamp = known[when] = from_rfc3339(when, zone_required=False)
+                except ValueError as error:
+                    raise self._bad(number, f"timestamp: {error} (got {when!r})") from error
+            yield Event(
+                user_id=user_id,
+                item_id=item_id,
+                event_id=f"online-retail:{number}",
+                type="purchase",
+                timestamp=timestamp,
+            )
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        with opened(self._path, self.progress) as file:
+            rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+            number = -1
+            try:
+                if next(rows, None) != COLUMNS:
+                    raise self._bad(number, f"the columns must be {','.join(COLUMNS)}")
+                for number, row in enumerate(rows):
+                    if len(row) != len(COLUMNS):
+                        raise self._bad(number, f"has {len(row)} cells, must have {len(COLUMNS)}")
+                    yield number, row
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise self._bad(number + 1, str(error)) from error
+
+    def _bad(self, number: int, problem: str) -> Invalid:
+        return Invalid("", f"{self._path}, line {number + 2}: {problem}")

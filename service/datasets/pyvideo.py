@@ -1,0 +1,69 @@
+"""PyVideo: talks of Python conferences (https://github.com/pyvideo/data, CC0), one JSON a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from service.datasets.base import Counts, Dataset, opened
+from service.errors import Invalid
+from service.records import Item
+from service.timestamps import from_rfc3339
+
+FILE = "videos.jsonl.gz"
+
+
+class PyVideo(Dataset):
+    """The talks of a folder that holds `videos.jsonl.gz`, or of that file. There are no events.
+
+    A summary that the description does not repeat is put before it. Categories are the event's
+    title and the language. Attributes are `event` (its slug), `speakers`, `language`, `url`,
+    `youtube_id` and `duration` (seconds), each where it is known. `published_at` is when the talk
+    was recorded; a date alone is its midnight, and a time without a zone is taken as UTC.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("pyvideo", Counts(events=0))
+        self._path = path / FILE if path.is_dir() else path
+
+    def items(self) -> Iterator[Item]:
+        """The talks in file order.
+
+        Raises:
+            Invalid: a line is not a talk; names the file and the line.
+        """
+        with opened(self._path, self.progress) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    item = _item(orjson.loads(line))
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    problem = f"{self._path}, line {number}: is not a talk: {error!r}"
+                    raise Invalid("", problem) from error
+                yield item
+
+
+def _item(talk: dict[str, Any]) -> Item:
+    attributes = {
+        "event": talk["event"],
+        "speakers": [name.strip() for name in talk["speakers"] if name.strip()],
+        **{name: talk[name] for name in ("language", "url", "youtube_id", "duration")},
+    }
+    recorded = talk["recorded"]
+    return Item(
+        item_id=talk["doc_id"],
+        title=talk["title"].strip(),
+        description=_joined(talk["summary"].strip(), talk["description"].strip()),
+        tags=tuple(dict.fromkeys(tag.strip() for tag in talk["tags"] if tag.strip())),
+        categories=tuple(name for name in (talk["event_title"], talk["language"]) if name),
+        attributes={name: value for name, value in attributes.items() if value},
+        published_at=from_rfc3339(recorded, zone_required=False) if recorded else None,
+    )
+
+
+def _joined(summary: str, description: str) -> str:
+    if summary in description:
+        return description
+    return summary if description in summary else f"{summary}\n\n{description}"

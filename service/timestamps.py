@@ -1,0 +1,54 @@
+"""Microseconds since the Unix epoch inside, RFC 3339 outside, and the ways between."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from service.records import MAX_TIMESTAMP, MIN_TIMESTAMP
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+# RFC 3339, section 5.6, with the space for "T" that its note allows.
+RFC_3339 = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?P<zone>[Zz]|[+-]\d\d:[0-5]\d)?", re.ASCII
+)
+DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+def from_datetime(moment: datetime) -> int:
+    """Microseconds since the epoch. A moment without a zone is taken as UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - EPOCH) // MICROSECOND
+
+
+def from_rfc3339(text: str, *, zone_required: bool = True) -> int:
+    """Microseconds since the epoch of a time such as `2000-12-31T22:12:40.5+01:00`.
+
+    Digits beyond microseconds are cut. With `zone_required=False` a time without a zone, or a date
+    alone (its midnight), is taken as UTC.
+
+    Raises:
+        ValueError: the text is no such time; the message says what is allowed.
+    """
+    match = RFC_3339.fullmatch(text)
+    if zone_required and not (match and match["zone"]):
+        raise ValueError("must be an RFC 3339 time with its zone, such as 2000-12-31T22:12:40Z")
+    if not match and not DATE.fullmatch(text):
+        raise ValueError("must be a time such as 2000-12-31T22:12:40 or a date")
+    try:
+        micros = from_datetime(datetime.fromisoformat(text.upper()))
+    except ValueError as error:
+        raise ValueError(f"must be a time that exists: {error}") from None
+    if not MIN_TIMESTAMP <= micros <= MAX_TIMESTAMP:  # a zone can lead out of what has a text
+        raise ValueError("must lie between the years 0001 and 9999, UTC")
+    return micros
+
+
+def to_rfc3339(micros: int) -> str:
+    """A time such as `2000-12-31T22:12:40.500000Z`, with a fraction only where there is one.
+
+    Raises:
+        OverflowError: the time lies outside the years 0001 to 9999.
+    """
+    return (EPOCH + timedelta(microseconds=micros)).isoformat().removesuffix("+00:00") + "Z"
