@@ -6,10 +6,10 @@ allowed; it never carries a secret, a path of this machine's code or a traceback
 
 
 class HeedError(Exception):
-    """Base of all errors that Heed raises on purpose."""
+    """Base of all errors that Heed raises on purpose. They copy and pickle whole."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(detail)
+        # `args` stays what the subclass was called with: copying and pickling call it again so.
         self.detail = detail
 
     def __str__(self) -> str:

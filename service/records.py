@@ -102,7 +102,7 @@ def check_id(value: str, pointer: str = "") -> str:
     """
     if not isinstance(value, str):
         raise Invalid(pointer, f"must be a string, not {type(value).__name__}")
-    size = _utf8_size(value, pointer)
+    size = len(value) if value.isascii() else _utf8_size(value, pointer)
     if not 1 <= size <= MAX_ID_BYTES:
         raise Invalid(pointer, f"must be 1 to {MAX_ID_BYTES} bytes of UTF-8; it has {size}")
     if "\0" in value:
@@ -205,50 +205,59 @@ def _check_json(value: Any, pointer: str, depth: int) -> None:
         raise Invalid(pointer, f"JSON has no {type(value).__name__}")
 
 
-def check_event(event: Event, pointer: str = "") -> None:
+def check_event(event: Event) -> None:
     """Raise `Invalid` at the first field of `event` that breaks a rule."""
-    check_id(event.user_id, pointer + "/user_id")
-    check_id(event.item_id, pointer + "/item_id")
+    check_id(event.user_id, "/user_id")
+    check_id(event.item_id, "/item_id")
     if event.event_id is not None:
-        check_id(event.event_id, pointer + "/event_id")
-    check_id(event.type, pointer + "/type")
-    check_weight(event.weight, pointer + "/weight")
-    check_timestamp(event.timestamp, pointer + "/timestamp")
-    check_vector(event.key, pointer + "/key")
-    check_vector(event.value, pointer + "/value")
+        check_id(event.event_id, "/event_id")
+    check_id(event.type, "/type")
+    check_weight(event.weight, "/weight")
+    if event.timestamp is not None:
+        check_timestamp(event.timestamp, "/timestamp")
+    if event.key is not None:
+        check_vector(event.key, "/key")
+    if event.value is not None:
+        check_vector(event.value, "/value")
 
 
 def check_events(events: Iterable[Event]) -> None:
     """`check_event` on each, with pointers into `{"events": [...]}`."""
     for index, event in enumerate(events):
-        check_event(event, f"/events/{index}")
+        try:
+            check_event(event)
+        except Invalid as error:
+            raise Invalid(f"/events/{index}{error.pointer}", error.detail) from None
 
 
-def check_item(item: Item, pointer: str = "") -> None:
+def check_item(item: Item) -> None:
     """Raise `Invalid` at the first field of `item` that breaks a rule."""
-    check_id(item.item_id, pointer + "/item_id")
-    check_text(item.title, pointer + "/title")
-    check_text(item.description, pointer + "/description")
-    _check_names(item.tags, pointer + "/tags")
-    _check_names(item.categories, pointer + "/categories")
-    check_attributes(item.attributes, pointer + "/attributes")
-    check_vector(item.embedding, pointer + "/embedding")
+    check_id(item.item_id, "/item_id")
+    check_text(item.title, "/title")
+    check_text(item.description, "/description")
+    _check_names(item.tags, "/tags")
+    _check_names(item.categories, "/categories")
+    check_attributes(item.attributes, "/attributes")
+    check_vector(item.embedding, "/embedding")
     if not isinstance(item.hidden, bool):
-        raise Invalid(pointer + "/hidden", "must be true or false")
-    check_timestamp(item.published_at, pointer + "/published_at")
+        raise Invalid("/hidden", "must be true or false")
+    check_timestamp(item.published_at, "/published_at")
 
 
 def check_items(items: Iterable[Item]) -> None:
     """`check_item` on each, with pointers into `{"items": [...]}`."""
     for index, item in enumerate(items):
-        check_item(item, f"/items/{index}")
+        try:
+            check_item(item)
+        except Invalid as error:
+            raise Invalid(f"/items/{index}{error.pointer}", error.detail) from None
 
 
-def check_user(user: User, pointer: str = "") -> None:
+def check_user(user: User) -> None:
     """Raise `Invalid` at the first field of `user` that breaks a rule."""
-    check_id(user.user_id, pointer + "/user_id")
-    check_attributes(user.attributes, pointer + "/attributes")
-    _check_names(user.interests, pointer + "/interests")
+    check_id(user.user_id, "/user_id")
+    check_attributes(user.attributes, "/attributes")
+    _check_names(user.interests, "/interests")
 
 
 def _check_names(values: Sequence[str], pointer: str) -> None:

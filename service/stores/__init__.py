@@ -1,0 +1,1 @@
+"""Where histories, profiles and the catalogue are kept: one protocol, several engines."""

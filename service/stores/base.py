@@ -1,0 +1,235 @@
+"""What a store promises, and the values it answers with.
+
+The contract suite, `tests/service/store_contract.py`, is the specification in full: whatever passes
+it is a store. In short:
+
+- A change is durable when its coroutine returns, and visible to every later read by any process.
+- A call that raises has changed nothing; one that was cancelled has changed everything or nothing.
+- Each user has a `version`. Every change of the user, profile included, gives it a greater one, and
+  no version is ever given twice, not even after the user was forgotten and came back.
+- Each user has a `generation`. It stays the same as long as events were only appended, so that one
+  who has read the history up to `seq` needs only `history(user, after=seq)`. It changes when events
+  were deleted, moved or forgotten.
+- The catalogue has a version too, from the same clock, and lists what changed since any other.
+
+Every method raises `Invalid` for input that breaks the rules of `service.records`, `Unavailable`
+(or `StoreFull`, `Overloaded`) when the engine cannot do it now, and `Corrupt` when stored bytes
+fail their checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.records import Event, Item, User, Vector
+
+
+class Appended(NamedTuple):
+    """What became of a batch: `stored + duplicates` is its length."""
+
+    stored: int
+    duplicates: int
+
+
+class Vectors(NamedTuple):
+    """The vectors that an event brought itself; `None` where the model's own apply."""
+
+    key: Vector | None
+    value: Vector | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """A user's events as columns, oldest to newest by (timestamp, seq).
+
+    `seqs` number the user's events in the order of arrival, from 1; they may have gaps. An unknown
+    user has version 0, generation 0 and no events.
+    """
+
+    user_id: str
+    version: int
+    generation: int
+    seqs: NDArray[np.uint32]  # [n]
+    timestamps: NDArray[np.int64]  # [n] microseconds UTC
+    weights: NDArray[np.float32]  # [n]
+    item_ids: list[str]  # n
+    types: list[str]  # n
+    vectors: Mapping[int, Vectors]  # by position; only events that brought any
+    user: User | None  # the profile; None where none was put
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+
+class Changes(NamedTuple):
+    """What happened to the catalogue up to `version`: the live items, and the ids that are gone."""
+
+    version: int
+    upserted: list[Item]
+    deleted: list[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """A slice of the whole event log, dictionary-encoded: event i is by `user_ids[users[i]]`.
+
+    The log is ordered by user, then (timestamp, seq). Codes keep their meaning throughout one scan:
+    the three lists are the same objects in every slice and grow as new names turn up, so that the
+    slices' columns may simply be concatenated.
+    """
+
+    user_ids: list[str]
+    item_ids: list[str]
+    type_names: list[str]
+    users: NDArray[np.int32]  # [n] into user_ids
+    items: NDArray[np.int32]  # [n] into item_ids
+    types: NDArray[np.int32]  # [n] into type_names
+    timestamps: NDArray[np.int64]  # [n] microseconds UTC
+    weights: NDArray[np.float32]  # [n]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+class Store(Protocol):
+    """Histories, profiles and the catalogue. See the module for what all methods promise."""
+
+    # ------------------------------------------------------------------ histories
+
+    async def append(self, events: Sequence[Event]) -> Appended:
+        """Store `events`, all or none of them, and return once they are durable.
+
+        Event ids are unique in the whole store. An id that is already there (or twice in `events`)
+        with the same body is a duplicate and changes nothing; an event without a timestamp matches
+        whatever timestamp the first one has. The same id with another body raises `Conflict`, which
+        names it. Events without an id are new, and the store names them. An item need not be in
+        the catalogue.
+        """
+        ...
+
+    async def version(self, user_id: str) -> int:
+        """The user's version; 0 if nothing is stored of this user. Cheap: ask for each request."""
+        ...
+
+    async def history(
+        self, user_id: str, *, after: int | None = None, limit: int | None = None
+    ) -> History:
+        """The user's events, or those with `seq > after`; with `limit`, the newest of them.
+
+        One consistent reading: events, version, generation and profile belong together.
+        """
+        ...
+
+    async def page(
+        self, user_id: str, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Event], str | None]:
+        """Up to `limit` events, newest first, and the cursor of the next page or None.
+
+        Events that arrive or go meanwhile neither repeat nor hide others.
+        """
+        ...
+
+    async def event_ids(
+        self,
+        user_id: str,
+        seqs: Sequence[int] | NDArray[np.uint32],
+        timestamps: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> list[str | None]:
+        """The ids of these events of one history, in the order asked; None for those now gone.
+
+        `timestamps`, where the caller has them from the history, make it fast in long histories.
+        """
+        ...
+
+    async def delete_event(self, user_id: str, event_id: str) -> bool:
+        """Delete one event of this user; False if this user has none by that id."""
+        ...
+
+    async def forget(self, user_id: str) -> int:
+        """Delete everything about the user; returns how many events that were. No-op if unknown."""
+        ...
+
+    async def merge(self, user_id: str, source: str) -> int:
+        """Move the events of `source` to `user_id` and forget `source`; returns how many moved.
+
+        Interests are united, the target's first; where both have an attribute, the target's wins.
+        Moved events keep ids and timestamps, and among equal timestamps come after the target's
+        own. No-op if `source` is unknown; `Invalid` if both are the same.
+        """
+        ...
+
+    async def put_user(self, user: User) -> None:
+        """Replace the user's profile."""
+        ...
+
+    async def get_user(self, user_id: str) -> User | None:
+        """The profile; an empty one for a user known by events alone; None if unknown."""
+        ...
+
+    # ------------------------------------------------------------------ catalogue
+
+    async def put_items(self, items: Sequence[Item]) -> int:
+        """Insert or replace `items`, all or none; returns how many ids that were.
+
+        Of one id the last wins. Items that are already there just so change nothing.
+        """
+        ...
+
+    async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
+        """These items in the order asked; None for those not in the catalogue."""
+        ...
+
+    async def delete_item(self, item_id: str) -> bool:
+        """Take the item out of the catalogue (histories keep it); False if it was not in it."""
+        ...
+
+    async def page_items(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Item], str | None]:
+        """Up to `limit` items by item_id (as bytes), and the cursor of the next page or None."""
+        ...
+
+    async def catalogue_version(self) -> int:
+        """The version of the last change of the catalogue; 0 if there was none. Cheap."""
+        ...
+
+    async def catalogue_changes(self, after: int) -> Changes:
+        """What changed after version `after`; `after=0` gives the whole catalogue."""
+        ...
+
+    # ------------------------------------------------------------------ the store itself
+
+    async def counts(self) -> dict[str, int]:
+        """How many `users`, `items` (in the catalogue) and `events` there are."""
+        ...
+
+    async def healthy(self) -> bool:
+        """True if reads are answered and writes may be. A full disk alone is not ill health."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted, then release everything. Later calls raise `Unavailable`."""
+        ...
+
+    # Training and export read everything, outside any event loop.
+
+    def scan(self, rows: int = 100_000) -> Iterator[Columns]:
+        """The whole log as columns, `rows` at a time, as it is when the first is asked for."""
+        ...
+
+    def scan_events(self) -> Iterator[Event]:
+        """The whole log as records, in the order of `scan`, with ids and vectors."""
+        ...
+
+    def scan_items(self) -> Iterator[Item]:
+        """The whole catalogue, by item_id."""
+        ...
+
+    def scan_users(self) -> Iterator[User]:
+        """All profiles that were put."""
+        ...

@@ -1,0 +1,177 @@
+"""How records become bytes, the same in every store: documents, vectors, digests, ids, cursors."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from service.errors import Corrupt, Invalid
+from service.records import Event, Item, User, Vector
+from service.stores.base import Vectors
+
+_WEIGHT = struct.Struct("<d")
+
+
+def body_digest(event: Event) -> int:
+    """A signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
+
+    The timestamp stays outside: a retry may lack it, so stores compare it by itself.
+    """
+    ids = f"{event.user_id}\0{event.item_id}\0{event.type}\0"  # ids hold no NUL
+    body = ids.encode() + _WEIGHT.pack(event.weight + 0.0)  # -0.0 becomes 0.0
+    if event.key is not None:
+        body += b"key" + vector_bytes(event.key)
+    if event.value is not None:
+        body += b"value" + vector_bytes(event.value)
+    digest = hashlib.blake2b(body, digest_size=8, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+# ------------------------------------------------------------------------------ vectors
+
+
+def vector_bytes(vector: Vector) -> bytes:
+    """A float32 vector [d] as 4·d bytes, little-endian."""
+    return vector.astype("<f4", copy=False).tobytes()
+
+
+def vector_from(data: bytes) -> Vector:
+    """The read-only vector that `vector_bytes` wrote."""
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+
+
+def vectors_from(key: bytes | None, value: bytes | None) -> Vectors:
+    """An event's own vectors from their two blobs."""
+    return Vectors(
+        None if key is None else vector_from(key), None if value is None else vector_from(value)
+    )
+
+
+# ------------------------------------------------------------------------------ documents
+
+
+def item_document(item: Item) -> bytes:
+    """An item as JSON, without its id, its embedding and whatever is at its default."""
+    fields = {
+        "title": item.title,
+        "description": item.description,
+        "tags": item.tags,
+        "categories": item.categories,
+        "attributes": item.attributes,
+        "hidden": item.hidden,
+    }
+    document: dict[str, Any] = {name: value for name, value in fields.items() if value}
+    if item.published_at is not None:
+        document["published_at"] = item.published_at
+    return orjson.dumps(document)
+
+
+def item_from(item_id: str, document: bytes, embedding: bytes | None) -> Item:
+    """The item that `item_document` wrote."""
+    fields = _document(document)
+    return Item(
+        item_id=item_id,
+        title=fields.get("title", ""),
+        description=fields.get("description", ""),
+        tags=tuple(fields.get("tags", ())),
+        categories=tuple(fields.get("categories", ())),
+        attributes=fields.get("attributes", {}),
+        embedding=None if embedding is None else vector_from(embedding),
+        hidden=fields.get("hidden", False),
+        published_at=fields.get("published_at"),
+    )
+
+
+def user_document(user: User) -> bytes:
+    """A profile as JSON, without the user's id."""
+    return orjson.dumps({"attributes": user.attributes, "interests": user.interests})
+
+
+def user_from(user_id: str, document: bytes) -> User:
+    """The profile that `user_document` wrote."""
+    fields = _document(document)
+    return User(user_id, fields["attributes"], tuple(fields["interests"]))
+
+
+def merged(target: User, source: User) -> User:
+    """The target's profile with the source's beneath it: see `Store.merge`."""
+    return User(
+        target.user_id,
+        {**source.attributes, **target.attributes},
+        tuple(dict.fromkeys(target.interests + source.interests)),
+    )
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise Corrupt(f"a stored document is not JSON: {error}") from None
+    return document
+
+
+# ------------------------------------------------------------------------------ event ids
+
+
+class EventIds:
+    """Names for events that came without one: UUIDs of version 7 (RFC 9562, section 5.7).
+
+    They grow with time, so that an index of them is appended to, not scattered over. Within one
+    instance they grow strictly, whatever the clock does; across processes 62 random bits keep
+    them apart. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def take(self, count: int, now: int) -> Iterator[str]:
+        """`count` new ids at `now` (microseconds UTC)."""
+        # RFC 9562, section 6.2, method 3: the 12 bits after the milliseconds hold the fraction.
+        milliseconds, fraction = divmod(now, 1000)
+        first = max(self._last + 1, milliseconds << 12 | fraction * 4096 // 1000)
+        self._last = first + count - 1
+        noise = os.urandom(8 * count).hex()
+        for index in range(count):
+            time = f"{first + index:015x}"
+            tail = noise[16 * index : 16 * index + 16]
+            variant = "89ab"[int(tail[0], 16) & 3]
+            yield f"{time[:8]}-{time[8:12]}-7{time[12:]}-{variant}{tail[1:4]}-{tail[4:]}"
+
+
+# ------------------------------------------------------------------------------ cursors
+
+
+def cursor_of(*position: int | str) -> str:
+    """An opaque, URL-safe name of a place in a list."""
+    return base64.urlsafe_b64encode(orjson.dumps(position)).rstrip(b"=").decode()
+
+
+def position_of(cursor: str, *shape: type) -> tuple[Any, ...]:
+    """What `cursor_of` was given; `Invalid` if this is not a cursor of that shape."""
+    try:
+        padded = cursor.encode() + b"=" * (-len(cursor) % 4)
+        position = orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error):
+        position = None
+    if (
+        not isinstance(position, list)
+        or [type(part) for part in position] != list(shape)
+        or any(isinstance(part, int) and not -(2**63) <= part < 2**63 for part in position)
+    ):
+        raise Invalid("/cursor", "is not a cursor that this list has given out")
+    return tuple(position)
+
+
+def check_limit(limit: int) -> int:
+    """Return `limit` if it is at least 1; raises `Invalid`."""
+    if limit < 1:
+        raise Invalid("/limit", f"must be at least 1; it is {limit}")
+    return limit

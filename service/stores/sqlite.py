@@ -1,0 +1,294 @@
+"""The embedded store: one SQLite file, durable when acknowledged, open to several processes.
+
+Short reads run where they are called, on the event loop too: a version takes microseconds, a
+history of hundreds of events a fraction of a millisecond. Long ones move to threads of their own.
+Changes go to the writer's thread. Nothing is remembered that another process could make untrue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
+
+import apsw
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import Corrupt, HeedError, Invalid, Unavailable
+from service.records import (
+    Event,
+    Item,
+    User,
+    check_events,
+    check_id,
+    check_items,
+    check_user,
+)
+from service.stores.base import Appended, Changes, Columns, History
+from service.stores.encoding import check_limit, user_document
+from service.stores.sqlite_file import DatabaseFile
+from service.stores.sqlite_reads import Reads
+from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_users
+from service.stores.sqlite_writes import Writes
+from service.stores.writer import Writer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHORT = 2_000  # rows that may be read on the event loop, ~1 ms
+READERS = 2  # threads for longer reads
+
+
+class SQLiteStore:
+    """A `service.stores.base.Store` in the file `path`.
+
+    The file and its directory are created if they are not there. `vfs` names another SQLite
+    VFS to go through; tests inject faults with it.
+
+    Raises `Incompatible`, `Corrupt` or `Unavailable` if the file is not, or no longer, a store.
+    """
+
+    def __init__(self, path: Path | str, *, vfs: str | None = None) -> None:
+        self._file = DatabaseFile(Path(path), vfs)
+        self._reads = Reads()
+        self._writes = Writes()
+        self._writer = Writer(self._file.writer(), self._file.explain)
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="heed-store-reader")
+        self._local = threading.local()
+        self._connections: WeakSet[apsw.Connection] = WeakSet()
+        self._connecting = threading.Lock()
+        self._closed = False
+        self._damaged = False
+
+    # ------------------------------------------------------------------ histories
+
+    async def append(self, events: Sequence[Event]) -> Appended:
+        """`Store.append`."""
+        check_events(events)
+        if not events:
+            return Appended(0, 0)
+        now = time.time_ns() // 1000
+        return await self._writer.submit(
+            lambda transaction: self._writes.append(transaction, events, now), len(events)
+        )
+
+    async def version(self, user_id: str) -> int:
+        """`Store.version`."""
+        return self._read(self._reads.version, check_id(user_id, "/user_id"))
+
+    async def history(
+        self, user_id: str, *, after: int | None = None, limit: int | None = None
+    ) -> History:
+        """`Store.history`."""
+        check_id(user_id, "/user_id")
+        if limit is not None:
+            check_limit(limit)
+        rows = self._read(self._reads.length, user_id)
+        return await self._read_rows(
+            rows if limit is None else min(rows, limit),
+            self._reads.history,
+            user_id,
+            max(after or 0, 0),
+            limit,
+        )
+
+    async def page(
+        self, user_id: str, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Event], str | None]:
+        """`Store.page`."""
+        check_id(user_id, "/user_id")
+        return await self._read_rows(check_limit(limit), self._reads.page, user_id, cursor, limit)
+
+    async def event_ids(
+        self,
+        user_id: str,
+        seqs: Sequence[int] | NDArray[np.uint32],
+        timestamps: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> list[str | None]:
+        """`Store.event_ids`."""
+        check_id(user_id, "/user_id")
+        if len(seqs) == 0:
+            return []
+        if timestamps is None:
+            rows, whens = self._read(self._reads.length, user_id), None
+        else:
+            rows, whens = len(seqs), np.asarray(timestamps, np.int64).tolist()
+        wanted = np.asarray(seqs, np.int64).tolist()
+        return await self._read_rows(rows, self._reads.event_ids, user_id, wanted, whens)
+
+    async def delete_event(self, user_id: str, event_id: str) -> bool:
+        """`Store.delete_event`."""
+        check_id(user_id, "/user_id")
+        check_id(event_id, "/event_id")
+        return await self._writer.submit(
+            lambda transaction: self._writes.delete_event(transaction, user_id, event_id)
+        )
+
+    async def forget(self, user_id: str) -> int:
+        """`Store.forget`."""
+        check_id(user_id, "/user_id")
+        return await self._writer.submit(
+            lambda transaction: self._writes.forget(transaction, user_id)
+        )
+
+    async def merge(self, user_id: str, source: str) -> int:
+        """`Store.merge`."""
+        check_id(user_id, "/user_id")
+        if check_id(source, "/from") == user_id:
+            raise Invalid("/from", "must be another user")
+        return await self._writer.submit(
+            lambda transaction: self._writes.merge(transaction, user_id, source)
+        )
+
+    async def put_user(self, user: User) -> None:
+        """`Store.put_user`."""
+        check_user(user)
+        profile = user_document(user)
+        return await self._writer.submit(
+            lambda transaction: self._writes.put_user(transaction, user.user_id, profile)
+        )
+
+    async def get_user(self, user_id: str) -> User | None:
+        """`Store.get_user`."""
+        return self._read(self._reads.user, check_id(user_id, "/user_id"))
+
+    # ------------------------------------------------------------------ catalogue
+
+    async def put_items(self, items: Sequence[Item]) -> int:
+        """`Store.put_items`."""
+        check_items(items)
+        if not items:
+            return 0
+        return await self._writer.submit(
+            lambda transaction: self._writes.put_items(transaction, items), len(items)
+        )
+
+    async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
+        """`Store.get_items`."""
+        for index, item_id in enumerate(item_ids):
+            check_id(item_id, f"/item_ids/{index}")
+        if not item_ids:
+            return []
+        return await self._read_rows(10 * len(item_ids), self._reads.items, item_ids)
+
+    async def delete_item(self, item_id: str) -> bool:
+        """`Store.delete_item`."""
+        check_id(item_id, "/item_id")
+        return await self._writer.submit(
+            lambda transaction: self._writes.delete_item(transaction, item_id)
+        )
+
+    async def page_items(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Item], str | None]:
+        """`Store.page_items`."""
+        return await self._read_rows(10 * check_limit(limit), self._reads.page_items, cursor, limit)
+
+    async def catalogue_version(self) -> int:
+        """`Store.catalogue_version`."""
+        return self._read(self._reads.catalogue_version)
+
+    async def catalogue_changes(self, after: int) -> Changes:
+        """`Store.catalogue_changes`."""
+        return await self._read_rows(SHORT + 1, self._reads.catalogue_changes, after)
+
+    # ------------------------------------------------------------------ the store itself
+
+    async def counts(self) -> dict[str, int]:
+        """`Store.counts`."""
+        return self._read(self._reads.counts)
+
+    async def healthy(self) -> bool:
+        """`Store.healthy`."""
+        if self._closed or self._damaged or self._writer.failure is not None:
+            return False
+        try:
+            self._read(self._reads.catalogue_version)
+        except HeedError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """`Store.close`."""
+        self._closed = True
+        await asyncio.to_thread(self._shut)
+
+    def scan(self, rows: int = 100_000) -> Iterator[Columns]:
+        """`Store.scan`."""
+        return self._explained(scan(self._file.reader, check_limit(rows)))
+
+    def scan_events(self) -> Iterator[Event]:
+        """`Store.scan_events`."""
+        return self._explained(scan_events(self._file.reader, self._reads))
+
+    def scan_items(self) -> Iterator[Item]:
+        """`Store.scan_items`."""
+        return self._explained(scan_items(self._file.reader))
+
+    def scan_users(self) -> Iterator[User]:
+        """`Store.scan_users`."""
+        return self._explained(scan_users(self._file.reader))
+
+    # ------------------------------------------------------------------ inside
+
+    def _read(
+        self,
+        question: Callable[Concatenate[apsw.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Ask here and now, over this thread's own connection."""
+        if self._closed:
+            raise Unavailable("the store is closed")
+        try:
+            return question(self._connection(), *args, **kwargs)
+        except (apsw.Error, OSError) as error:
+            raise self._explain(error) from error
+
+    async def _read_rows(
+        self,
+        rows: int,
+        question: Callable[Concatenate[apsw.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Ask here if the answer takes at most about `rows` short rows, else off the event loop."""
+        if rows <= SHORT:
+            return self._read(question, *args, **kwargs)
+        ask = partial(self._read, question, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, ask)
+
+    def _connection(self) -> apsw.Connection:
+        connection: apsw.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._file.reader()
+            with self._connecting:
+                self._connections.add(connection)  # weakly: it goes when its thread does
+        return connection
+
+    def _explained(self, answers: Iterator[T]) -> Iterator[T]:
+        if self._closed:
+            raise Unavailable("the store is closed")
+        try:
+            yield from answers
+        except (apsw.Error, OSError) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> HeedError:
+        reason, _ = self._file.explain(error)
+        self._damaged = self._damaged or isinstance(reason, Corrupt)
+        return reason
+
+    def _shut(self) -> None:
+        self._pool.shutdown()
+        with self._connecting:
+            for connection in self._connections:
+                connection.close()
+        self._writer.close()  # last: it is the one that empties the log into the database

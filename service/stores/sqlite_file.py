@@ -1,0 +1,239 @@
+"""The database file: its tables, how connections to it are opened, and what is checked first.
+
+Every page carries a checksum (SQLite's own cksumvfs), verified whenever the page is read, so that a
+flipped bit is an error and not an answer. Any SQLite can read such a file; one without cksumvfs
+must not write it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import apsw
+import apsw.sqlite_extra
+
+from service.durable import make_directory
+from service.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
+from service.stores.wal import check_wal
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = int.from_bytes(b"Heed", "big")  # what `file` and other programs know it by
+CHECKSUM_BYTES = 8  # at the end of each page; the size by which cksumvfs knows its files
+CHECK_UP_TO = 256 << 20  # bytes that are checked whole at open (~1 s); beyond, as pages are read
+NEARLY_FULL = 1 << 20  # bytes free, below which a failed write is blamed on the full disk
+WRITE_WAIT = 5_000  # ms for another process's transaction
+READ_WAIT = 250  # ms; readers wait for nobody but a recovery, and may sit on an event loop
+
+# Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
+OLDEST_SQLITE = (3, 51, 3)
+
+# Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
+# `items` and `types` are never deleted (a deleted item only loses its document), so that processes
+# may remember the numbers; rows of `users` are, so that nobody may.
+#
+# `state` has one row. Its clock gives all versions: one tick for each transaction that changes
+# anything, so that no version comes twice.
+SCHEMA = """
+CREATE TABLE state (
+  only      INTEGER PRIMARY KEY CHECK (only = 1),
+  clock     INTEGER NOT NULL,
+  catalogue INTEGER NOT NULL, -- the tick of the catalogue's last change
+  users     INTEGER NOT NULL, -- counts, because counting rows takes long
+  items     INTEGER NOT NULL,
+  events    INTEGER NOT NULL
+) STRICT;
+INSERT INTO state VALUES (1, 0, 0, 0, 0, 0);
+
+CREATE TABLE users (
+  user_no    INTEGER PRIMARY KEY,
+  user_id    TEXT NOT NULL UNIQUE,
+  version    INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  next_seq   INTEGER NOT NULL,
+  profile    BLOB
+) STRICT;
+
+CREATE TABLE items (
+  item_no   INTEGER PRIMARY KEY,
+  item_id   TEXT NOT NULL UNIQUE,
+  change    INTEGER, -- the tick of the last put or delete; NULL: only ever seen in events
+  document  BLOB,    -- NULL: not in the catalogue
+  embedding BLOB
+) STRICT;
+CREATE INDEX items_by_change ON items (change) WHERE change IS NOT NULL;
+
+CREATE TABLE types (
+  type_no INTEGER PRIMARY KEY,
+  type    TEXT NOT NULL UNIQUE
+) STRICT;
+
+CREATE TABLE events ( -- clustered, so that a history is one short range
+  user_no   INTEGER NOT NULL,
+  timestamp INTEGER NOT NULL,
+  seq       INTEGER NOT NULL,
+  item_no   INTEGER NOT NULL,
+  type_no   INTEGER NOT NULL,
+  weight    REAL NOT NULL,
+  event_id  TEXT NOT NULL,
+  digest    INTEGER NOT NULL,
+  PRIMARY KEY (user_no, timestamp, seq)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX events_by_id ON events (event_id);
+
+CREATE TABLE vectors ( -- apart, so that rows without any stay small
+  user_no INTEGER NOT NULL,
+  seq     INTEGER NOT NULL,
+  key     BLOB,
+  value   BLOB,
+  PRIMARY KEY (user_no, seq)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class DatabaseFile:
+    """One SQLite file with Heed's tables: created if it is not there, checked if it is.
+
+    Raises `Incompatible` if it belongs to another program or a newer Heed, `Corrupt` if it fails
+    its checks, `Unavailable` if it cannot be opened, all naming the file.
+    """
+
+    def __init__(self, path: Path, vfs: str | None = None) -> None:
+        self.path = path.absolute()
+        self._vfs = vfs or checksum_vfs()
+        try:
+            make_directory(self.path.parent)
+            self._prepare()
+        except (apsw.Error, OSError) as error:
+            raise self.explain(error)[0] from error
+
+    # ------------------------------------------------------------------ connections
+
+    def reader(self) -> apsw.Connection:
+        """A connection that only reads. It may be used from any thread, by one at a time."""
+        connection = self._connect(READ_WAIT)
+        connection.pragma("query_only", True)
+        connection.pragma("cache_size", -8_000)  # KiB
+        return connection
+
+    def writer(self) -> apsw.Connection:
+        """A connection whose commits are on the disk when they return."""
+        connection = self._connect(WRITE_WAIT)
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("cache_size", -64_000)  # KiB: the index of event ids is written all over
+        connection.pragma("journal_size_limit", 64 << 20)
+        connection.pragma("secure_delete", "FAST")  # forgotten means overwritten, where it is free
+        return connection
+
+    def _connect(self, wait: int) -> apsw.Connection:
+        connection = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=64)
+        connection.set_busy_timeout(wait)
+        connection.pragma("wal_autocheckpoint", 0)  # the writer sees to it, after acknowledging
+        connection.pragma("temp_store", "MEMORY")
+        # Never map the file: a truncated one would be a SIGBUS instead of an error.
+        connection.pragma("mmap_size", 0)
+        return connection
+
+    # ------------------------------------------------------------------ opening
+
+    def _prepare(self) -> None:
+        connection = self._connect(WRITE_WAIT)
+        try:
+            if _is_new(connection):
+                self._create(connection)
+            self._check_identity(connection)
+            connection.execute("BEGIN IMMEDIATE")  # the log stands still while it is looked at
+            check_wal(self.path)
+            connection.execute("ROLLBACK")
+            if self.path.stat().st_size <= CHECK_UP_TO:
+                self._check_pages(connection)
+        finally:
+            connection.close()
+
+    def _create(self, connection: apsw.Connection) -> None:
+        # Before the first page is written: the space for checksums cannot be made later.
+        connection.reserve_bytes("main", CHECKSUM_BYTES)
+        connection.pragma("journal_mode", "WAL")
+        connection.pragma("synchronous", "FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        if _is_new(connection):  # still: another process may have been faster
+            connection.execute(SCHEMA)
+            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("user_version", SCHEMA_VERSION)
+        connection.execute("COMMIT")
+
+    def _check_identity(self, connection: apsw.Connection) -> None:
+        if connection.pragma("application_id") != APPLICATION_ID:
+            raise Incompatible(f"{self.path} is a database, but not one of Heed's")
+        version = connection.pragma("user_version")
+        if version != SCHEMA_VERSION:
+            raise Incompatible(
+                f"{self.path} has schema version {version}; this Heed reads {SCHEMA_VERSION}. "
+                "Run the version of Heed that wrote it, or a newer one"
+            )
+        if connection.reserve_bytes("main") != CHECKSUM_BYTES:
+            raise Corrupt(f"{self.path} has lost its page checksums: its header is damaged")
+
+    def _check_pages(self, connection: apsw.Connection) -> None:
+        problem = connection.execute("PRAGMA quick_check(1)").get
+        if problem != "ok":
+            raise Corrupt(f"{self.path} is damaged: {problem}")
+        # A page that is cut off reads as zeros, which have a valid checksum. Once the whole log has
+        # been copied, the file must hold every page.
+        frames, copied = connection.wal_checkpoint()
+        pages, size = connection.pragma("page_count"), connection.pragma("page_size")
+        if frames == copied and self.path.stat().st_size < pages * size:
+            raise Corrupt(f"{self.path} is damaged: it should have {pages} pages of {size} bytes")
+
+    # ------------------------------------------------------------------ errors
+
+    def explain(self, error: Exception) -> tuple[HeedError, bool]:
+        """The domain's name for an error, and whether it forbids to write on."""
+        if isinstance(error, HeedError):
+            return error, False
+        extended = getattr(error, "extendedresult", 0)
+        if (
+            isinstance(error, (apsw.CorruptError, apsw.NotADBError))
+            or extended == apsw.SQLITE_IOERR_DATA
+        ):
+            return Corrupt(f"{self.path} is damaged: {error}"), True
+        if isinstance(error, apsw.FullError) or (
+            isinstance(error, (apsw.IOError, OSError)) and self._disk_is_full()
+        ):
+            return StoreFull(f"the disk that holds {self.path} is full", 5.0), False
+        if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+            return Unavailable(f"another process keeps {self.path} locked"), False
+        if isinstance(error, (apsw.Error, OSError)):
+            # After a failed write or sync nobody knows what the disk holds (the kernel may drop
+            # the pages and report success next time), so that going on could acknowledge a loss.
+            return Unavailable(f"{self.path} failed: {type(error).__name__}: {error}", 30.0), True
+        return Unavailable(f"the store failed: {type(error).__name__}: {error}"), False
+
+    def _disk_is_full(self) -> bool:
+        # Some calls report a full disk as a failed write (growing the log's index, late
+        # allocation), which must not stop the writer for good.
+        return shutil.disk_usage(self.path.parent).free < NEARLY_FULL
+
+
+def _is_new(connection: apsw.Connection) -> bool:
+    identity = connection.pragma("application_id") or connection.pragma("user_version")
+    return not identity and not connection.execute("SELECT count(*) FROM sqlite_schema").get
+
+
+@cache
+def checksum_vfs() -> str:
+    """Register cksumvfs with SQLite, once for each process, and return its name."""
+    linked = tuple(map(int, apsw.sqlite_lib_version().split(".")))
+    if linked < OLDEST_SQLITE:
+        raise Incompatible(
+            f"SQLite {apsw.sqlite_lib_version()} can lose commits; install apsw from its wheel"
+        )
+    connection = apsw.Connection(":memory:")
+    try:
+        apsw.sqlite_extra.load(connection, "cksumvfs")
+    except (apsw.sqlite_extra.NotAvailable, apsw.Error) as error:
+        raise Incompatible("apsw lacks cksumvfs; install apsw from its wheel") from error
+    finally:
+        connection.close()
+    return "cksmvfs"  # sic

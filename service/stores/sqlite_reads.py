@@ -1,0 +1,225 @@
+"""What a SQLite store can be asked: synchronous, over a connection that only reads.
+
+A `with connection:` around several statements makes them one reading of one state of the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import apsw
+import numpy as np
+
+from service.records import Event, Item, User
+from service.stores.base import Changes, History
+from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
+
+Rows = list[tuple[Any, ...]]
+
+REMEMBERED = 1_000_000  # names per table; ~150 MB when full
+
+
+class Spelling:
+    """The names behind interned numbers: remembered, which is safe, because their rows never go."""
+
+    def __init__(self, table: Literal["items", "types"]) -> None:
+        name, number = ("item_id", "item_no") if table == "items" else ("type", "type_no")
+        self._find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?)"  # noqa: S608
+        self._known: dict[int, str] = {}
+
+    def names(self, connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
+        """The name of each number, looked up in the connection's transaction where need be."""
+        known = self._known  # other threads may add to it or replace it, but never take away
+        try:
+            return list(map(known.__getitem__, numbers))
+        except KeyError:
+            if len(known) > REMEMBERED:
+                known = self._known = {}
+            missing = np.array(list(set(numbers) - known.keys()), np.int64)
+            known.update(connection.execute(self._find, (apsw.carray(missing),)))
+            return list(map(known.__getitem__, numbers))
+
+
+class Reads:
+    """The questions. Thread-safe, as long as each thread brings a connection of its own."""
+
+    def __init__(self) -> None:
+        self._items = Spelling("items")
+        self._types = Spelling("types")
+
+    # ------------------------------------------------------------------ histories
+
+    def version(self, connection: apsw.Connection, user_id: str) -> int:
+        """`Store.version`."""
+        found = connection.execute("SELECT version FROM users WHERE user_id = ?", (user_id,)).get
+        return found or 0
+
+    def length(self, connection: apsw.Connection, user_id: str) -> int:
+        """At most so many events are in the user's history."""
+        found = connection.execute("SELECT next_seq FROM users WHERE user_id = ?", (user_id,)).get
+        return (found or 1) - 1
+
+    def history(
+        self, connection: apsw.Connection, user_id: str, after: int, limit: int | None
+    ) -> History:
+        """`Store.history`."""
+        with connection:
+            user_no, version, generation, next_seq, profile = connection.execute(
+                "SELECT user_no, version, generation, next_seq, profile FROM users"
+                " WHERE user_id = ?",
+                (user_id,),
+            ).fetchone() or (0, 0, 0, 1, None)
+            # No more than this many came after. Looked for from the newest on, they are mostly
+            # found at once; only an event with an older timestamp needs a look further back.
+            most = max(0, next_seq - 1 - after)
+            rows: Rows = connection.execute(
+                "SELECT seq, timestamp, weight, item_no, type_no FROM events"
+                " WHERE user_no = ? AND seq > ? ORDER BY timestamp DESC, seq DESC LIMIT ?",
+                (user_no, after, most if limit is None else min(most, limit)),
+            ).fetchall()
+            blobs: Rows = connection.execute(
+                "SELECT seq, key, value FROM vectors WHERE user_no = ? AND seq > ?",
+                (user_no, after),
+            ).fetchall()
+            rows.reverse()
+            columns = zip(*rows, strict=True) if rows else ((),) * 5
+            seqs, timestamps, weights, items, types = columns
+            item_ids = self._items.names(connection, items)
+            type_names = self._types.names(connection, types)
+        positions = {seq: position for position, seq in enumerate(seqs)} if blobs else {}
+        return History(
+            user_id=user_id,
+            version=version,
+            generation=generation,
+            seqs=np.fromiter(seqs, np.uint32, len(rows)),
+            timestamps=np.fromiter(timestamps, np.int64, len(rows)),
+            weights=np.fromiter(weights, np.float32, len(rows)),
+            item_ids=item_ids,
+            types=type_names,
+            vectors={
+                positions[seq]: vectors_from(key, value)
+                for seq, key, value in blobs
+                if seq in positions  # `limit` may have left it out
+            },
+            user=None if profile is None else user_from(user_id, profile),
+        )
+
+    def page(
+        self, connection: apsw.Connection, user_id: str, cursor: str | None, limit: int
+    ) -> tuple[list[Event], str | None]:
+        """`Store.page`."""
+        before = (2**63 - 1, 2**63 - 1) if cursor is None else position_of(cursor, int, int)
+        with connection:
+            rows: Rows = connection.execute(
+                "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
+                " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"
+                " WHERE user_id = ? AND (timestamp, seq) < (?, ?)"
+                " ORDER BY timestamp DESC, seq DESC LIMIT ?",
+                (user_id, *before, limit + 1),
+            ).fetchall()
+            events = self.events(connection, rows[:limit])
+        return events, cursor_of(*rows[limit - 1][:2]) if len(rows) > limit else None
+
+    def events(self, connection: apsw.Connection, rows: Rows) -> list[Event]:
+        """Events from `timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value`."""
+        items = self._items.names(connection, [row[4] for row in rows])
+        types = self._types.names(connection, [row[5] for row in rows])
+        return [
+            Event(user_id, item_id, event_id, type_, weight, timestamp, *vectors_from(key, value))
+            for (timestamp, _, user_id, event_id, _, _, weight, key, value), item_id, type_ in zip(
+                rows, items, types, strict=True
+            )
+        ]
+
+    def event_ids(
+        self,
+        connection: apsw.Connection,
+        user_id: str,
+        seqs: Sequence[int],
+        timestamps: Sequence[int] | None,
+    ) -> list[str | None]:
+        """`Store.event_ids`."""
+        with connection:
+            user_no = connection.execute(
+                "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
+            ).get
+            if timestamps is not None:
+                find = "SELECT event_id FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?"
+                return [
+                    connection.execute(find, (user_no, timestamp, seq)).get
+                    for timestamp, seq in zip(timestamps, seqs, strict=True)
+                ]
+            found = dict(
+                connection.execute(
+                    "SELECT seq, event_id FROM events WHERE user_no = ? AND seq IN carray(?)",
+                    (user_no, apsw.carray(np.array(seqs, np.int64))),
+                )
+            )
+        return [found.get(seq) for seq in seqs]
+
+    def user(self, connection: apsw.Connection, user_id: str) -> User | None:
+        """`Store.get_user`."""
+        row = connection.execute(
+            "SELECT profile FROM users WHERE user_id = ?", (user_id,)
+        ).fetchone()
+        if row is None:
+            return None
+        return User(user_id) if row[0] is None else user_from(user_id, row[0])
+
+    # ------------------------------------------------------------------ catalogue
+
+    def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:
+        """`Store.get_items`."""
+        found = _items(
+            connection.execute(
+                "SELECT item_id, document, embedding FROM items"
+                " WHERE item_id IN carray(?) AND document IS NOT NULL",
+                (apsw.carray(tuple(item_ids)),),
+            )
+        )
+        by_id = {item.item_id: item for item in found}
+        return [by_id.get(item_id) for item_id in item_ids]
+
+    def page_items(
+        self, connection: apsw.Connection, cursor: str | None, limit: int
+    ) -> tuple[list[Item], str | None]:
+        """`Store.page_items`."""
+        (after,) = ("",) if cursor is None else position_of(cursor, str)
+        found = _items(
+            connection.execute(
+                "SELECT item_id, document, embedding FROM items"
+                " WHERE item_id > ? AND document IS NOT NULL ORDER BY item_id LIMIT ?",
+                (after, limit + 1),
+            )
+        )
+        more = len(found) > limit
+        return found[:limit], cursor_of(found[limit - 1].item_id) if more else None
+
+    def catalogue_version(self, connection: apsw.Connection) -> int:
+        """`Store.catalogue_version`."""
+        version: int = connection.execute("SELECT catalogue FROM state").get
+        return version
+
+    def catalogue_changes(self, connection: apsw.Connection, after: int) -> Changes:
+        """`Store.catalogue_changes`."""
+        with connection:
+            version = self.catalogue_version(connection)
+            rows: Rows = connection.execute(
+                "SELECT item_id, document, embedding FROM items WHERE change > ? ORDER BY change",
+                (after,),
+            ).fetchall()
+        return Changes(
+            version,
+            _items(row for row in rows if row[1] is not None),
+            [item_id for item_id, document, _ in rows if document is None],
+        )
+
+    def counts(self, connection: apsw.Connection) -> dict[str, int]:
+        """`Store.counts`."""
+        users, items, events = connection.execute("SELECT users, items, events FROM state").get
+        return {"users": users, "items": items, "events": events}
+
+
+def _items(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
+    return [item_from(*row) for row in rows]

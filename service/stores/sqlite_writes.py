@@ -1,0 +1,298 @@
+"""The changes a SQLite store can make: each runs as one job on the writer's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import apsw
+
+from service.errors import Conflict
+from service.records import Event, Item, User
+from service.stores.base import Appended
+from service.stores.encoding import (
+    EventIds,
+    body_digest,
+    item_document,
+    merged,
+    user_document,
+    user_from,
+    vector_bytes,
+)
+from service.stores.writer import Transaction
+
+REMEMBERED = 1_000_000  # names per table; ~150 MB when full
+
+
+class Names:
+    """The numbers of interned names. Only rows that no process ever deletes may be remembered."""
+
+    def __init__(self, table: Literal["items", "types"]) -> None:
+        name, number = ("item_id", "item_no") if table == "items" else ("type", "type_no")
+        self._find = f"SELECT {name}, {number} FROM {table} WHERE {name} IN carray(?)"  # noqa: S608
+        self._next = f"SELECT coalesce(max({number}), 0) + 1 FROM {table}"  # noqa: S608
+        self._add = f"INSERT INTO {table} ({number}, {name}) VALUES (?, ?)"  # noqa: S608
+        self._known: dict[str, int] = {}
+
+    def numbers(self, transaction: Transaction, names: Iterable[str]) -> dict[str, int]:
+        """The number of each name; new names are given one."""
+        known = self._known
+        wanted = set(names)
+        found = {name: known[name] for name in wanted if name in known}
+        if len(found) == len(wanted):
+            return found
+        connection = transaction.connection
+        missing = tuple(sorted(wanted - found.keys()))
+        learned: dict[str, int] = dict(connection.execute(self._find, (apsw.carray(missing),)))
+        first = connection.execute(self._next).get
+        added = {n: first + i for i, n in enumerate(n for n in missing if n not in learned)}
+        connection.executemany(self._add, ((number, name) for name, number in added.items()))
+        learned |= added
+        transaction.after_commit(lambda: self._remember(learned))
+        return found | learned
+
+    def _remember(self, learned: dict[str, int]) -> None:
+        if len(self._known) + len(learned) > REMEMBERED:
+            self._known = {}
+        self._known |= learned
+
+
+class Writes:
+    """The jobs. Not thread-safe: only the writer's thread runs them."""
+
+    def __init__(self) -> None:
+        self._items = Names("items")
+        self._types = Names("types")
+        self._event_ids = EventIds()
+
+    # ------------------------------------------------------------------ events
+
+    def append(self, transaction: Transaction, events: Sequence[Event], now: int) -> Appended:
+        """`Store.append`, of events that arrived at `now`."""
+        fresh = self._without_duplicates(transaction, events, now)
+        if not fresh:
+            return Appended(0, len(events))
+        execute, executemany = transaction.connection.execute, transaction.connection.executemany
+        tick = transaction.tick()
+        items = self._items.numbers(transaction, {event.item_id for event, _, _ in fresh})
+        types = self._types.numbers(transaction, {event.type for event, _, _ in fresh})
+        users = _users(transaction, {event.user_id for event, _, _ in fresh})
+        names = self._event_ids.take(len(fresh), now)
+        rows: list[tuple[Any, ...]] = []
+        vectors: list[tuple[Any, ...]] = []
+        for event, timestamp, digest in fresh:
+            user = users[event.user_id]
+            user_no, seq = user
+            user[1] += 1
+            rows.append(
+                (
+                    user_no,
+                    timestamp,
+                    seq,
+                    items[event.item_id],
+                    types[event.type],
+                    event.weight,
+                    next(names) if event.event_id is None else event.event_id,
+                    digest,
+                )
+            )
+            if event.key is not None or event.value is not None:
+                vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
+        rows.sort()  # neighbours in the table are written together
+        executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        if vectors:
+            executemany("INSERT INTO vectors VALUES (?, ?, ?, ?)", vectors)
+        executemany(
+            "UPDATE users SET version = ?, next_seq = ? WHERE user_no = ?",
+            ((tick, next_seq, user_no) for user_no, next_seq in users.values()),
+        )
+        execute("UPDATE state SET events = events + ?", (len(rows),))
+        return Appended(len(rows), len(events) - len(rows))
+
+    def _without_duplicates(
+        self, transaction: Transaction, events: Sequence[Event], now: int
+    ) -> list[tuple[Event, int, int]]:
+        """The events that are new, each with its timestamp and digest; raises `Conflict`."""
+        known: dict[str, tuple[int, int]] = {}
+        given = tuple({event.event_id for event in events if event.event_id is not None})
+        if given:
+            for event_id, digest, timestamp in transaction.connection.execute(
+                "SELECT event_id, digest, timestamp FROM events WHERE event_id IN carray(?)",
+                (apsw.carray(given),),
+            ):
+                known[event_id] = (digest, timestamp)
+        fresh: list[tuple[Event, int, int]] = []
+        for event in events:
+            digest = body_digest(event)
+            timestamp = now if event.timestamp is None else event.timestamp
+            if event.event_id is not None:
+                first = known.get(event.event_id)
+                if first is not None:
+                    if first[0] != digest or event.timestamp not in (None, first[1]):
+                        raise Conflict(
+                            f"event_id {event.event_id!r} is taken by an event with another body"
+                        )
+                    continue
+                known[event.event_id] = (digest, timestamp)
+            fresh.append((event, timestamp, digest))
+        return fresh
+
+    def delete_event(self, transaction: Transaction, user_id: str, event_id: str) -> bool:
+        """`Store.delete_event`."""
+        execute = transaction.connection.execute
+        row = execute(
+            "SELECT user_no, timestamp, seq FROM events JOIN users USING (user_no)"
+            " WHERE event_id = ? AND user_id = ?",
+            (event_id, user_id),
+        ).fetchone()
+        if row is None:
+            return False
+        user_no, timestamp, seq = row
+        execute(
+            "DELETE FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?",
+            (user_no, timestamp, seq),
+        )
+        execute("DELETE FROM vectors WHERE user_no = ? AND seq = ?", (user_no, seq))
+        _rewritten(transaction, user_no)
+        execute("UPDATE state SET events = events - 1")
+        return True
+
+    # ------------------------------------------------------------------ users
+
+    def forget(self, transaction: Transaction, user_id: str) -> int:
+        """`Store.forget`."""
+        user_no = _user_no(transaction, user_id)
+        if user_no is None:
+            return 0
+        connection = transaction.connection
+        connection.execute("DELETE FROM events WHERE user_no = ?", (user_no,))
+        events: int = connection.changes()
+        connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
+        self._drop(transaction, user_no)
+        connection.execute("UPDATE state SET events = events - ?", (events,))
+        return events
+
+    def merge(self, transaction: Transaction, user_id: str, source: str) -> int:
+        """`Store.merge`."""
+        source_no = _user_no(transaction, source)
+        if source_no is None:
+            return 0
+        connection = transaction.connection
+        execute = connection.execute
+        target_no, next_seq = _users(transaction, {user_id})[user_id]
+        # Seqs start at 1: the source's follow the target's, gaps and all.
+        move = (target_no, next_seq - 1, source_no)
+        execute("UPDATE events SET user_no = ?, seq = seq + ? WHERE user_no = ?", move)
+        moved: int = connection.changes()
+        execute("UPDATE vectors SET user_no = ?, seq = seq + ? WHERE user_no = ?", move)
+        profiles = [
+            (user_id, execute("SELECT profile FROM users WHERE user_no = ?", (target_no,)).get),
+            (source, execute("SELECT profile FROM users WHERE user_no = ?", (source_no,)).get),
+        ]
+        if profiles[1][1] is not None:
+            target, other = (User(i) if p is None else user_from(i, p) for i, p in profiles)
+            profile = user_document(merged(target, other))
+            execute("UPDATE users SET profile = ? WHERE user_no = ?", (profile, target_no))
+        execute(
+            "UPDATE users SET next_seq = next_seq - 1 + (SELECT next_seq FROM users"
+            " WHERE user_no = ?) WHERE user_no = ?",
+            (source_no, target_no),
+        )
+        _rewritten(transaction, target_no)
+        self._drop(transaction, source_no)
+        return moved
+
+    def put_user(self, transaction: Transaction, user_id: str, profile: bytes) -> None:
+        """`Store.put_user`."""
+        user_no, _ = _users(transaction, {user_id})[user_id]
+        transaction.connection.execute(
+            "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
+            (transaction.tick(), profile, user_no),
+        )
+
+    def _drop(self, transaction: Transaction, user_no: int) -> None:
+        transaction.connection.execute("DELETE FROM users WHERE user_no = ?", (user_no,))
+        transaction.connection.execute("UPDATE state SET users = users - 1")
+
+    # ------------------------------------------------------------------ catalogue
+
+    def put_items(self, transaction: Transaction, items: Sequence[Item]) -> int:
+        """`Store.put_items`."""
+        connection = transaction.connection
+        new = {item.item_id: (item_document(item), _blob(item.embedding)) for item in items}
+        numbers = self._items.numbers(transaction, new)
+        old = {
+            item_id: (document, embedding)
+            for item_id, document, embedding in connection.execute(
+                "SELECT item_id, document, embedding FROM items WHERE item_id IN carray(?)",
+                (apsw.carray(tuple(new)),),
+            )
+        }
+        changed = {item_id: value for item_id, value in new.items() if old[item_id] != value}
+        if changed:
+            tick = transaction.tick()
+            connection.executemany(
+                "UPDATE items SET change = ?, document = ?, embedding = ? WHERE item_no = ?",
+                ((tick, *value, numbers[item_id]) for item_id, value in changed.items()),
+            )
+            added = sum(old[item_id][0] is None for item_id in changed)
+            connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (tick, added))
+        return len(new)
+
+    def delete_item(self, transaction: Transaction, item_id: str) -> bool:
+        """`Store.delete_item`."""
+        execute = transaction.connection.execute
+        item_no = execute(
+            "SELECT item_no FROM items WHERE item_id = ? AND document IS NOT NULL", (item_id,)
+        ).get
+        if item_no is None:
+            return False
+        tick = transaction.tick()
+        execute(
+            "UPDATE items SET change = ?, document = NULL, embedding = NULL WHERE item_no = ?",
+            (tick, item_no),
+        )
+        execute("UPDATE state SET catalogue = ?, items = items - 1", (tick,))
+        return True
+
+
+def _users(transaction: Transaction, user_ids: set[str]) -> dict[str, list[int]]:
+    """`[user_no, next_seq]` of each user; unknown ones are created."""
+    connection = transaction.connection
+    users = {
+        user_id: [user_no, next_seq]
+        for user_id, user_no, next_seq in connection.execute(
+            "SELECT user_id, user_no, next_seq FROM users WHERE user_id IN carray(?)",
+            (apsw.carray(tuple(user_ids)),),
+        )
+    }
+    created = sorted(user_ids - users.keys())
+    if created:
+        tick = transaction.tick()
+        first = connection.execute("SELECT coalesce(max(user_no), 0) + 1 FROM users").get
+        users |= {user_id: [first + index, 1] for index, user_id in enumerate(created)}
+        connection.executemany(
+            "INSERT INTO users VALUES (?, ?, ?, ?, 1, NULL)",
+            ((users[user_id][0], user_id, tick, tick) for user_id in created),
+        )
+        connection.execute("UPDATE state SET users = users + ?", (len(created),))
+    return users
+
+
+def _user_no(transaction: Transaction, user_id: str) -> int | None:
+    found: int | None = transaction.connection.execute(
+        "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
+    ).get
+    return found
+
+
+def _rewritten(transaction: Transaction, user_no: int) -> None:
+    """Note that something other than an append happened to the user's events."""
+    tick = transaction.tick()
+    transaction.connection.execute(
+        "UPDATE users SET version = ?, generation = ? WHERE user_no = ?", (tick, tick, user_no)
+    )
+
+
+def _blob(vector: Any) -> bytes | None:
+    return None if vector is None else vector_bytes(vector)

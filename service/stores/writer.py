@@ -1,0 +1,275 @@
+"""The one thread that writes: group commit over SQLite, with acknowledgements after the commit.
+
+Jobs that wait while a commit is being synced share the next one, so that a disk that syncs a
+thousand times a second can acknowledge tens of thousands of batches. Each job runs in a savepoint
+of its own: one that fails is undone alone, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from service.errors import HeedError, Overloaded, Unavailable
+
+T = TypeVar("T")
+
+MAX_GROUP = 20_000  # rows in one transaction, unless a single job has more
+MAX_WAITING = 200_000  # rows accepted and not yet committed
+CHECKPOINT_PAGES = 8_000  # 32 MB of log: a page written often is copied once, recovery is short
+
+
+class Transaction:
+    """What a job works in: the connection, the tick of this transaction, and what follows it."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        self.hooks: list[Callable[[], None]] = []
+        self._clock: int = connection.execute("SELECT clock FROM state").get
+        self._ticked = False
+
+    def tick(self) -> int:
+        """The version that this transaction's changes carry: greater than every earlier one's."""
+        self._ticked = True
+        return self._clock + 1
+
+    def after_commit(self, hook: Callable[[], None]) -> None:
+        """Have `hook` called once what this job wrote is durable; never if it is undone."""
+        self.hooks.append(hook)
+
+    def finish(self) -> None:
+        """Advance the clock, if any job asked for the tick."""
+        if self._ticked:
+            self.connection.execute("UPDATE state SET clock = ?", (self._clock + 1,))
+
+
+@dataclass(slots=True)
+class _Ticket(Generic[T]):
+    job: Callable[[Transaction], T]
+    rows: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[T]
+    result: T | None = None
+    error: BaseException | None = None
+    hooks: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Writer:
+    """Runs jobs on its own thread, over the connection it is given and closes in the end.
+
+    `explain` turns an engine's error into one of the domain, and says whether it is fatal: after a
+    fatal one nothing is written or acknowledged any more until the store is opened anew.
+    """
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        explain: Callable[[Exception], tuple[HeedError, bool]],
+    ) -> None:
+        self._connection = connection
+        self._explain = explain
+        self._queue: SimpleQueue[_Ticket[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()  # guards the four below, and that nothing follows the None
+        self._waiting = 0
+        self._closed = False
+        self._failure: HeedError | None = None
+        self._log_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        # A hook of our own takes the place of SQLite's, which checkpoints before COMMIT returns
+        # and so before anyone is told.
+        connection.set_wal_hook(self._measure_log)
+        self._thread = threading.Thread(target=self._run, name="heed-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> HeedError | None:
+        """Why nothing can be written any more; None in good health."""
+        return self._failure
+
+    def submit(self, job: Callable[[Transaction], T], rows: int = 1) -> asyncio.Future[T]:
+        """Queue `job`, which touches about `rows` rows; the future is done once it is durable.
+
+        Call it from a coroutine. Raises `Overloaded` if too much is waiting, `Unavailable` after
+        `close` and after a fatal failure. The future fails with what the job raised, or with what
+        kept the transaction from being durable. A job whose future is cancelled while it waits is
+        not run.
+        """
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._failure is not None:
+                raise copy.copy(self._failure)  # a raised error keeps its frames; each its own
+            if self._closed:
+                raise Unavailable("the store is closed")
+            if self._waiting and self._waiting + rows > MAX_WAITING:
+                raise Overloaded(f"{self._waiting} rows are waiting to be written already")
+            self._waiting += rows
+            future: asyncio.Future[T] = loop.create_future()
+            self._queue.put(_Ticket(job, rows, loop, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what was accepted, close the connection. Blocks; idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    # -------------------------------------------------------------- on the writer thread
+
+    def _run(self) -> None:
+        group: list[_Ticket[Any]] = []
+        try:
+            while group := self._gather():
+                self._commit(group)
+                self._settle(group)
+                if self._log_pages >= self._checkpoint_at:
+                    self._checkpoint()
+        except BaseException as error:
+            # A writer that dies takes nobody's request with it, and health knows.
+            reason = Unavailable(f"the store's writer stopped: {type(error).__name__}")
+            for ticket in group:
+                ticket.error = ticket.error or reason
+            self._settle(group)
+            self._fail(reason)
+            raise
+        finally:
+            self._connection.close()  # of several connections, the last one to close checkpoints
+
+    def _gather(self) -> list[_Ticket[Any]]:
+        """Wait for a ticket, and take those that wait behind it; empty when closed."""
+        group: list[_Ticket[Any]] = []
+        rows = 0
+        ticket = self._queue.get()
+        while ticket is not None:
+            group.append(ticket)
+            rows += ticket.rows
+            if rows >= MAX_GROUP:
+                break
+            try:
+                ticket = self._queue.get_nowait()
+            except Empty:
+                break
+        else:
+            self._queue.put(None)  # for the next round: finish this group first
+            if not group:
+                return []
+        with self._lock:
+            self._waiting -= rows
+        return group
+
+    def _commit(self, group: list[_Ticket[Any]]) -> None:
+        """Run the group in one transaction. Afterwards each ticket has a result or an error."""
+        execute = self._connection.execute
+        if self._failure is not None:
+            for ticket in group:
+                ticket.error = copy.copy(self._failure)
+            return
+        try:
+            execute("BEGIN IMMEDIATE")
+            transaction = Transaction(self._connection)
+            for ticket in group:
+                if not ticket.future.cancelled():
+                    self._run_job(transaction, ticket)
+            transaction.finish()
+            execute("COMMIT")
+        except Exception as error:  # noqa: BLE001  # whatever it was, nobody is acknowledged
+            reason, fatal = self._explain(error)
+            for ticket in group:
+                ticket.error = copy.copy(reason)
+                ticket.error.__cause__ = error
+            self._roll_back()
+            if fatal:
+                self._fail(reason)
+        else:
+            for ticket in group:
+                if ticket.error is None:
+                    for hook in ticket.hooks:
+                        hook()
+
+    def _run_job(self, transaction: Transaction, ticket: _Ticket[Any]) -> None:
+        execute = self._connection.execute
+        transaction.hooks = ticket.hooks
+        execute("SAVEPOINT job")
+        try:
+            ticket.result = ticket.job(transaction)
+        except (apsw.ConstraintError, apsw.TooBigError) as error:
+            ticket.error = error  # a statement of this job alone
+        except apsw.Error:
+            raise  # the engine's trouble is everyone's
+        except Exception as error:  # noqa: BLE001  # delivered to whoever waits for it
+            ticket.error = error
+        if ticket.error is not None:
+            execute("ROLLBACK TO job")
+        execute("RELEASE job")
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection.in_transaction:  # SQLite has rolled back some errors by itself
+                self._connection.execute("ROLLBACK")
+        except apsw.Error as error:
+            self._fail(self._explain(error)[0])
+
+    def _settle(self, group: list[_Ticket[Any]]) -> None:
+        """Wake those who wait, once for each event loop and not once for each future."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Ticket[Any]]] = {}
+        for ticket in group:
+            by_loop.setdefault(ticket.loop, []).append(ticket)
+        for loop, tickets in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, tickets)
+            except RuntimeError:  # the loop is closed, and with it all who waited
+                continue
+
+    def _fail(self, reason: HeedError) -> None:
+        """Accept nothing more, and leave nobody waiting who is in the queue already."""
+        with self._lock:
+            self._failure = self._failure or reason
+        stranded: list[_Ticket[Any]] = []
+        while True:
+            try:
+                ticket = self._queue.get_nowait()
+            except Empty:
+                break
+            if ticket is None:
+                self._queue.put(None)
+                break
+            ticket.error = copy.copy(reason)
+            stranded.append(ticket)
+        self._settle(stranded)
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _measure_log(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the database. Failing loses nothing: the log is durable already."""
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._checkpoint_at = CHECKPOINT_PAGES
+        except apsw.Error as error:
+            reason, fatal = self._explain(error)
+            if fatal:
+                self._fail(reason)
+            self._checkpoint_at = 2 * self._log_pages  # a full disk is not helped by trying harder
+        self._log_pages = 0
+
+
+def _deliver(tickets: list[_Ticket[Any]]) -> None:
+    """On the event loop: finish the futures that still wait."""
+    for ticket in tickets:
+        if ticket.future.done():
+            continue
+        if ticket.error is not None:
+            ticket.future.set_exception(ticket.error)
+        else:
+            ticket.future.set_result(ticket.result)
