@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from service.datasets.base import Progress, opened
-from service.datasets.rows import Shape
+from service.datasets.rows import TEXT, Shape
 from service.errors import Invalid, Unavailable
 
 Rows = Iterator[tuple[int, dict[str, Any] | Invalid]]
@@ -99,7 +99,9 @@ def parquet_size(path: Path) -> int:
 
 
 def parquet_rows(path: Path, progress: Progress, shape: Shape[Any]) -> Rows:
-    """Rows of Parquet. Text columns are read as CSV cells; null members of a struct are left out.
+    """Rows of Parquet. Null members of a struct are left out.
+
+    Where a column holds text and its field does not, its values are read as CSV cells.
 
     Raises:
         Unavailable, Invalid: as `parquet_size`; and when the columns are not the shape's.
@@ -107,14 +109,17 @@ def parquet_rows(path: Path, progress: Progress, shape: Shape[Any]) -> Rows:
     progress.done, progress.total = 0, path.stat().st_size
     number = 0
     with _parquet(path) as file:
-        _check_columns(path, file.schema_arrow.names, shape)
+        names = file.schema_arrow.names
+        _check_columns(path, names, shape)
+        foreign = [name for name in names if shape.fields[name] is not TEXT]
         for batch in file.iter_batches(batch_size=10_000):
             columns = [_values(column) for column in batch.columns]
             for cells in zip(*columns, strict=True):
                 number += 1
-                named = dict(zip(batch.schema.names, cells, strict=True))
+                row = dict(zip(names, cells, strict=True))
                 try:
-                    row = _parquet_row(named, shape)
+                    for name in foreign:
+                        row[name] = _json_value(name, row[name], shape)
                 except Invalid as error:
                     yield number, error
                 else:
@@ -132,15 +137,13 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-def _parquet_row(cells: dict[str, Any], shape: Shape[Any]) -> dict[str, Any]:
-    row = shape.from_cells({name: cell for name, cell in cells.items() if isinstance(cell, str)})
-    for name, cell in cells.items():
-        if isinstance(cell, dict):
-            # Arrow gives each row every member of a struct, null where the row had none.
-            row[name] = {member: value for member, value in cell.items() if value is not None}
-        elif not isinstance(cell, str):
-            row[name] = cell
-    return row
+def _json_value(name: str, cell: Any, shape: Shape[Any]) -> Any:
+    if isinstance(cell, str):
+        return shape.from_cells({name: cell}).get(name)
+    if isinstance(cell, dict):
+        # Arrow gives each row every member of a struct, null where the row had none.
+        return {member: value for member, value in cell.items() if value is not None}
+    return cell
 
 
 def _parquet(path: Path) -> Any:

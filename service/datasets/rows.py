@@ -1,7 +1,7 @@
 """One record as one row of a file: the fields of the HTTP contract, their types, and the way back.
 
-A row holds JSON values. Formats without types (CSV, text columns of Parquet) first turn their cells
-into them: lists are split on "|", attributes and vectors are JSON, an empty cell is absent.
+A row holds JSON values. Formats without types (CSV) first turn their cells into them: lists are
+split on "|", attributes and vectors are JSON, an empty cell is absent.
 """
 
 from __future__ import annotations
