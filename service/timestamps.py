@@ -3,8 +3,6 @@
 import re
 from datetime import UTC, datetime, timedelta
 
-from service.records import MAX_TIMESTAMP, MIN_TIMESTAMP
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -20,6 +18,10 @@ def from_datetime(moment: datetime) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - EPOCH) // MICROSECOND
+
+
+FIRST = from_datetime(datetime.min)
+LAST = from_datetime(datetime.max)
 
 
 def from_rfc3339(text: str, *, zone_required: bool = True) -> int:
@@ -40,7 +42,7 @@ def from_rfc3339(text: str, *, zone_required: bool = True) -> int:
         micros = from_datetime(datetime.fromisoformat(text.upper()))
     except ValueError as error:
         raise ValueError(f"must be a time that exists: {error}") from None
-    if not MIN_TIMESTAMP <= micros <= MAX_TIMESTAMP:  # a zone can lead out of what has a text
+    if not FIRST <= micros <= LAST:  # a zone can lead out of the years that have a text
         raise ValueError("must lie between the years 0001 and 9999, UTC")
     return micros
 
