@@ -20,8 +20,8 @@ def from_datetime(moment: datetime) -> int:
     return (moment - EPOCH) // MICROSECOND
 
 
-FIRST = from_datetime(datetime.min)
-LAST = from_datetime(datetime.max)
+FIRST = from_datetime(datetime.min.replace(tzinfo=UTC))
+LAST = from_datetime(datetime.max.replace(tzinfo=UTC))
 
 
 def from_rfc3339(text: str, *, zone_required: bool = True) -> int:
