@@ -7,7 +7,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 export HEED_DATA
 
 PY  := $(VENV)/bin/python
-# Bytecode is left to the first import: compiling all of torch at once doubles the wait.
+# Compiling all of torch doubles the wait, so bytecode is left to imports; setup does the heavy ones.
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # Written last, so a setup that was cut short is taken up again.
 STAMP := $(VENV)/.setup
@@ -53,6 +53,7 @@ $(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requireme
 	@$(PIP) --require-hashes -r requirements/dev.txt
 	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import faiss, fastapi, pytest, torch._dynamo'
 	@touch $@
 
 # Sets $python to $(PYTHON), or to the first Python found that will do.
