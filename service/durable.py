@@ -6,11 +6,14 @@ the bytes it points to do not.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from service.errors import StoreFull
 
 
 def make_directory(path: Path) -> None:
@@ -86,6 +89,17 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def room(detail: str) -> Iterator[None]:
+    """Say in the domain's words, as StoreFull, that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise StoreFull(detail) from error
+        raise
 
 
 def _try_lock(path: Path, flags: int) -> int | None:

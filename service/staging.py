@@ -5,7 +5,6 @@ that was killed, however long ago, and may be removed.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 import uuid
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service import durable
-from service.errors import StoreFull, Unavailable
+from service.errors import Unavailable
 
 
 class Staging:
@@ -34,7 +33,10 @@ class Staging:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of `root`. Raises Unavailable when another kept it for `timeout`."""
-        with contextlib.ExitStack() as stack, _room():
+        with (
+            contextlib.ExitStack() as stack,
+            durable.room("the disk of the model registry is full"),
+        ):
             try:
                 stack.enter_context(durable.locked(self._lock, self._timeout))
             except TimeoutError as error:
@@ -49,7 +51,7 @@ class Staging:
             path.mkdir()
             held = durable.try_lock_directory(path)
         try:
-            with _room():
+            with durable.room("the disk of the model registry is full"):
                 yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
@@ -71,13 +73,3 @@ class Staging:
                     if held is not None:
                         shutil.rmtree(path, ignore_errors=True)
                         os.close(held)
-
-
-@contextlib.contextmanager
-def _room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull("the disk of the model registry is full") from error
-        raise
