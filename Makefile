@@ -66,7 +66,7 @@ if [ -z "$$python" ]; then \
     "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi
 endef
 
-# torch stays out of the locks; its CPU build keeps CUDA's packages out of the resolution too.
+# torch stays out of the locks (pip-compile warns of it, rightly); its CPU build keeps CUDA's packages out of the resolution too.
 compile = CUSTOM_COMPILE_COMMAND='make lock' $(VENV)-lock/bin/pip-compile --quiet --upgrade --generate-hashes \
   --strip-extras --no-annotate --no-allow-unsafe --unsafe-package torch -c requirements/torch.txt \
   --no-emit-options --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
