@@ -1,0 +1,112 @@
+"""The mathematics once more, in float64 loops over plain numbers: what the fast paths must equal.
+
+Nothing here is shared with the code under test, and nothing is fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Score = Callable[[Sequence[float], Sequence[float]], float]
+
+
+def scaled_dot(q: Sequence[float], k: Sequence[float]) -> float:
+    """Divide the inner product by the root of the dimension."""
+    return sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q))
+
+
+def cosine(q: Sequence[float], k: Sequence[float]) -> float:
+    """Take the inner product of directions; a zero vector has none."""
+    length = math.hypot(*q) * math.hypot(*k)
+    return sum(a * b for a, b in zip(q, k, strict=True)) / length if length else 0.0
+
+
+def additive(W: Array, U: Array, w: Array) -> Score:
+    """Make the score wᵀ tanh(W q + U k)."""
+
+    def score(q: Sequence[float], k: Sequence[float]) -> float:
+        total = 0.0
+        for i in range(len(w)):
+            inner = sum(W[i, j] * q[j] for j in range(len(q)))
+            inner += sum(U[i, j] * k[j] for j in range(len(k)))
+            total += w[i] * math.tanh(inner)
+        return float(total)
+
+    return score
+
+
+def logits(query: Array, keys: Array, bias: Array, visible: Array, score: Score) -> Array:
+    """Score every pair; query [T, d], keys [n, d], bias and visible [T, n] -> [T, n]."""
+    out = np.full((len(query), len(keys)), -math.inf)
+    for t in range(len(query)):
+        for j in range(len(keys)):
+            if visible[t, j] and bias[t, j] > -math.inf:
+                out[t, j] = score(query[t].tolist(), keys[j].tolist()) + bias[t, j]
+    return out
+
+
+def softmax(row: Sequence[float], temperature: float = 1.0, hard: bool = False) -> list[float]:
+    """Normalise one row of logits; -inf is hidden, and hidden everywhere is zero everywhere."""
+    peak = max(row, default=-math.inf)
+    if peak == -math.inf:
+        return [0.0] * len(row)
+    if hard:
+        first = min(j for j, s in enumerate(row) if s == peak)
+        return [1.0 if j == first else 0.0 for j in range(len(row))]
+    powers = [math.exp((s - peak) / temperature) if s > -math.inf else 0.0 for s in row]
+    return [p / math.fsum(powers) for p in powers]
+
+
+def attend(
+    query: Array,
+    keys: Array,
+    values: Array,
+    bias: Array,
+    visible: Array,
+    *,
+    score: Score = scaled_dot,
+    temperature: float = 1.0,
+    hard: bool = False,
+) -> tuple[Array, Array]:
+    """Attend with one head: weights [T, n] and contexts [T, V]."""
+    scores = logits(query, keys, bias, visible, score)
+    weights = np.zeros(scores.shape)
+    context = np.zeros((len(query), values.shape[1]))
+    for t in range(len(query)):
+        for j, weight in enumerate(softmax(scores[t].tolist(), temperature, hard)):
+            weights[t, j] = weight
+            for c in range(values.shape[1]):
+                context[t, c] += weight * values[j, c]
+    return weights, context
+
+
+def without_row(
+    scores: Sequence[float],
+    values: Array,
+    row: int,
+    temperature: float = 1.0,
+    hard: bool = False,
+) -> Array:
+    """Delete a row, really, and attend over what is left: a context [V]."""
+    kept = [j for j in range(len(scores)) if j != row]
+    weights = softmax([scores[j] for j in kept], temperature, hard)
+    out = np.zeros(values.shape[1])
+    for weight, j in zip(weights, kept, strict=True):
+        out += weight * values[j]
+    return out
+
+
+def slope(function: Callable[[Array], float], at: Array, step: float = 1e-6) -> Array:
+    """Differentiate by central differences, one coordinate at a time."""
+    out = np.zeros(at.shape)
+    for place in np.ndindex(*at.shape):
+        up, down = at.copy(), at.copy()
+        up[place] += step
+        down[place] -= step
+        out[place] = (function(up) - function(down)) / (2 * step)
+    return out
