@@ -365,6 +365,18 @@ say(result={"pid": daemon.pid})
     os.kill(job.result["pid"], signal.SIGKILL)
 
 
+def test_stragglers_in_the_group_go_with_the_training(tmp_path: Path) -> None:
+    """What a training that ends well leaves running in its group is killed."""
+    code = """
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+say(result={"pid": other.pid})
+"""
+    job = ended(tmp_path, code)
+    assert job.state == "succeeded"
+    result = job.result or {}
+    assert asyncio.run(until(lambda: asyncio.to_thread(is_dead, result["pid"])))
+
+
 # Restarts -----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,11 @@ def test_activation_verifies_first(registry: Registry) -> None:
     assert registry.current() == "v1"
 
 
-def test_tokens_differ_after_each_activation(registry: Registry) -> None:
-    """A process that polls the token sees every activation made by another."""
+def test_tokens_differ_after_each_activation(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that polls the token sees every activation made by another, even if time stands."""
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
     poller = Registry(registry._root)
     registry.publish(FILES, {}, version="v0", activate=False)
     registry.publish(FILES, {}, version="v1", activate=False)
@@ -149,7 +153,8 @@ def test_tokens_differ_after_each_activation(registry: Registry) -> None:
         tokens.append(poller.current_token())
         assert poller.current() == f"v{turn % 2}"
         assert poller.current_token() == tokens[-1]
-    assert len(set(tokens)) == 40
+    times = [token[1] for token in tokens if token]
+    assert times == list(range(10**18, 10**18 + 40))
 
 
 def test_pruning_keeps_the_newest_and_the_current(registry: Registry) -> None:
@@ -452,13 +457,20 @@ def test_publishers_do_not_disturb_each_other_or_readers(registry: Registry) -> 
     assert staged(registry) == []
 
 
-def test_one_name_has_one_winner(registry: Registry) -> None:
+def test_one_name_has_one_winner(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many threads that publish under one name exactly one succeeds, and its bytes are there."""
     results: list[str] = []
-    barrier = threading.Barrier(6)
+    barrier = threading.Barrier(6, timeout=20)
+    real = durable.write
+
+    def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+        if path.name == "a":
+            barrier.wait()  # all of them have seen that the name is free
+        real(path, data, mode=mode)
+
+    monkeypatch.setattr(durable, "write", write)
 
     def publish(number: int) -> None:
-        barrier.wait()
         try:
             registry.publish({"a": str(number).encode()}, {}, version="v1")
             results.append(str(number))
