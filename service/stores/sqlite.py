@@ -95,7 +95,7 @@ class SQLiteStore:
             rows if limit is None else min(rows, limit),
             self._reads.history,
             user_id,
-            max(after or 0, 0),
+            max(int(after or 0), 0),  # `int`: it may come out of an array
             limit,
         )
 
@@ -245,8 +245,7 @@ class SQLiteStore:
         **kwargs: P.kwargs,
     ) -> T:
         """Ask here and now, over this thread's own connection."""
-        if self._closed:
-            raise Unavailable("the store is closed")
+        self._check_open()
         try:
             return question(self._connection(), *args, **kwargs)
         except (apsw.Error, OSError) as error:
@@ -262,8 +261,13 @@ class SQLiteStore:
         """Ask here if the answer takes at most about `rows` short rows, else off the event loop."""
         if rows <= SHORT:
             return self._read(question, *args, **kwargs)
+        self._check_open()
         ask = partial(self._read, question, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, ask)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed")
 
     def _connection(self) -> apsw.Connection:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
@@ -274,8 +278,7 @@ class SQLiteStore:
         return connection
 
     def _explained(self, answers: Iterator[T]) -> Iterator[T]:
-        if self._closed:
-            raise Unavailable("the store is closed")
+        self._check_open()
         try:
             yield from answers
         except (apsw.Error, OSError) as error:

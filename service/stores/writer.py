@@ -25,6 +25,15 @@ MAX_GROUP = 20_000  # rows in one transaction, unless a single job has more
 MAX_WAITING = 200_000  # rows accepted and not yet committed
 CHECKPOINT_PAGES = 8_000  # 32 MB of log: a page written often is copied once, recovery is short
 
+_FAULTS_OF_A_STATEMENT = (
+    apsw.BindingsError,
+    apsw.ConstraintError,
+    apsw.MismatchError,
+    apsw.RangeError,
+    apsw.SQLError,
+    apsw.TooBigError,
+)
+
 
 class Transaction:
     """What a job works in: the connection, the tick of this transaction, and what follows it."""
@@ -200,8 +209,8 @@ class Writer:
         execute("SAVEPOINT job")
         try:
             ticket.result = ticket.job(transaction)
-        except (apsw.ConstraintError, apsw.TooBigError) as error:
-            ticket.error = error  # a statement of this job alone
+        except _FAULTS_OF_A_STATEMENT as error:
+            ticket.error = error
         except apsw.Error:
             raise  # the engine's trouble is everyone's
         except Exception as error:  # noqa: BLE001  # delivered to whoever waits for it
