@@ -37,6 +37,11 @@ SUCCEED = 'say(result={"version": "v1"})'
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); hang()"
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def argv(options: Mapping[str, Any]) -> list[str]:
     """A training that runs the code in its options."""
     return [sys.executable, "-I", "-S", "-c", PROLOGUE + str(options["code"])]
