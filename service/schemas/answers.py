@@ -1,0 +1,325 @@
+"""What the wire carries out: the documented shape of each answer, and its bytes.
+
+The models here are documentation, for OpenAPI; answers are written by the functions below them,
+straight from the domain's values to bytes, because validating what the engine itself computed
+would cost more than computing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from service.queries import Answer, AnsweredItem, Attended, Contribution
+from service.records import Event, Item, User
+from service.schemas.scalars import Id, Timestamp
+from service.timestamps import to_rfc3339
+
+
+class Json(Response):
+    """A JSON response written by orjson; numpy arrays and scalars are numbers to it."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of `content`."""
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+# --------------------------------------------------------------------------------- write
+
+
+class Stored(BaseModel):
+    """How many items were stored."""
+
+    stored: int = Field(examples=[2])
+
+
+class LineError(BaseModel):
+    """What was wrong with one line of an NDJSON stream."""
+
+    line: int = Field(description="Counted from 1.")
+    detail: str
+
+
+class StoredLines(Stored):
+    """How many lines of a stream were stored, and why the others were not."""
+
+    errors: list[LineError] = Field(description="The first hundred.")
+    failed: int = Field(description="How many lines were not stored.")
+
+
+class AppendedOut(BaseModel):
+    """How many events are now durable, and how many already were."""
+
+    stored: int = Field(examples=[2])
+    duplicates: int = Field(examples=[0])
+
+
+class ItemOut(BaseModel):
+    """One item of the catalogue."""
+
+    item_id: Id
+    title: str
+    description: str
+    tags: list[str]
+    categories: list[str]
+    attributes: dict[str, Any]
+    embedding: list[float] | None
+    hidden: bool
+    published_at: Timestamp | None
+
+
+class ItemsOut(BaseModel):
+    """A page of items."""
+
+    items: list[ItemOut]
+    cursor: str | None = Field(description="For the next page; null on the last.")
+
+
+class EventOut(BaseModel):
+    """One event of a history."""
+
+    event_id: Id
+    user_id: Id
+    item_id: Id
+    type: str
+    weight: float
+    timestamp: Timestamp
+    key: list[float] | None
+    value: list[float] | None
+
+
+class EventsOut(BaseModel):
+    """A page of a history, newest first."""
+
+    events: list[EventOut]
+    cursor: str | None = Field(description="For the next page; null on the last.")
+
+
+class UserOut(BaseModel):
+    """A profile."""
+
+    user_id: Id
+    attributes: dict[str, Any]
+    interests: list[str]
+
+
+class Forgotten(BaseModel):
+    """How many events were forgotten."""
+
+    forgotten: int
+
+
+class Merged(BaseModel):
+    """How many events moved."""
+
+    moved: int
+
+
+def item_out(item: Item) -> dict[str, Any]:
+    """An `ItemOut`."""
+    return {
+        "item_id": item.item_id,
+        "title": item.title,
+        "description": item.description,
+        "tags": item.tags,
+        "categories": item.categories,
+        "attributes": dict(item.attributes),
+        "embedding": item.embedding,
+        "hidden": item.hidden,
+        "published_at": _time(item.published_at),
+    }
+
+
+def event_out(event: Event) -> dict[str, Any]:
+    """An `EventOut`."""
+    return {
+        "event_id": event.event_id,
+        "user_id": event.user_id,
+        "item_id": event.item_id,
+        "type": event.type,
+        "weight": event.weight,
+        "timestamp": _time(event.timestamp),
+        "key": event.key,
+        "value": event.value,
+    }
+
+
+def user_out(user: User) -> dict[str, Any]:
+    """A `UserOut`."""
+    return {
+        "user_id": user.user_id,
+        "attributes": dict(user.attributes),
+        "interests": user.interests,
+    }
+
+
+# ----------------------------------------------------------------------------------- ask
+
+
+class ContributionOut(BaseModel):
+    """What one event did to one item's score."""
+
+    event_id: str | None
+    item_id: str | None
+    title: str
+    type: str
+    timestamp: Timestamp | None
+    weight: float = Field(description="Its softmax weight, the mean over heads.")
+    contribution: float = Field(description="Signed; all events' add up to the attention part.")
+    without: float = Field(description="The score had this event not been there.")
+
+
+class AnsweredItemOut(BaseModel):
+    """One item of an answer; fields that a route does not produce are left out."""
+
+    item_id: Id
+    score: float
+    title: str
+    parts: dict[str, float] | None = Field(None, description="They add up to the score.")
+    reason: str | None = Field(None, description="personal, popular or content.")
+    explanation: list[ContributionOut] | None = None
+    weight: float | None = Field(None, description="The softmax weight over the item's keys.")
+    matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")
+    mass: float | None = Field(None, description="Share of the full softmax that was attended.")
+
+
+class AnswerOut(BaseModel):
+    """Items from one model version."""
+
+    items: list[AnsweredItemOut]
+    model_version: str
+    retrieval: str = Field(description="What was done: exact or coarse.")
+    degraded: bool = Field(description="True when a part that is down was left out.")
+
+
+class AttendedOut(BaseModel):
+    """What was attended, by descending mean weight."""
+
+    rows: list[int]
+    ids: list[str] | None = Field(description="What the rows are called, where they are.")
+    weights: list[list[float]] = Field(description="For each head, the weight of each row.")
+    context: list[float] = Field(description="Over all attended rows, whatever the limit.")
+    mass: list[float] = Field(description="For each head, the share of the softmax attended.")
+    retrieval: str = Field(description="What was done: exact or coarse.")
+    model_version: str | None
+
+
+def answer_out(answer: Answer) -> dict[str, Any]:
+    """An `AnswerOut`. Raises `ArithmeticError` on a score that is no number."""
+    check_finite("scores", (item.score for item in answer.items))
+    check_finite(
+        "an explanation",
+        (
+            number
+            for item in answer.items
+            for row in item.explanation or ()
+            for number in (row.weight, row.contribution, row.without)
+        ),
+    )
+    return {
+        "items": [_answered(item) for item in answer.items],
+        "model_version": answer.model_version,
+        "retrieval": answer.retrieval,
+        "degraded": answer.degraded,
+    }
+
+
+def _answered(item: AnsweredItem) -> dict[str, Any]:
+    out: dict[str, Any] = {"item_id": item.item_id, "score": item.score, "title": item.title}
+    if item.parts is not None:
+        out["parts"] = dict(item.parts)
+    if item.reason is not None:
+        out["reason"] = item.reason
+    if item.explanation is not None:
+        out["explanation"] = [_contribution(row) for row in item.explanation]
+    if item.weight is not None:
+        out["weight"] = item.weight
+    if item.matched is not None:
+        out["matched"] = dict(item.matched)
+    if item.mass is not None:
+        out["mass"] = item.mass
+    return out
+
+
+def _contribution(row: Contribution) -> dict[str, Any]:
+    return {
+        "event_id": row.event_id,
+        "item_id": row.item_id,
+        "title": row.title,
+        "type": row.type,
+        "timestamp": _time(row.timestamp),
+        "weight": row.weight,
+        "contribution": row.contribution,
+        "without": row.without,
+    }
+
+
+def attended_out(attended: Attended) -> dict[str, Any]:
+    """An `AttendedOut`. Raises `ArithmeticError` on a context that is no number."""
+    check_finite("the context", attended.context)
+    return {
+        "rows": attended.rows,
+        "ids": attended.ids,
+        "weights": attended.weights,
+        "context": attended.context,
+        "mass": attended.mass,
+        "retrieval": attended.retrieval,
+        "model_version": attended.model_version,
+    }
+
+
+def check_finite(what: str, numbers: Iterable[float]) -> None:
+    """Raise `ArithmeticError` unless all are finite: JSON would say null where NaN was computed."""
+    if not np.isfinite(np.fromiter(numbers, np.float64)).all():
+        raise ArithmeticError(f"{what} came out as NaN or infinity")
+
+
+# ----------------------------------------------------------------------------------- run
+
+
+class JobOut(BaseModel):
+    """A job that was started."""
+
+    job_id: str
+
+
+class JobDocument(BaseModel):
+    """A job: its state, progress and result."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ModelsOut(BaseModel):
+    """The versions that exist, with their metrics."""
+
+    models: list[dict[str, Any]]
+
+
+class ActivatedOut(BaseModel):
+    """The version that serves now."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class LiveOut(BaseModel):
+    """The process answers."""
+
+    live: bool
+
+
+class ReadyOut(BaseModel):
+    """Store and model answer."""
+
+    ready: bool
+    checks: dict[str, Any]
+
+
+def _time(micros: int | None) -> str | None:
+    return None if micros is None else to_rfc3339(micros)

@@ -1,0 +1,225 @@
+"""What is asked of a user's memory and of the catalogue: score, recommend, search, similar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from service.errors import Invalid
+from service.queries import (
+    Asker,
+    Filter,
+    InlineEvent,
+    Mode,
+    RecommendQuery,
+    Retrieval,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+    Visible,
+)
+from service.schemas.base import Body, Ids, Labels, Limit, Params, Weight, example
+from service.schemas.scalars import Conditions, EventType, Id, Label, Timestamp, Whole
+
+MAX_EXPLAIN = 50
+MAX_HISTORY = 10_000
+MAX_K = 100_000
+MAX_PROBES = 65_536
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
+
+
+class InlineEventIn(Body):
+    """One event of a session that comes with the request and is not stored."""
+
+    item_id: Id
+    type: EventType = "view"
+    weight: Weight = 1.0
+    timestamp: Timestamp | None = None
+
+
+class VisibleIn(Body):
+    """Which events may be attended; what is left out restricts nothing."""
+
+    since: Timestamp | None = None
+    until: Timestamp | None = None
+    types: Annotated[list[EventType], Field(fail_fast=True)] | None = None
+    categories: Labels | None = None
+
+    def to_visible(self) -> Visible:
+        """The domain's value."""
+        return Visible(self.since, self.until, _set(self.types), _set(self.categories))
+
+
+class RetrievalIn(Body):
+    """How rows are found before the exact softmax over them."""
+
+    mode: Mode = "auto"
+    k: Annotated[Whole, Field(ge=1, le=MAX_K)] | None = Field(
+        None, description="Rows that coarse retrieval keeps."
+    )
+    probes: Annotated[Whole, Field(ge=1, le=MAX_PROBES)] | None = Field(
+        None, description="Clusters that an inverted index opens."
+    )
+
+    def to_retrieval(self) -> Retrieval:
+        """The domain's value."""
+        return Retrieval(self.mode, self.k, self.probes)
+
+
+class CategoriesIn(Body):
+    """Conditions on an item's categories."""
+
+    any: Labels = Field([], description="At least one of these.")
+    all: Labels = Field([], description="Every one of these.")
+    none: Labels = Field([], description="Not one of these.")
+
+
+class PublishedIn(Body):
+    """Conditions on an item's publication."""
+
+    since: Timestamp | None = None
+    until: Timestamp | None = None
+
+
+class FilterIn(Body):
+    """Which items may be in the answer."""
+
+    categories: CategoriesIn = CategoriesIn()
+    attributes: Conditions = Field(
+        {}, description="Each equal to the value, or to one of a list of values."
+    )
+    published: PublishedIn = PublishedIn()
+
+    def to_filter(self) -> Filter:
+        """The domain's value."""
+        return Filter(
+            frozenset(self.categories.any),
+            frozenset(self.categories.all),
+            frozenset(self.categories.none),
+            self.attributes,
+            self.published.since,
+            self.published.until,
+        )
+
+
+Temperature = Annotated[
+    float,
+    Field(
+        ge=MIN_TEMPERATURE,
+        le=MAX_TEMPERATURE,
+        description="Divides the scores before the softmax; for the limit at zero use `hard`.",
+    ),
+]
+
+
+class Ask(Body):
+    """What every question may say about who asks, and how their memory attends."""
+
+    user_id: Id | None = Field(None, description="Whose stored history attends.")
+    history: Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)] | None = Field(
+        None, description="Events of this session; with `user_id`, laid over the stored ones."
+    )
+    visible: VisibleIn = VisibleIn()
+    retrieval: RetrievalIn = RetrievalIn()
+    temperature: Temperature = 1.0
+    hard: bool = Field(False, description="Attend the one best row only: a lookup.")
+    exclude_self: bool = Field(False, description="Hide a target's own events from it.")
+    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    explain: Whole = Field(
+        0, ge=0, le=MAX_EXPLAIN, description="How many events to name for each item."
+    )
+
+    def to_asker(self) -> Asker:
+        """The domain's value."""
+        history = None
+        if self.history is not None:
+            history = tuple(
+                InlineEvent(event.item_id, event.type, event.weight, event.timestamp)
+                for event in self.history
+            )
+        return Asker(
+            self.user_id,
+            history,
+            self.visible.to_visible(),
+            self.retrieval.to_retrieval(),
+            self.temperature,
+            self.hard,
+            self.exclude_self,
+            self.at,
+            self.explain,
+        )
+
+
+class ScoreIn(Ask):
+    """Score these targets."""
+
+    model_config = example(user_id="ada", item_ids=["talk-7", "talk-8"], explain=3)
+
+    item_ids: Ids = Field(description="The targets, at most HEED_MAX_TARGETS.")
+
+    def to_query(self, max_targets: int) -> ScoreQuery:
+        """The domain's value. Raises `Invalid` for more targets than `max_targets`."""
+        if len(self.item_ids) > max_targets:
+            raise Invalid(
+                "/item_ids", f"has {len(self.item_ids)} targets; {max_targets} are allowed"
+            )
+        return ScoreQuery(self.to_asker(), tuple(self.item_ids))
+
+
+class RecommendIn(Ask):
+    """Recommend from the whole catalogue."""
+
+    model_config = example(
+        user_id="ada", limit=10, filter={"categories": {"any": ["talk"]}}, diversity=0.2
+    )
+
+    limit: Limit = 20
+    filter: FilterIn = FilterIn()
+    exclude_seen: bool = Field(True, description="Leave out what the history holds.")
+    exclude: Ids = Field([], description="Leave these out.")
+    diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
+
+    def to_query(self) -> RecommendQuery:
+        """The domain's value."""
+        return RecommendQuery(
+            self.to_asker(),
+            self.limit,
+            self.filter.to_filter(),
+            self.exclude_seen,
+            frozenset(self.exclude),
+            self.diversity,
+        )
+
+
+class SearchIn(Ask):
+    """Search the catalogue by text; with a user, the answer is re-ranked for them."""
+
+    model_config = example(query="gentle introduction to asyncio", limit=10)
+
+    query: str = Field(min_length=1, max_length=4096, examples=["gentle introduction to asyncio"])
+    limit: Limit = 20
+    filter: FilterIn = FilterIn()
+
+    def to_query(self) -> SearchQuery:
+        """The domain's value."""
+        return SearchQuery(self.to_asker(), self.query, self.limit, self.filter.to_filter())
+
+
+class SimilarParams(Params):
+    """How many items like one, and which."""
+
+    limit: Limit = 20
+    any: list[Label] = Field([], description="At least one of these categories.")
+    all: list[Label] = Field([], description="Every one of these categories.")
+    none: list[Label] = Field([], description="Not one of these categories.")
+
+    def to_query(self, item_id: str) -> SimilarQuery:
+        """The domain's value."""
+        categories = Filter(frozenset(self.any), frozenset(self.all), frozenset(self.none))
+        return SimilarQuery(item_id, self.limit, categories)
+
+
+def _set(values: Sequence[str] | None) -> frozenset[str] | None:
+    return None if values is None else frozenset(values)
