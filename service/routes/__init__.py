@@ -1,0 +1,1 @@
+"""Routes translate between HTTP and the engine, and do nothing else."""

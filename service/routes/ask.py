@@ -1,0 +1,39 @@
+"""The three questions: score these, recommend some, search for this."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.routes.context import In, JsonRoute
+from service.schemas.answers import AnswerOut, Json, answer_out
+from service.schemas.ask import RecommendIn, ScoreIn, SearchIn
+
+router = APIRouter(route_class=JsonRoute, tags=["ask"])
+
+
+@router.post("/v1/score", responses={200: {"model": AnswerOut}})
+async def score(body: ScoreIn, context: In) -> Response:
+    """Score the given items for a user or a session, in the order given.
+
+    `parts` add up to the score; with `explain`, the events that moved it are named.
+    """
+    answer = await context.engine.score(body.to_query(context.settings.max_targets), context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))
+
+
+@router.post("/v1/recommend", responses={200: {"model": AnswerOut}})
+async def recommend(body: RecommendIn, context: In) -> Response:
+    """Recommend items of the catalogue, best first, each with the reason it is there."""
+    answer = await context.engine.recommend(body.to_query(), context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))
+
+
+@router.post("/v1/search", responses={200: {"model": AnswerOut}})
+async def search(body: SearchIn, context: In) -> Response:
+    """Search the catalogue by meaning and by words, best first, with the fields that matched."""
+    answer = await context.engine.search(body.to_query(), context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))

@@ -1,0 +1,21 @@
+"""The bare operator, over vectors of the client's own, a user's memory or the catalogue."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.problems import documented
+from service.routes.context import In, JsonRoute
+from service.schemas.answers import AttendedOut, Json, attended_out
+from service.schemas.attend import AttendIn
+
+router = APIRouter(route_class=JsonRoute, tags=["attend"])
+
+
+@router.post("/v1/attend", responses={200: {"model": AttendedOut}, **documented(404)})
+async def attend(body: AttendIn, context: In) -> Response:
+    """Score each key against the query, softmax, and mix the values by their weights."""
+    attended = await context.engine.attend(body.to_query(), context.stages)
+    with context.stages("render"):
+        return Json(attended_out(attended))

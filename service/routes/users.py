@@ -1,0 +1,79 @@
+"""Users: their profile, their history, and forgetting."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from service.errors import Invalid
+from service.problems import documented
+from service.routes.context import In, JsonRoute
+from service.schemas.answers import (
+    EventsOut,
+    Forgotten,
+    Json,
+    Merged,
+    UserOut,
+    event_out,
+    user_out,
+)
+from service.schemas.base import Page
+from service.schemas.scalars import PathId
+from service.schemas.write import MergeIn, UserIn
+
+router = APIRouter(route_class=JsonRoute, tags=["users"])
+
+
+@router.put("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(507)})
+async def put_user(user_id: PathId, body: UserIn, context: In) -> Response:
+    """Set a user's profile. Interests become keys and values beside the history."""
+    user = body.to_user(user_id)
+    with context.stages("store"):
+        await context.engine.put_user(user)
+    return Json(user_out(user))
+
+
+@router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})
+async def get_user(user_id: PathId, context: In) -> Response:
+    """A user's profile."""
+    with context.stages("store"):
+        user = await context.engine.get_user(user_id)
+    return Json(user_out(user))
+
+
+@router.delete("/v1/users/{user_id}", responses={200: {"model": Forgotten}, **documented(507)})
+async def forget_user(user_id: PathId, context: In) -> Response:
+    """Forget a user, history and profile; effective in the next question."""
+    with context.stages("store"):
+        forgotten = await context.engine.forget(user_id)
+    return Json({"forgotten": forgotten})
+
+
+@router.get("/v1/users/{user_id}/history", responses={200: {"model": EventsOut}})
+async def page_history(user_id: PathId, page: Annotated[Page, Query()], context: In) -> Response:
+    """A user's events, newest first, page by page."""
+    with context.stages("store"):
+        events, cursor = await context.engine.history(user_id, page.cursor, page.limit)
+    return Json({"events": [event_out(event) for event in events], "cursor": cursor})
+
+
+@router.delete(
+    "/v1/users/{user_id}/history/{event_id}", status_code=204, responses=documented(404, 507)
+)
+async def forget_event(user_id: PathId, event_id: PathId, context: In) -> Response:
+    """Forget one event; effective in the next question."""
+    with context.stages("store"):
+        await context.engine.delete_event(user_id, event_id)
+    return Response(status_code=204)
+
+
+@router.post("/v1/users/{user_id}/merge", responses={200: {"model": Merged}, **documented(507)})
+async def merge_users(user_id: PathId, body: MergeIn, context: In) -> Response:
+    """Make another id's history and profile this user's, as at sign-in; the other is then empty."""
+    if body.source == user_id:
+        raise Invalid("/from", "must be another user than the one in the path")
+    with context.stages("store"):
+        moved = await context.engine.merge(user_id, body.source)
+    return Json({"moved": moved})
