@@ -31,6 +31,7 @@ LAYERS = {
         "stores registry datasets job_files embeddings",
         "histories",
         "asking serving",
+        "answering attending",
         "engine jobs",
         "schemas problems openapi auth",
         "routes playground",
@@ -46,7 +47,7 @@ ONLY = {
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "app cli",
-    "models": "engine asking serving embeddings histories registry jobs bench cli",
+    "models": "engine answering attending asking serving embeddings histories registry jobs bench cli",
     "service.engine": "app bench cli",
 }
 
