@@ -32,7 +32,7 @@ LAYERS = {
         "histories",
         "asking serving",
         "answering attending",
-        "engine jobs",
+        "engine jobs training",
         "schemas problems openapi auth",
         "routes playground",
         "app loadtest bench",
@@ -42,12 +42,13 @@ LAYERS = {
 
 # What only these rooms may import; everyone else must not.
 HTTP = "limits telemetry problems openapi auth schemas routes playground app cli"
+ENGINE = "engine answering attending asking serving embeddings"
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "app cli",
-    "models": "engine answering attending asking serving embeddings histories registry jobs bench cli",
+    "models": f"{ENGINE} histories registry jobs training bench cli",
     "service.engine": "app bench cli",
 }
 
