@@ -35,14 +35,23 @@ class Paths:
         """Serve one request."""
         raw: bytes | None = scope.get("raw_path")
         if raw is None and scope["type"] == "http":  # the server does not tell them apart
-            scope["path"] = scope["path"].replace("%", "%25")
+            path = scope["path"].replace("%", "%25")
         elif raw is not None and b"%" in raw:
             parts = (unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/"))
-            scope["path"] = "/".join(
+            path = "/".join(
                 part.decode(errors="surrogateescape").replace("%", "%25").replace("/", "%2F")
                 for part in parts
             )
-        await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+            return
+        # A copy, because the server goes on to log the path of its own.
+        inner = {**scope, "path": path}
+        try:
+            await self._app(inner, receive, send)
+        finally:
+            if "route" in inner:  # telemetry, outside, counts by it
+                scope["route"] = inner["route"]
 
 
 def segment(part: str) -> str:

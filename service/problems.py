@@ -88,7 +88,8 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
     if isinstance(error, errors.HeedError):
         return _domain(scope, error, **extensions)
     if isinstance(error, RequestValidationError):
-        return _invalid(scope, located(error.errors()), **extensions)
+        found = error.errors()
+        return _invalid(scope, located(found), len(found), **extensions)
     if isinstance(error, HTTPException):
         return _http(scope, error, **extensions)
     request_id = scope.get(REQUEST_ID, "")
@@ -189,17 +190,19 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
     return problem(scope, status, title, error.detail, headers=headers, **extensions)
 
 
-def _invalid(scope: Scope, fields: list[dict[str, str]], **extensions: Any) -> Response:
-    named = fields[:MAX_ERRORS]
+def _invalid(
+    scope: Scope, fields: list[dict[str, str]], total: int = 1, **extensions: Any
+) -> Response:
     # An import reports the errors of its lines under the same name.
-    return problem(scope, 422, "Invalid", sentence(fields), **{"errors": named, **extensions})
+    extensions = {"errors": fields, **extensions}
+    return problem(scope, 422, "Invalid", sentence(fields, total), **extensions)
 
 
-def sentence(fields: list[dict[str, str]]) -> str:
-    """What `located` found, as one sentence about the first field."""
+def sentence(fields: list[dict[str, str]], total: int) -> str:
+    """What `located` found among `total` errors, as one sentence about the first of them."""
     first = fields[0]
     where = first["pointer"] or f"the {first['in']}"
-    more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
+    more = f" (and {total - 1} more)" if total > 1 else ""
     return f"{where}: {first['detail']}{more}"
 
 
@@ -227,7 +230,7 @@ def _allowed(scope: Scope) -> list[str]:
 
 
 def located(found: Iterable[Mapping[str, Any]], where: str = "") -> list[dict[str, str]]:
-    """Pydantic's errors as `{in, pointer, detail}`, the first for each pointer.
+    """The first of pydantic's errors as `{in, pointer, detail}`, one for each pointer.
 
     `where` is the part of the request that was validated; without it, the first step of each
     error's path says so, as FastAPI has it.
@@ -248,6 +251,8 @@ def located(found: Iterable[Mapping[str, Any]], where: str = "") -> list[dict[st
         if isinstance(inner, errors.Invalid):  # raised by a rule of the records, inside a field
             pointer, detail = pointer + inner.pointer, inner.detail
         fields.setdefault((part, pointer), {"in": part, "pointer": pointer, "detail": detail})
+        if len(fields) == MAX_ERRORS:
+            break  # a megabyte can hold a hundred thousand of them
     return list(fields.values())
 
 

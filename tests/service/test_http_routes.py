@@ -303,7 +303,7 @@ ids = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(user=ids, item=ids, event=ids)
 def test_ids_round_trip_byte_for_byte(client: Client, user: str, item: str, event: str) -> None:

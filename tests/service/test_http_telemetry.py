@@ -120,7 +120,7 @@ def samples(client: Client) -> dict[str, float]:
 def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
     """Requests are counted by the template of their route; what matches none shares a label."""
     for n in range(3):
-        client.get(f"/v1/items/secret-{n}")
+        client.get(f"/v1/items/secret%2F{n}")
         client.get(f"/nope/{n}")
     client.request("BREW", "/v1/items")
     client.post("/v1/score", json={"item_ids": ["a"]})
