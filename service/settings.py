@@ -10,7 +10,7 @@ import difflib
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -98,14 +98,14 @@ class Settings(BaseSettings):
     )
 
     @classmethod
-    def read(cls) -> Self:
-        """The settings of this process's environment.
+    def read(cls, given: Mapping[str, Any] | None = None) -> Self:
+        """The settings of this process's environment; what is `given` counts before it.
 
         Raises:
             Invalid: naming the variable, what was wrong with it and what is allowed.
         """
         try:
-            return cls()
+            return cls(**(given or {}))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()

@@ -25,31 +25,33 @@ LAYERS = {
         "ranking search",
     ],
     "service": [
-        "errors names timestamps durable child",
+        "errors names timestamps durable child layout",
         "records queries settings",
         "manifest staging telemetry limits job",
         "stores registry datasets job_files embeddings",
-        "histories",
+        "histories importing",
         "asking serving",
         "answering attending",
         "engine jobs training",
+        "showing suggestions",
         "schemas problems openapi auth",
         "routes playground",
-        "app loadtest bench",
+        "app loadtest",
+        "serving_http bench",
         "cli",
     ],
 }
 
 # What only these rooms may import; everyone else must not.
-HTTP = "limits telemetry problems openapi auth schemas routes playground app cli"
+HTTP = "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions bench cli"
 ENGINE = "engine answering attending asking serving embeddings"
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,
     "starlette": HTTP,
-    "uvicorn": "app cli",
-    "models": f"{ENGINE} histories registry jobs training bench cli",
-    "service.engine": "app bench cli",
+    "uvicorn": "serving_http bench",
+    "models": f"{ENGINE} histories registry jobs training showing bench cli",
+    "service.engine": "suggestions app serving_http bench",
 }
 
 # models computes: no network, environment, files or clock.

@@ -1,0 +1,214 @@
+"""The recommender: item tower, history encoder and target cross-attention as one module.
+
+    s(u, c) = ⟨x_c, h_u⟩  +  Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩  +  prior_c
+               sequence        target attention                 popularity
+
+x is the item tower's vector, h_u the encoder's summary of the recent events, α the softmax over
+the user's memory with per-head position and age biases, v = W_V x and o_c = W_O^T x_c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import MultiHeadAttention, context_only, merge_heads, split_heads
+from models.encoder import HistoryEncoder
+from models.recency import RecencyBias
+
+
+@dataclass(frozen=True, slots=True)
+class RecommenderConfig:
+    """The shape of a recommender. It travels with the weights."""
+
+    items: int  # rows of the id embedding
+    content: int = 256  # dimension of the text embeddings
+    dim: int = 64
+    heads: int = 4
+    blocks: int = 2  # of the history encoder; 0 leaves the sequence part out
+    window: int = 200  # recent events that the encoder reads
+    dropout: float = 0.3
+    tied: bool = False  # W_V = W_K
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class ItemTables(NamedTuple):
+    """What the model knows of each item, computed once per model version: N items, H heads."""
+
+    vectors: Tensor  # [N, dim] item tower
+    queries: Tensor  # [H, N, d] W_Q
+    keys: Tensor  # [H, N, d] W_K
+    values: Tensor  # [H, N, d] W_V
+    outputs: Tensor  # [H, N, d] W_O^T: what a value must point at to raise the score
+    prior: Tensor  # [N]
+
+
+class Recommender(nn.Module):
+    """Trained by `models.train.fit`, served through its `tables`."""
+
+    def __init__(self, config: RecommenderConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.dim
+        # An embedding cannot be empty; a model without trained ids keeps one that is never read.
+        self.ids = nn.Embedding(max(1, config.items), dim)
+        self.content = nn.Linear(config.content, dim, bias=False)
+        # Content is a unit vector: at this scale its share starts as large as the id's.
+        nn.init.normal_(self.ids.weight, std=0.02)
+        nn.init.normal_(self.content.weight, std=0.02)
+        self.encoder = (
+            HistoryEncoder(dim, config.heads, config.blocks, config.dropout)
+            if config.blocks
+            else None
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.cross = MultiHeadAttention(dim, config.heads, tied=config.tied)
+        nn.init.normal_(self.cross.w_o.weight, std=0.5 / dim**0.5)
+        self.recency = RecencyBias(config.heads)
+        self.prior = nn.Parameter(torch.zeros(max(1, config.items)))
+
+    # ------------------------------------------------------------------ item tower
+
+    def tower(self, rows: Tensor, content: Tensor, keep_id: Tensor | None = None) -> Tensor:
+        """Item vectors from the id (where one was trained) and the projected text.
+
+        Args:
+            rows: int64 [...], -1 where the item has no trained id.
+            content: text embeddings [..., content].
+            keep_id: bool [...], False drops the id so that text alone must work.
+
+        Returns:
+            Tensor: [..., dim].
+        """
+        known = rows >= 0 if keep_id is None else (rows >= 0) & keep_id
+        id_part = self.ids(rows.clamp(min=0)) * known[..., None]
+        vectors: Tensor = id_part + self.content(content)
+        return vectors
+
+    def tables(self, rows: Tensor, content: Tensor, cold_prior: float = 0.0) -> ItemTables:
+        """Everything that scoring needs of each item.
+
+        Args:
+            rows: int64 [N], -1 where the item was not in training.
+            content: [N, content].
+            cold_prior: the prior of items that were not in training.
+        """
+        vectors = self.tower(rows, content)
+        prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], cold_prior)
+        return self.project(vectors, prior)
+
+    def project(self, vectors: Tensor, prior: Tensor) -> ItemTables:
+        """The cross-attention's projections of item vectors [N, dim]."""
+        normed = self.norm(vectors)
+        keys = self.cross.keys(normed)
+        values = keys if self.cross.tied else self.cross.values(normed)
+        outputs = split_heads(normed @ self.cross.w_o.weight, self.config.heads)
+        return ItemTables(vectors, self.cross.queries(normed), keys, values, outputs, prior)
+
+    # ------------------------------------------------------------------ the two parts
+
+    def summaries(self, events: Tensor, timestamps: Tensor) -> Tensor:
+        """h_t of each prefix, [B, L, dim]; zero without an encoder. Arguments as the encoder's."""
+        if self.encoder is None or events.shape[1] == 0:
+            return torch.zeros_like(events)
+        summary: Tensor = self.encoder(events, timestamps)
+        return summary
+
+    def target_attention(
+        self, tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Σ_h ⟨context_h, o_h⟩ of every item of `tables` as the target of one prefix each.
+
+        Args:
+            tables: the targets, N items.
+            keys: [B, H, L, d].
+            values: [B, H, L, d].
+            bias: [B, H, L]; -inf hides a row.
+
+        Returns:
+            Tensor: [B, N], the fused path of `attend`.
+        """
+        context = context_only(tables.queries, keys, values, bias=bias[:, :, None])  # (B, H, N, d)
+        return torch.einsum("bhnd,hnd->bn", context, tables.outputs)
+
+    def target_attention_prefixes(
+        self, tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> Tensor:
+        """The same for T prefixes of each history at once, in matrix products.
+
+        The exponential of a score factors into a part of (target, row) and a part of (prefix, row),
+        e^(s_cj + b_tj) = e^(s_cj) e^(b_tj), so numerator and denominator of all prefixes are the
+        products E·Wᵀ and (E ⊙ G)·Wᵀ with E = e^s [N, L], G = ⟨v_j, o_c⟩ [N, L], W = e^b [T, L]:
+        L exponentials a target instead of T·L.
+
+        Args:
+            tables: the targets, N items.
+            keys: [B, H, L, d].
+            values: [B, H, L, d].
+            bias: [B, H, T, L]; -inf hides a row from a prefix; no prefix may be empty.
+
+        Returns:
+            Tensor: [B, T, N].
+        """
+        score = (tables.queries @ keys.mT) / keys.shape[-1] ** 0.5  # (B, H, N, L)
+        gain = tables.outputs @ values.mT  # (B, H, N, L)
+        # Softmax does not see what is subtracted from all its scores; the peaks keep e^x small.
+        shared = torch.exp(score - score.detach().amax(-1, keepdim=True))
+        prefix = torch.exp(bias - bias.detach().amax(-1, keepdim=True)).mT  # (B, H, L, T)
+        total = shared @ prefix
+        weighted = (shared * gain) @ prefix
+        # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.
+        return (weighted / total.clamp(min=1e-20)).sum(1).mT  # (B, N, T) -> (B, T, N)
+
+    # ------------------------------------------------------------------ candidate generation
+
+    @staticmethod
+    def candidate_keys(tables: ItemTables) -> Tensor:
+        """Keys [N, dim + H·d + 1]: the product with `candidate_query` approximates s(u, c)."""
+        return torch.cat([tables.vectors, merge_heads(tables.outputs), tables.prior[:, None]], 1)
+
+    @staticmethod
+    def candidate_query(summary: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
+
+        The target-dependent part of the logits is left out, so each head's context is the mean of
+        the values under the softmax of the biases alone.
+
+        Args:
+            summary: h_u, [dim].
+            values: [H, n, d].
+            bias: [H, n]; -inf hides a row.
+        """
+        nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
+        pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
+        return torch.cat([summary, merge_heads(pooled)[0], summary.new_ones(1)])
+
+
+def identity(dimension: int) -> Recommender:
+    """The model before any training: one head whose projections are the identity on content.
+
+    Layer-normed unit vectors have length √d, so a score is √d·cos(c, j): sharp enough that the most
+    similar events count most. Its values point back at content, so that the attention part is the
+    mean cosine of a target with what was attended. There is no sequence part.
+
+    Args:
+        dimension: of the text embeddings.
+    """
+    config = RecommenderConfig(items=0, content=dimension, dim=dimension, heads=1, blocks=0)
+    model = Recommender(config)
+    eye = torch.eye(dimension)
+    with torch.no_grad():
+        model.ids.weight.zero_()
+        model.content.weight.copy_(eye)
+        for projection in (model.cross.w_q, model.cross.w_k, model.cross.w_v):
+            if projection is not None:
+                projection.weight.copy_(eye)
+        model.cross.w_o.weight.copy_(eye / dimension)
+        model.recency.position.copy_(-torch.linspace(0, 1, len(model.recency.position))[:, None])
+    return model.eval()

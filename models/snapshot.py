@@ -1,0 +1,249 @@
+"""`Snapshot`: everything one answer needs, frozen; and the files a trained model is kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from models import coarse
+from models.catalogue import Catalogue
+from models.coarse import CoarseIndex
+from models.recommender import ItemTables, Recommender, RecommenderConfig, identity
+
+Counts = NDArray[np.int64]
+
+FORMAT = 1
+WEIGHTS, DESCRIPTION, ITEMS = "weights.safetensors", "model.json", "items.json"
+
+# Above this many items, candidates come from FAISS; below, one matrix-vector product is as fast.
+# Measured by `heed bench`: the product costs about 30 ns an item, IVF a fifth of a millisecond.
+INDEX_FROM = 20_000
+UNTRAINED = "untrained"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A trained model with the ids it was trained on.
+
+    Raises ValueError where the parts do not fit each other or a weight is not finite.
+    """
+
+    model: Recommender
+    item_ids: tuple[str, ...]  # row order of the id embedding
+    counts: Counts  # [N] events per item in training
+    encoder: str  # name of the text encoder whose vectors the model reads
+    metadata: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        items = self.model.config.items
+        if len(self.item_ids) != items or self.counts.shape != (items,):
+            raise ValueError(
+                f"the model has {items} items, the vocabulary {len(self.item_ids)}, "
+                f"the counts {self.counts.shape}: they must agree"
+            )
+        for name, weight in self.model.state_dict().items():
+            if not torch.isfinite(weight).all():
+                raise ValueError(f"weight {name} is not finite everywhere")
+
+    def pack(self) -> dict[str, bytes]:
+        """Named byte strings: safetensors and JSON, nothing pickled."""
+        tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
+        tensors["counts"] = torch.from_numpy(self.counts)
+        description = {
+            "format": FORMAT,
+            "config": self.model.config.as_dict(),
+            "encoder": self.encoder,
+            "metadata": dict(self.metadata),
+        }
+        return {
+            WEIGHTS: save(tensors),
+            DESCRIPTION: json.dumps(description, indent=1, allow_nan=False).encode(),
+            ITEMS: json.dumps(self.item_ids, ensure_ascii=False).encode(),
+        }
+
+    @classmethod
+    def unpack(cls, files: Mapping[str, bytes]) -> Trained:
+        """What `pack` wrote.
+
+        Raises:
+            ValueError: saying which file is missing, malformed or does not fit the others.
+        """
+        for name in (WEIGHTS, DESCRIPTION, ITEMS):
+            if name not in files:
+                raise ValueError(f"{name} is missing")
+        try:
+            description = json.loads(files[DESCRIPTION])
+            if description["format"] != FORMAT:
+                raise ValueError(f"format {description['format']} is not {FORMAT}")
+            config = RecommenderConfig(**description["config"])
+            encoder, metadata = str(description["encoder"]), dict(description["metadata"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{DESCRIPTION}: {error}") from error
+        try:
+            item_ids = tuple(str(id_) for id_ in json.loads(files[ITEMS]))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{ITEMS}: {error}") from error
+        try:
+            tensors = load(files[WEIGHTS])
+            counts = tensors.pop("counts").numpy()
+            model = Recommender(config)
+            model.load_state_dict(tensors)
+        except (SafetensorError, KeyError, RuntimeError) as error:
+            raise ValueError(f"{WEIGHTS}: {error}") from error
+        return cls(model.eval(), item_ids, counts, encoder, metadata)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One model version over one state of the catalogue. A request reads one and passes it down.
+
+    Rows are the catalogue's, whatever the model: a model finds its own ids among them.
+    """
+
+    version: str
+    model: Recommender
+    trained: Trained | None  # None: the identity on content
+    catalogue: Catalogue
+    trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
+    known: NDArray[np.bool_]  # [N] has a vector, from training or from text
+    tables: ItemTables
+    counts: Counts  # [N] popularity
+    index: CoarseIndex | None  # over `candidate_keys` of the first `indexed` items
+    indexed: int
+    key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
+    indexed_keys: int
+
+    @classmethod
+    def build(
+        cls,
+        version: str,
+        trained: Trained | None,
+        catalogue: Catalogue,
+        counts: Counts,
+        *,
+        index_from: int = INDEX_FROM,
+    ) -> Snapshot:
+        """Project the whole catalogue and index it where it is large.
+
+        Args:
+            version: what answers call this model.
+            trained: a trained model, or None for the identity on content.
+            catalogue: the items.
+            counts: live popularity [≤ N].
+            index_from: how many rows make an index worth it.
+
+        Raises:
+            ValueError: when the model reads vectors of another dimension.
+        """
+        if trained and trained.model.config.content != catalogue.dimension:
+            raise ValueError(
+                f"the model reads text vectors of dimension {trained.model.config.content}, "
+                f"the catalogue's have {catalogue.dimension}"
+            )
+        catalogue = catalogue.covering(trained.item_ids if trained else ())
+        model = trained.model if trained else identity(catalogue.dimension)
+        rows = _trained_rows(trained, catalogue)
+        counts = _padded(counts, len(catalogue))
+        tables = _tables(model, trained, rows, catalogue, counts)
+        index = key_index = None
+        if len(catalogue) >= index_from:
+            keys = model.candidate_keys(tables).numpy()
+            index = coarse.build("ivf", np.ascontiguousarray(keys))
+        if len(catalogue.keys) >= index_from:
+            key_index = coarse.build("ivf", catalogue.keys)
+        return cls(
+            version,
+            model,
+            trained,
+            catalogue,
+            rows,
+            catalogue.described | (rows >= 0).numpy(),
+            tables,
+            counts,
+            index,
+            len(catalogue) if index else 0,
+            key_index,
+            len(catalogue.keys) if key_index else 0,
+        )
+
+    def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:
+        """This version over a later state of its catalogue, or with later popularity.
+
+        The index stays: items that it does not hold are searched exactly beside it. Where earlier
+        field keys changed, so that its rows no longer mean the same, the key index is dropped.
+        """
+        rows = _trained_rows(self.trained, catalogue)
+        counts = _padded(counts, len(catalogue))
+        kept, old = self.indexed_keys, self.catalogue
+        same = catalogue is old or (
+            kept <= len(catalogue.keys)
+            and np.array_equal(catalogue.owners[:kept], old.owners[:kept])
+            and np.array_equal(catalogue.keys[:kept], old.keys[:kept])
+        )
+        return replace(
+            self,
+            catalogue=catalogue,
+            trained_rows=rows,
+            known=catalogue.described | (rows >= 0).numpy(),
+            counts=counts,
+            tables=_tables(self.model, self.trained, rows, catalogue, counts),
+            key_index=self.key_index if same else None,
+            indexed_keys=kept if same else 0,
+        )
+
+    @property
+    def personal(self) -> str:
+        """The reason an answer from someone's memory gives."""
+        return "personal" if self.trained else "content"
+
+
+def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """The rows by falling popularity, ties by row."""
+    rows = np.asarray(rows, dtype=np.int64)
+    return rows[np.argsort(-snapshot.counts[rows], kind="stable")]
+
+
+def _trained_rows(trained: Trained | None, catalogue: Catalogue) -> Tensor:
+    if trained is None:
+        return torch.full((len(catalogue),), -1)
+    # The vocabulary may have grown past this view of the catalogue; its rows are a prefix.
+    rows = np.full(len(catalogue.vocabulary), -1, dtype=np.int64)
+    rows[catalogue.vocabulary.rows(trained.item_ids)] = np.arange(len(trained.item_ids))
+    return torch.from_numpy(rows[: len(catalogue)].copy())
+
+
+def _padded(counts: Counts, size: int) -> Counts:
+    return np.concatenate([counts[:size], np.zeros(max(0, size - len(counts)), np.int64)])
+
+
+def _tables(
+    model: Recommender,
+    trained: Trained | None,
+    rows: Tensor,
+    catalogue: Catalogue,
+    counts: Counts,
+) -> ItemTables:
+    with torch.inference_mode():
+        content = torch.from_numpy(catalogue.content)
+        if trained is not None:
+            return model.tables(rows, content, cold_prior=_cold_prior(trained))
+        # Popularity decides only among items that content cannot tell apart.
+        popular = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
+        return model.tables(rows, content)._replace(prior=torch.from_numpy(0.05 * popular).float())
+
+
+def _cold_prior(trained: Trained) -> float:
+    """The prior of an item that was not trained: that of the least popular quarter."""
+    if not len(trained.counts):
+        return 0.0
+    rare = trained.counts <= np.quantile(trained.counts, 0.25)
+    return float(trained.model.prior.detach().numpy()[rare].mean())

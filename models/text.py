@@ -1,0 +1,90 @@
+"""Text to vectors: the `TextEncoder` protocol and the static encoder that ships in a wheel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+
+
+class TextEncoder(Protocol):
+    """Turns texts into unit vectors of one space.
+
+    `name` identifies the space: vectors of different names must never be compared.
+    """
+
+    @property
+    def name(self) -> str:
+        """What identifies the space of the vectors."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """The length of a vector."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors [n, dimension], float32; all zero for a text without any token."""
+        ...
+
+
+class StaticEncoder:
+    """Mean of static token embeddings (WordLlama, 256-d): microseconds a query, no network.
+
+    The weights and the tokenizer ship inside the installed package. Token embeddings are
+    averaged, so word order does not count.
+    """
+
+    name = "wordllama-l2-supercat-256"
+    dimension = 256
+
+    def __init__(self) -> None:
+        self._tokenizer, self._weight = _load_wordllama()
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors [n, 256], float32; all zero for a text without any token."""
+        out = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for start in range(0, len(texts), _BATCH):
+            batch = list(texts[start : start + _BATCH])
+            tokens = [
+                encoding.ids
+                for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False)
+            ]
+            flat = torch.tensor([token for ids in tokens for token in ids], dtype=torch.int64)
+            offsets = np.cumsum([0] + [len(ids) for ids in tokens[:-1]])
+            # A bag sums ragged texts without padding them to the longest; the mean's division
+            # is left out, since the vector is scaled to unit length anyway.
+            with torch.inference_mode():
+                bags = torch.nn.functional.embedding_bag(
+                    flat, self._weight, torch.from_numpy(offsets), mode="sum"
+                )
+                out[start : start + len(batch)] = torch.nn.functional.normalize(bags).numpy()
+        return out
+
+
+_BATCH = 1_024  # texts at a time: bounds the memory that a long list of long texts takes
+
+
+@cache
+def _load_wordllama() -> tuple[Any, torch.Tensor]:
+    """WordLlama's tokenizer and its token embeddings [vocabulary, 256], float32."""
+    # WordLlama configures the root logger when imported; a library must not: undone here.
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    import wordllama
+
+    root.handlers[:], root.level = handlers, level
+    # It looks for its tokenizer in the wrong folder ("tokenizer", not "tokenizers") and would
+    # download it; as a cache folder, its own package holds both files under the right names.
+    package = Path(wordllama.__file__).parent
+    model = wordllama.WordLlama.load(cache_dir=package, disable_download=True)
+    model.tokenizer.no_padding()
+    return model.tokenizer, torch.from_numpy(model.embedding)

@@ -1,0 +1,330 @@
+"""The questions: score, recommend, search, similar, attend. Each is answered from one snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue import ItemFilter
+from models.ranking import recommend, similar
+from models.scoring import Attending, Reason, Scores, UserMemory, explain, remember, score
+from models.search import Found, personal_bias, search
+from models.snapshot import Snapshot
+from service.asking import Asked, Pasts, attending
+from service.attending import attend_catalogue, attend_user, attend_vectors, vector_of
+from service.embeddings import Embeddings
+from service.errors import Invalid, NotFound
+from service.queries import (
+    Answer,
+    AnsweredItem,
+    Asker,
+    Attended,
+    AttendQuery,
+    Filter,
+    RecommendQuery,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+    VectorMemory,
+)
+from service.queries import UserMemory as AskedUser
+from service.serving import Serving
+from service.telemetry import Stages
+
+T = TypeVar("T")
+Rows = NDArray[np.int64]
+
+_PERSONAL = 200  # items found by text that a user's memory re-ranks
+
+
+class Answering:
+    """Answers questions from the snapshot and from histories that are never older than the store.
+
+    Args:
+        serving: holds the snapshot.
+        pasts: makes the past of whoever asks.
+        embeddings: encodes queries.
+        workers: where computing is done, beside the event loop.
+        exact_up_to: rows up to which `auto` attends exactly.
+        clock: microseconds UTC.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        pasts: Pasts,
+        embeddings: Embeddings,
+        *,
+        workers: Executor,
+        exact_up_to: int,
+        clock: Callable[[], int],
+    ) -> None:
+        self._serving = serving
+        self._pasts = pasts
+        self._embeddings = embeddings
+        self._workers = workers
+        self._exact_up_to = exact_up_to
+        self._clock = clock
+
+    async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
+        """Score targets. Raises `Invalid` naming the first target that has no vector."""
+        snapshot, asked, at = await self._ask(query.asker, stages)
+        targets = snapshot.catalogue.rows(query.item_ids)
+        for place, row in enumerate(targets.tolist()):
+            if row < 0 or not snapshot.known[row]:
+                raise NotFound(
+                    f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue"
+                )
+        how = attending(query.asker, self._exact_up_to)
+
+        def answer() -> tuple[Scores, list[list[Reason]]]:
+            user = remember(snapshot, asked.past, at)
+            scores = score(snapshot, user, targets, how)
+            return scores, _explained(
+                snapshot, user, targets, scores, how=how, top=query.asker.explain
+            )
+
+        scores, reasons = await self._compute(stages, "attend", answer)
+        return await self._answer(
+            snapshot,
+            query.asker,
+            asked,
+            rows=targets,
+            scores=scores,
+            reasons=reasons,
+            stages=stages,
+        )
+
+    async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
+        """Recommend items."""
+        snapshot, asked, at = await self._ask(query.asker, stages)
+        how = attending(query.asker, self._exact_up_to)
+        excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
+        if query.exclude_seen:
+            excluded = np.concatenate([excluded, asked.seen])
+        excluded = excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
+
+        def answer() -> tuple[Rows, Scores, list[list[Reason]]]:
+            user = remember(snapshot, asked.past, at)
+            ranked = recommend(
+                snapshot,
+                user,
+                limit=query.limit,
+                allowed=_allowed(snapshot, query.filter),
+                excluded=excluded,
+                diversity=query.diversity,
+                how=how,
+            )
+            reasons = _explained(
+                snapshot, user, ranked.rows, ranked.scores, how=how, top=query.asker.explain
+            )
+            return ranked.rows, ranked.scores, reasons
+
+        rows, scores, reasons = await self._compute(stages, "attend", answer)
+        return await self._answer(
+            snapshot, query.asker, asked, rows=rows, scores=scores, reasons=reasons, stages=stages
+        )
+
+    async def search(self, query: SearchQuery, stages: Stages) -> Answer:
+        """Search items by text; the memory of whoever asks re-ranks what was found."""
+        snapshot, asked, at = await self._ask(query.asker, stages)
+        how = attending(query.asker, self._exact_up_to)
+
+        def answer() -> Found:
+            text = self._embeddings.query(query.query)
+            allowed = _allowed(snapshot, query.filter)
+            user = remember(snapshot, asked.past, at)
+            bias = None
+            if len(user):
+                near = search(snapshot, text, limit=max(_PERSONAL, query.limit), allowed=allowed)
+                bias = personal_bias(snapshot, score(snapshot, user, near.rows, how), near.rows)
+            return search(
+                snapshot,
+                text,
+                limit=query.limit,
+                allowed=allowed,
+                temperature=query.asker.temperature,
+                hard=query.asker.hard,
+                bias=bias,
+            )
+
+        found = await self._compute(stages, "attend", answer)
+        catalogue = snapshot.catalogue
+        items = tuple(
+            AnsweredItem(
+                catalogue.vocabulary.id(row),
+                float(found.scores[place]),
+                catalogue.titles[row],
+                weight=float(found.weights[place]),
+                matched=found.matched[place],
+            )
+            for place, row in enumerate(found.rows.tolist())
+        )
+        return Answer(items, snapshot.version, found.mode)
+
+    async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
+        """Items like one. Raises `NotFound`."""
+        with stages("store"):
+            snapshot = await self._serving.current()
+        row = snapshot.catalogue.row(query.item_id)
+        if row < 0 or not snapshot.known[row]:
+            raise NotFound(f"no item {query.item_id!r} in the catalogue")
+
+        def answer() -> tuple[Rows, NDArray[np.float32]]:
+            allowed = _allowed(snapshot, query.filter)
+            return similar(snapshot, row, limit=query.limit, allowed=allowed)
+
+        rows, cosines = await self._compute(stages, "attend", answer)
+        catalogue = snapshot.catalogue
+        items = tuple(
+            AnsweredItem(catalogue.vocabulary.id(other), float(value), catalogue.titles[other])
+            for other, value in zip(rows.tolist(), cosines, strict=True)
+        )
+        return Answer(items, snapshot.version)
+
+    async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
+        """The bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
+        with stages("store"):
+            snapshot = await self._serving.current()
+        asked: int | NDArray[np.float32]
+        if query.item_id is not None:
+            asked, vector = vector_of(snapshot, query.item_id)
+        elif query.text is not None:
+            asked = vector = self._embeddings.query(query.text)
+        elif query.vector is not None:
+            asked = vector = query.vector
+        else:
+            raise Invalid("/query", "one of vector, item_id and text must be given")
+        memory = query.memory
+        if isinstance(memory, VectorMemory):
+            return await self._compute(
+                stages, "attend", lambda: attend_vectors(query, memory, vector)
+            )
+        if not isinstance(memory, AskedUser):
+            return await self._compute(
+                stages, "attend", lambda: attend_catalogue(query, snapshot, vector)
+            )
+        asker = Asker(user_id=memory.user_id, visible=query.visible, at=query.at)
+        snapshot, past, at = await self._ask(asker, stages)
+
+        def answer() -> tuple[Attended, UserMemory]:
+            user = remember(snapshot, past.past, at)
+            return attend_user(query, snapshot, user, asked), user
+
+        attended, user = await self._compute(stages, "attend", answer)
+        sources = [int(user.source[row]) for row in attended.rows]
+        with stages("explain"):
+            ids = await self._pasts.names(memory.user_id, past, sources)
+        return replace(attended, ids=ids)
+
+    # ------------------------------------------------------------------ the parts
+
+    async def _ask(self, asker: Asker, stages: Stages) -> tuple[Snapshot, Asked, int]:
+        """One snapshot, what the asker did, and the request's time."""
+        at = self._clock() if asker.at is None else asker.at
+        with stages("store"):
+            # The history first: what it names is then in the catalogue that is read after it.
+            stored = await self._pasts.history(asker.user_id)
+            snapshot = await self._serving.current()
+        return snapshot, self._pasts.past(snapshot, asker, stored, at), at
+
+    async def _compute(self, stages: Stages, stage: str, work: Callable[[], T]) -> T:
+        """Run `work` off the event loop."""
+        with stages(stage):
+            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    async def _answer(
+        self,
+        snapshot: Snapshot,
+        asker: Asker,
+        asked: Asked,
+        *,
+        rows: NDArray[np.int32] | Rows,
+        scores: Scores,
+        reasons: Sequence[Sequence[Reason]],
+        stages: Stages,
+    ) -> Answer:
+        catalogue = snapshot.catalogue
+        with stages("explain"):
+            flat = [reason for group in reasons for reason in group]
+            named = await self._pasts.explained(snapshot, asker.user_id, asked, flat)
+        at = 0  # how many of the named reasons are given out
+        items = []
+        reason = snapshot.personal if scores.memory else "popular"
+        for place, (row, total, sequence, attention, prior, mass) in enumerate(
+            zip(
+                rows.tolist(),
+                scores.total.tolist(),
+                scores.sequence.tolist(),
+                scores.attention.tolist(),
+                scores.prior.tolist(),
+                scores.mass.tolist(),
+                strict=True,
+            )
+        ):
+            explanation = None
+            if asker.explain:
+                count = len(reasons[place])
+                explanation = named[at : at + count]
+                at += count
+            items.append(
+                AnsweredItem(
+                    catalogue.vocabulary.id(row),
+                    total,
+                    catalogue.titles[row],
+                    parts={"sequence": sequence, "attention": attention, "prior": prior},
+                    reason=reason,
+                    explanation=explanation,
+                    mass=mass,
+                )
+            )
+        return Answer(tuple(items), snapshot.version, scores.mode)
+
+
+def _allowed(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
+    """The items that a filter lets pass, [N]."""
+    if wanted.empty:
+        return snapshot.catalogue.listed
+    return snapshot.catalogue.allowed(
+        ItemFilter(
+            wanted.any,
+            wanted.all,
+            wanted.none,
+            wanted.attributes,
+            wanted.published_since,
+            wanted.published_until,
+        )
+    )
+
+
+def _explained(
+    snapshot: Snapshot,
+    user: UserMemory,
+    rows: NDArray[np.int32] | Rows,
+    scores: Scores,
+    *,
+    how: Attending,
+    top: int,
+) -> list[list[Reason]]:
+    """The reasons of each of the rows; none where none were asked for."""
+    if not top:
+        return []
+    rest = (scores.sequence + scores.prior).tolist()
+    return [
+        explain(
+            snapshot,
+            user,
+            row,
+            top,
+            how,
+            rest=rest[place],
+            within=None if scores.within is None else scores.within[place],
+        )
+        for place, row in enumerate(rows.tolist())
+    ]

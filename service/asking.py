@@ -1,0 +1,213 @@
+"""From who asks to what attends: the stored history, the session and the profile as one past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.scoring import Attending, Past, Reason
+from models.snapshot import Snapshot
+from models.vocabulary import Vocabulary
+from service.embeddings import Embeddings
+from service.histories import Histories, Materialised, weights_of
+from service.queries import Asker, Contribution, InlineEvent, Visible
+from service.stores.base import Store, Vectors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A past, and what is needed to name its rows in an explanation."""
+
+    past: Past
+    rows: NDArray[np.int32]  # [n] vocabulary rows of the events
+    seqs: NDArray[np.int64]  # [n] the store's number of each event; 0 = inline
+    types: Sequence[str]  # n
+    interests: Sequence[str]  # of the profile, in the order of its rows
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """The distinct items of the events, visible or not."""
+        return np.unique(self.rows[self.rows >= 0]).astype(np.int64)
+
+
+class _Columns(NamedTuple):
+    rows: NDArray[np.int32]
+    timestamps: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    codes: NDArray[np.int16]
+    seqs: NDArray[np.int64]
+
+
+class Pasts:
+    """Makes the past of whoever asks."""
+
+    def __init__(
+        self,
+        store: Store,
+        histories: Histories,
+        vocabulary: Vocabulary,
+        embeddings: Embeddings,
+    ) -> None:
+        self._store = store
+        self._histories = histories
+        self._vocabulary = vocabulary
+        self._embeddings = embeddings
+
+    async def history(self, user_id: str | None) -> Materialised | None:
+        """The stored history of whoever asks, as of now."""
+        return None if user_id is None else await self._histories.get(user_id)
+
+    def past(self, snapshot: Snapshot, asker: Asker, stored: Materialised | None, at: int) -> Asked:
+        """The stored events with the session's laid over them, in time order, and the profile.
+
+        Args:
+            snapshot: for the categories of items.
+            asker: who asks, and what may be seen.
+            stored: from `history`.
+            at: the request's time; session events without a time happened just now.
+        """
+        inline = asker.history or ()
+        rows, timestamps, weights, codes, seqs = self._columns(stored, inline, at)
+        vectors: dict[int, Vectors] = dict(stored.vectors) if stored else {}
+        if inline:
+            order = np.argsort(timestamps, kind="stable")
+            place = np.argsort(order)
+            vectors = {int(place[event]): pair for event, pair in vectors.items()}
+            rows, timestamps, weights = rows[order], timestamps[order], weights[order]
+            codes, seqs = codes[order], seqs[order]
+        visible = self._visible(snapshot, asker.visible, rows, timestamps, codes)
+        interests = stored.user.interests if stored and stored.user else ()
+        profile_rows, profile_content = self._profile(snapshot, interests)
+        past = Past(rows, timestamps, weights, visible, vectors, profile_rows, profile_content)
+        types = self._histories.types
+        return Asked(past, rows, seqs, [types.id(code) for code in codes.tolist()], interests)
+
+    async def explained(
+        self, snapshot: Snapshot, user_id: str | None, asked: Asked, reasons: Sequence[Reason]
+    ) -> tuple[Contribution, ...]:
+        """Reasons with the names of what they speak of."""
+        events = [reason.source for reason in reasons if reason.source >= 0]
+        names = await self._event_ids(user_id, asked, events)
+        return tuple(self._contribution(snapshot, asked, reason, names) for reason in reasons)
+
+    async def names(self, user_id: str, asked: Asked, sources: Sequence[int]) -> tuple[str, ...]:
+        """What rows of a memory are called: event ids, and the interests of profile entries."""
+        known = await self._event_ids(user_id, asked, [s for s in sources if s >= 0])
+        return tuple(asked.interests[-1 - s] if s < 0 else known.get(s) or "" for s in sources)
+
+    # ------------------------------------------------------------------ the parts
+
+    async def _event_ids(
+        self, user_id: str | None, asked: Asked, events: Sequence[int]
+    ) -> dict[int, str | None]:
+        """Ids of stored events by their place in the past."""
+        stored = [event for event in dict.fromkeys(events) if asked.seqs[event] > 0]
+        if not stored or user_id is None:
+            return {}
+        ids = await self._store.event_ids(
+            user_id,
+            [int(asked.seqs[event]) for event in stored],
+            [int(asked.past.timestamps[event]) for event in stored],
+        )
+        return dict(zip(stored, ids, strict=True))
+
+    def _columns(
+        self, stored: Materialised | None, inline: Sequence[InlineEvent], at: int
+    ) -> _Columns:
+        """Rows, timestamps, weights, type codes and seqs of the stored events, then the inline."""
+        if stored is not None and not inline:
+            seqs = stored.seqs.astype(np.int64)
+            weights = weights_of(stored)
+            return _Columns(stored.rows, stored.timestamps, weights, stored.types, seqs)
+        types = self._histories.types
+        rows = np.array([self._vocabulary.row(e.item_id) for e in inline], dtype=np.int32)
+        times = [at if e.timestamp is None else e.timestamp for e in inline]
+        timestamps = np.array(times, dtype=np.int64)
+        weights = np.array([e.weight for e in inline], dtype=np.float32)
+        codes = np.array([types.add(e.type) for e in inline], dtype=np.int16)
+        seqs = np.zeros(len(inline), dtype=np.int64)
+        if stored is None:
+            return _Columns(rows, timestamps, weights, codes, seqs)
+        return _Columns(
+            np.concatenate([stored.rows, rows]),
+            np.concatenate([stored.timestamps, timestamps]),
+            np.concatenate([weights_of(stored), weights]),
+            np.concatenate([stored.types, codes]),
+            np.concatenate([stored.seqs.astype(np.int64), seqs]),
+        )
+
+    def _visible(
+        self,
+        snapshot: Snapshot,
+        wanted: Visible,
+        rows: NDArray[np.int32],
+        timestamps: NDArray[np.int64],
+        codes: NDArray[np.int16],
+    ) -> NDArray[np.bool_] | None:
+        if wanted == Visible():
+            return None
+        visible = np.ones(len(rows), dtype=np.bool_)
+        if wanted.since is not None:
+            visible &= timestamps >= wanted.since
+        if wanted.until is not None:
+            visible &= timestamps < wanted.until
+        if wanted.types is not None:
+            accepted = [self._histories.types.row(name) for name in wanted.types]
+            visible &= np.isin(codes, accepted)
+        if wanted.categories is not None:
+            inside = np.append(snapshot.catalogue.in_categories(wanted.categories), [False])
+            visible &= inside[np.where(rows < len(snapshot.catalogue), rows, -1)]
+        return visible
+
+    def _profile(
+        self, snapshot: Snapshot, interests: Sequence[str]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:
+        """An interest is the item of that id, where there is one, and else a category's name."""
+        rows = snapshot.catalogue.rows(interests)
+        for at, row in enumerate(rows.tolist()):
+            if row >= 0 and not snapshot.known[row]:
+                rows[at] = -1
+        if not len(rows) or rows.min() >= 0:
+            return rows, None
+        return rows, np.stack([self._embeddings.query(word) for word in interests])
+
+    def _contribution(
+        self,
+        snapshot: Snapshot,
+        asked: Asked,
+        reason: Reason,
+        names: dict[int, str | None],
+    ) -> Contribution:
+        numbers = (reason.weight, reason.contribution, reason.without)
+        if reason.source < 0:
+            word = asked.interests[-1 - reason.source]
+            row = snapshot.catalogue.row(word)
+            title = snapshot.catalogue.titles[row] if row >= 0 else word
+            return Contribution(None, word if row >= 0 else None, title, "profile", None, *numbers)
+        row = int(asked.rows[reason.source])
+        titles = snapshot.catalogue.titles
+        return Contribution(
+            names.get(reason.source),
+            self._vocabulary.id(row),
+            titles[row] if row < len(titles) else "",
+            asked.types[reason.source],
+            int(asked.past.timestamps[reason.source]),
+            *numbers,
+        )
+
+
+def attending(asker: Asker, exact_up_to: int) -> Attending:
+    """How this asker's memory is attended."""
+    return Attending(
+        asker.temperature,
+        asker.hard,
+        asker.exclude_self,
+        asker.retrieval.mode,
+        asker.retrieval.k,
+        asker.retrieval.probes,
+        exact_up_to,
+    )

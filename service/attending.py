@@ -1,0 +1,195 @@
+"""The bare operator over any memory: a client's vectors, a user's history, the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention import split_heads
+from models.memory import KeyValueMemory
+from models.recommender import ItemTables
+from models.retrieval import exact, index_heads, retrieve
+from models.scorers import Additive, Scorer, cosine, scaled_dot
+from models.scoring import DEFAULT_K, UserMemory
+from models.snapshot import Snapshot
+from service.errors import Invalid, NotFound
+from service.queries import Attended, AttendQuery, VectorMemory
+
+Vector = NDArray[np.float32]
+
+
+class _Operands(NamedTuple):
+    query: Tensor  # [1, H, d]
+    memory: KeyValueMemory
+    visible: Tensor | None  # [n]
+
+
+def attend_vectors(query: AttendQuery, memory: VectorMemory, asked: Vector) -> Attended:
+    """Attend over rows the client brought; `asked` is the query vector [d].
+
+    Raises:
+        Invalid: where dimensions do not fit.
+    """
+    heads = query.heads or 1
+    if asked.shape[0] != memory.keys.shape[1]:
+        raise Invalid(
+            "/query",
+            f"the query has dimension {asked.shape[0]}, the keys have {memory.keys.shape[1]}: "
+            "they must agree",
+        )
+    for name, width in (("keys", memory.keys.shape[1]), ("values", memory.values.shape[1])):
+        if width % heads:
+            raise Invalid("/heads", f"must divide the dimension of the {name}, {width}")
+    bias = None if memory.bias is None else torch.from_numpy(memory.bias)
+    rows = KeyValueMemory(
+        _split(memory.keys, heads), _split(memory.values, heads), bias=bias
+    )  # fmt: skip
+    visible = None if memory.visible is None else torch.from_numpy(memory.visible)
+    operands = _Operands(_split(asked[None], heads), rows, visible)
+    return _attend(query, operands)
+
+
+def attend_user(
+    query: AttendQuery,
+    snapshot: Snapshot,
+    user: UserMemory,
+    asked: Vector | int,
+) -> Attended:
+    """Attend over a user's memory through the model's projections.
+
+    Args:
+        query: the request.
+        snapshot: the model.
+        user: from `remember` with the same snapshot.
+        asked: an item row, or a vector of the content space.
+
+    Raises:
+        Invalid: when another number of heads than the model's is asked for.
+    """
+    heads = user.memory.heads
+    if query.heads not in {None, heads}:
+        raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
+    if isinstance(asked, int):
+        vector = snapshot.tables.queries[:, asked]  # (H, d)
+        visible = user.rows != asked if query.exclude_self else None
+    else:
+        vector = _projected(snapshot, asked).queries[:, 0]
+        visible = None
+    return _attend(query, _Operands(vector[None], user.memory, visible), snapshot.version)
+
+
+def attend_catalogue(query: AttendQuery, snapshot: Snapshot, asked: Vector) -> Attended:
+    """Attend over the field keys of all listed items; each key's value is its item's vector.
+
+    Raises:
+        Invalid: where dimensions do not fit.
+    """
+    catalogue = snapshot.catalogue
+    if asked.shape[0] != catalogue.dimension:
+        raise Invalid(
+            "/query/vector",
+            f"has dimension {asked.shape[0]}, the catalogue's keys have {catalogue.dimension}",
+        )
+    heads = query.heads or 1
+    if catalogue.dimension % heads:
+        raise Invalid("/heads", f"must divide the keys' dimension, {catalogue.dimension}")
+    places = np.flatnonzero(catalogue.listed[catalogue.owners])
+    owners = catalogue.owners[places]
+    memory = KeyValueMemory(
+        _split(catalogue.keys[places], heads), _split(catalogue.content[owners], heads)
+    )
+
+    operands = _Operands(_split(asked[None], heads), memory, None)
+    found = _attend(query, operands, snapshot.version)
+    ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
+    return replace(found, ids=ids)
+
+
+def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
+    """An item's row and its content vector.
+
+    Raises:
+        NotFound: when the catalogue has no such item.
+    """
+    row = snapshot.catalogue.row(item_id)
+    if row < 0 or not snapshot.known[row]:
+        raise NotFound(f"no item {item_id!r} with a vector")
+    return row, snapshot.catalogue.content[row]
+
+
+def _attend(
+    query: AttendQuery,
+    operands: _Operands,
+    version: str | None = None,
+) -> Attended:
+    memory, count = operands.memory, len(operands.memory)
+    score = _scorer(query, memory.keys.shape[2])
+    coarse = query.retrieval.mode == "coarse" or (
+        query.retrieval.mode == "auto" and count > _EXACT_UP_TO
+    )
+    with torch.inference_mode():
+        if coarse and count:
+            found = retrieve(
+                operands.query,
+                memory,
+                index_heads(memory, "flat", score=score),
+                min(query.retrieval.k or DEFAULT_K, count),
+                visible=operands.visible,
+                score=score,
+                temperature=query.temperature,
+                hard=query.hard,
+                probes=query.retrieval.probes,
+            )
+        else:
+            found = exact(
+                operands.query,
+                memory,
+                visible=operands.visible,
+                score=score,
+                temperature=query.temperature,
+                hard=query.hard,
+            )
+        weights = found.weights[0]  # (H, k)
+        if found.rows is not None:  # each head has rows of its own: laid over all rows
+            dense = weights.new_zeros(len(weights), count + 1)
+            dense.scatter_(1, torch.where(found.rows[0] < 0, count, found.rows[0]), weights)
+            weights = dense[:, :count]
+        mean = weights.mean(0)
+        order = torch.argsort(mean, descending=True, stable=True)
+        top = order[mean[order] > 0][: query.limit]
+        # Heads lie side by side in one context, as in multi-head attention before W_O.
+        context = found.context[0].flatten()
+        mass = found.mass[0] if found.mass is not None else torch.ones(memory.heads)
+    return Attended(
+        tuple(top.tolist()),
+        None,
+        tuple(tuple(row) for row in weights[:, top].tolist()),
+        tuple(context.tolist()),
+        tuple(mass.tolist()),
+        "coarse" if coarse else "exact",
+        version,
+    )
+
+
+_EXACT_UP_TO = 20_000  # rows: beyond, `auto` looks rows up before it attends
+
+
+def _scorer(query: AttendQuery, dimension: int) -> Scorer:
+    if query.scorer == "additive":
+        return Additive.plain(dimension)
+    return cosine if query.scorer == "cosine" else scaled_dot
+
+
+def _split(vectors: Vector, heads: int) -> Tensor:
+    """[n, H·d] -> [n, H, d]."""
+    return split_heads(torch.from_numpy(np.ascontiguousarray(vectors)), heads).transpose(0, 1)
+
+
+def _projected(snapshot: Snapshot, content: Vector) -> ItemTables:
+    with torch.inference_mode():
+        return snapshot.model.tables(torch.tensor([-1]), torch.from_numpy(content)[None])

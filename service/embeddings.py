@@ -1,0 +1,110 @@
+"""Text embeddings, computed once for each text: in memory for queries, on disk for items."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from models.text import TextEncoder
+
+Vectors = NDArray[np.float32]
+
+
+class Embeddings:
+    """An encoder that remembers.
+
+    What is kept on disk is derived: it is rebuilt when it is missing, damaged or of another
+    encoder, and losing it costs time only.
+    """
+
+    def __init__(self, encoder: TextEncoder, path: Path | None = None) -> None:
+        self._encoder = encoder
+        self._path = path
+        self._lock = threading.Lock()
+        self._rows: dict[bytes, int] = {}
+        self._vectors = np.zeros((0, encoder.dimension), dtype=np.float32)
+        self._saved = 0
+        self._query = lru_cache(maxsize=4_096)(self._encode_one)
+        if path is not None:
+            self._load(path)
+
+    @property
+    def name(self) -> str:
+        """What identifies the space of the vectors."""
+        return self._encoder.name
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self._encoder.dimension
+
+    def query(self, text: str) -> Vectors:
+        """The unit vector [D] of a query; of the latest few thousand the answer is remembered."""
+        return self._query(text)
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors [n, D] of item texts; those seen before are not encoded again."""
+        keys = [_digest(text) for text in texts]
+        with self._lock:
+            new = {key: text for key, text in zip(keys, texts, strict=True)
+                   if key not in self._rows}  # fmt: skip
+            if new:
+                first = len(self._vectors)
+                encoded = self._encoder.encode(list(new.values()))
+                self._vectors = np.concatenate([self._vectors, encoded])
+                self._rows |= {key: first + at for at, key in enumerate(new)}
+            return self._vectors[[self._rows[key] for key in keys]]
+
+    def save(self) -> None:
+        """Write what is new to disk: a new file beside the old, then renamed over it."""
+        with self._lock:
+            if self._path is None or self._saved == len(self._vectors):
+                return
+            hashes = np.frombuffer(b"".join(self._rows), dtype=np.uint8).reshape(-1, 16)
+            data = save({"hashes": hashes, "vectors": self._vectors.astype(np.float16)})
+            self._saved = len(self._vectors)
+        name = self._encoder.name.encode()
+        checksum = hashlib.blake2b(data, digest_size=16).digest()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".embeddings-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(checksum + len(name).to_bytes(2, "big") + name + data)
+        os.replace(temporary, self._path)
+
+    def _encode_one(self, text: str) -> Vectors:
+        vector: Vectors = self._encoder.encode([text])[0]
+        return vector
+
+    def _load(self, path: Path) -> None:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        size = int.from_bytes(content[16:18], "big")
+        name, data = content[18 : 18 + size], content[18 + size :]
+        if name != self._encoder.name.encode() or content[:16] != (
+            hashlib.blake2b(data, digest_size=16).digest()
+        ):
+            return
+        try:
+            parts = load(data)
+        except SafetensorError:
+            return
+        hashes = parts["hashes"].tobytes()
+        self._vectors = parts["vectors"].astype(np.float32)
+        self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
+        self._saved = len(self._vectors)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,295 @@
+"""The jobs of the service as one object: write, ask, run. No HTTP here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.text import StaticEncoder, TextEncoder
+from service.answering import Answering
+from service.asking import Pasts
+from service.embeddings import Embeddings
+from service.errors import Invalid, NotFound
+from service.histories import Histories
+from service.job import Job
+from service.jobs import Jobs
+from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
+from service.records import Event, Item, User
+from service.registry import Registry, Version
+from service.serving import Serving
+from service.settings import Settings
+from service.stores.base import Appended, Store
+from service.stores.sqlite import SQLiteStore
+from service.timestamps import to_rfc3339
+
+_log = logging.getLogger(__name__)
+
+_POPULARITY = 30.0  # seconds between two takings of the popularity counted since
+
+
+class Engine(Answering):
+    """Everything that routes ask for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        registry: Registry,
+        *,
+        encoder: TextEncoder,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+        workers = ThreadPoolExecutor(
+            max(1, min(4, os.cpu_count() or 1)),
+            thread_name_prefix="heed-compute",
+            # A pool thread starts with OpenMP's default; requests run beside each other instead.
+            initializer=torch.set_num_threads,
+            initargs=(1,),
+        )
+        embeddings = Embeddings(encoder, settings.data / EMBEDDINGS_FILE)
+        serving = Serving(store, registry, embeddings, workers)
+        self._histories = Histories(store, serving.vocabulary, settings.history_cache_bytes)
+        pasts = Pasts(store, self._histories, serving.vocabulary, embeddings)
+        super().__init__(
+            serving,
+            pasts,
+            embeddings,
+            workers=workers,
+            exact_up_to=settings.exact_up_to,
+            clock=clock,
+        )
+        self._pool = workers
+        self._jobs = Jobs(
+            settings.data, self._training, on_success=self._trained, threads=os.cpu_count() or 1
+        )
+        self._popularity: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
+        await self._serving.open()
+        self._popularity = asyncio.create_task(self._repopulate())
+
+    async def close(self) -> None:
+        """Stop the training, finish the work in hand and let go of the store."""
+        if self._popularity is not None:
+            self._popularity.cancel()
+        await self._jobs.close()
+        self._embeddings.save()
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+        await self._store.close()
+
+    @property
+    def model_version(self) -> str:
+        """The version that answers now."""
+        return self._serving.snapshot.version
+
+    # ------------------------------------------------------------------ write
+
+    async def put_items(self, items: Sequence[Item]) -> int:
+        """Insert or replace, all or nothing; how many."""
+        return await self._store.put_items(items)
+
+    async def get_item(self, item_id: str) -> Item:
+        """One item. Raises `NotFound`."""
+        (item,) = await self._store.get_items([item_id])
+        if item is None:
+            raise NotFound(f"no item {item_id!r}")
+        return item
+
+    async def delete_item(self, item_id: str) -> None:
+        """Take one item out of the catalogue; histories keep it. Raises `NotFound`."""
+        if not await self._store.delete_item(item_id):
+            raise NotFound(f"no item {item_id!r}")
+
+    async def page_items(self, cursor: str | None, limit: int) -> tuple[list[Item], str | None]:
+        """A page by item id and the cursor of the next."""
+        return await self._store.page_items(cursor=cursor, limit=limit)
+
+    async def ingest(self, events: Sequence[Event]) -> Appended:
+        """Append, all or nothing; durable when it returns. Raises `Conflict`."""
+        appended = await self._store.append(events)
+        if appended.stored:
+            self._serving.saw(events)
+        return appended
+
+    async def put_user(self, user: User) -> None:
+        """Replace a profile."""
+        await self._store.put_user(user)
+
+    async def get_user(self, user_id: str) -> User:
+        """A profile. Raises `NotFound`."""
+        user = await self._store.get_user(user_id)
+        if user is None:
+            raise NotFound(f"no user {user_id!r}")
+        return user
+
+    async def history(
+        self, user_id: str, cursor: str | None, limit: int
+    ) -> tuple[list[Event], str | None]:
+        """A page of events, newest first, and the cursor of the next."""
+        return await self._store.page(user_id, cursor=cursor, limit=limit)
+
+    async def delete_event(self, user_id: str, event_id: str) -> None:
+        """Forget one event. Raises `NotFound`."""
+        if not await self._store.delete_event(user_id, event_id):
+            raise NotFound(f"user {user_id!r} has no event {event_id!r}")
+
+    async def forget(self, user_id: str) -> int:
+        """Forget a user, history and profile; how many events that were."""
+        return await self._store.forget(user_id)
+
+    async def merge(self, user_id: str, source: str) -> int:
+        """Move the history and profile of `source` to `user_id`; how many events moved."""
+        return await self._store.merge(user_id, source)
+
+    # ------------------------------------------------------------------ run
+
+    async def train(self, options: Mapping[str, Any]) -> str:
+        """Start training; the job's id. Raises `Conflict` while one runs, `Invalid`."""
+        return await self._jobs.start(options)
+
+    async def job(self, job_id: str) -> Mapping[str, Any]:
+        """State, progress and result of a job. Raises `NotFound`."""
+        return _job_document(await self._jobs.get(job_id))
+
+    async def models(self) -> list[Mapping[str, Any]]:
+        """The versions on disk with their metrics, oldest first."""
+        loop = asyncio.get_running_loop()
+        versions = await loop.run_in_executor(None, self._registry.versions)
+        return [_version_document(version) for version in versions]
+
+    async def activate(self, version: str) -> Mapping[str, Any]:
+        """Serve this version. Raises `NotFound`, `Corrupt`, `ModelRejected`."""
+        before = self.model_version
+        snapshot = await self._serving.activate(version)
+        return {"model_version": snapshot.version, "previous": before}
+
+    async def ready(self) -> tuple[bool, Mapping[str, Any]]:
+        """Whether store and model answer, and what each said."""
+        healthy = await self._store.healthy()
+        return healthy, {"store": healthy, "model": self.model_version}
+
+    async def some_users(self, count: int) -> list[str]:
+        """Users with many events, for examples; not the most active of all."""
+
+        def look() -> list[str]:
+            columns = next(iter(self._store.scan(20_000)), None)
+            if columns is None:
+                return []
+            seen = np.bincount(columns.users, minlength=len(columns.user_ids))
+            typical = np.argsort(np.abs(seen - 100), kind="stable")[:count]
+            return [columns.user_ids[at] for at in typical.tolist()]
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, look)
+
+    async def stats(self) -> Mapping[str, float]:
+        """Numbers worth a gauge."""
+        counts = await self._store.counts()
+        return {
+            **{name: float(value) for name, value in counts.items()},
+            "catalogue_rows": float(len(self._serving.snapshot.catalogue)),
+            "cached_histories": float(len(self._histories)),
+            "cached_history_bytes": float(self._histories.nbytes),
+            "history_hits": float(self._histories.hits),
+            "history_misses": float(self._histories.misses),
+        }
+
+    # ------------------------------------------------------------------ the parts
+
+    async def _repopulate(self) -> None:
+        """Now and then, take over the popularity that was counted meanwhile."""
+        while True:
+            await asyncio.sleep(_POPULARITY)
+            try:
+                await self._serving.repopulate()
+            except Exception:  # noqa: BLE001 - popularity that is late is better than none at all
+                _log.exception("popularity was not refreshed")
+
+    def _training(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """The command that trains. Raises `Invalid` for an option it does not take."""
+        argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
+        argv += ["--data", str(self._settings.data.resolve())]
+        for name, value in options.items():
+            kind = TRAIN_OPTIONS.get(name)
+            if kind is None:
+                allowed = ", ".join(sorted(TRAIN_OPTIONS))
+                raise Invalid(f"/{name}", f"is not an option of training; those are {allowed}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < kind:
+                raise Invalid(f"/{name}", f"must be a whole number of at least {kind}")
+            argv += [f"--{name}", str(value)]
+        return argv
+
+    async def _trained(self, job: Job) -> None:
+        """Serve what a training published; what it refused to publish changes nothing."""
+        version = (job.result or {}).get("version")
+        if isinstance(version, str):
+            await self._serving.activate(version)
+
+
+TRAIN_OPTIONS = {"epochs": 1, "seed": 0}  # name -> least value
+
+
+async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None) -> Engine:
+    """An engine on the settings' data directory, ready to answer.
+
+    Raises:
+        Corrupt: naming the file of the store or of the model that fails its checks.
+        ModelRejected: when the current model does not fit this service.
+        Invalid: when the text encoder's dimension is not the configured one.
+    """
+    encoder = encoder or StaticEncoder()
+    if encoder.dimension != settings.embedding_dim:
+        raise Invalid(
+            "",
+            f"HEED_EMBEDDING_DIM is {settings.embedding_dim}, but the text encoder "
+            f"{encoder.name} gives {encoder.dimension} dimensions: they must agree",
+        )
+    settings.data.mkdir(parents=True, exist_ok=True)
+    store = SQLiteStore(settings.data / STORE_FILE)
+    engine = Engine(settings, store, Registry(settings.data / MODELS_FOLDER), encoder=encoder)
+    try:
+        await engine.open()
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+def _job_document(job: Job) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "state": job.state,
+        "options": dict(job.options),
+        "created": to_rfc3339(job.created),
+        "started": None if job.started is None else to_rfc3339(job.started),
+        "finished": None if job.finished is None else to_rfc3339(job.finished),
+        "progress": job.progress,
+        "metrics": job.metrics,
+        "result": job.result,
+        "error": job.error,
+    }
+
+
+def _version_document(version: Version) -> dict[str, Any]:
+    metadata = dict(version.metadata or {})
+    return {
+        "version": version.version,
+        "current": version.current,
+        "created": None if version.created is None else to_rfc3339(version.created),
+        "bytes": version.size,
+        "metrics": metadata.pop("metrics", None),
+        "metadata": metadata,
+        "broken": version.broken,
+    }

@@ -1,0 +1,6 @@
+"""Where things are in the data directory."""
+
+STORE_FILE = "heed.db"
+MODELS_FOLDER = "models"
+CACHE_FOLDER = "cache"  # downloads; may be deleted
+EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted

@@ -1,0 +1,217 @@
+"""What is served now: the snapshot, kept up with the store's catalogue and the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue import Catalogue, Entry
+from models.scoring import Past, remember, score
+from models.snapshot import UNTRAINED, Snapshot, Trained
+from models.vocabulary import Vocabulary
+from service.embeddings import Embeddings
+from service.errors import Corrupt, ModelRejected
+from service.records import Event, Item
+from service.registry import Registry
+from service.stores.base import Store
+
+_log = logging.getLogger(__name__)
+
+_POLL = 0.5  # seconds between looks at what other processes made current
+_FIELDS = ("title", "description", "tags", "categories")
+
+
+class Serving:
+    """Holds the one snapshot that requests read, and replaces it; it never changes one.
+
+    Vocabulary rows belong to the process: they keep their meaning across model versions, so
+    neither the catalogue's vectors nor the cached histories are rebuilt by a swap.
+    """
+
+    def __init__(
+        self, store: Store, registry: Registry, embeddings: Embeddings, executor: Executor
+    ) -> None:
+        self.vocabulary = Vocabulary()
+        self._store = store
+        self._registry = registry
+        self._embeddings = embeddings
+        self._executor = executor
+        self._lock = asyncio.Lock()
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._catalogue_version = 0
+        self._token: object = None
+        self._polled = 0.0
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The latest snapshot, which may lag behind the catalogue; see `current`."""
+        if self._snapshot is None:
+            raise RuntimeError("not opened")
+        return self._snapshot
+
+    async def open(self) -> None:
+        """Load the catalogue, popularity and the current model.
+
+        Raises:
+            Corrupt: naming the model file that fails its checks.
+            ModelRejected: when the current model does not fit this service.
+        """
+        loop = asyncio.get_running_loop()
+        changes = await self._store.catalogue_changes(0)
+        self._catalogue_version = changes.version
+        await loop.run_in_executor(self._executor, self._count)
+        self._token = self._registry.current_token()
+
+        def build() -> Snapshot:
+            empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary)
+            entries = [entry_of(item) for item in changes.upserted]
+            catalogue = empty.updated(entries, [], self._embeddings.encode)
+            self._embeddings.save()
+            return self._load(self._registry.current(), catalogue)
+
+        self._snapshot = await loop.run_in_executor(self._executor, build)
+
+    async def current(self) -> Snapshot:
+        """The snapshot with every acknowledged change of the catalogue in it."""
+        if time.monotonic() - self._polled > _POLL:
+            await self._follow()
+        if await self._store.catalogue_version() == self._catalogue_version:
+            return self.snapshot
+        async with self._lock:
+            if await self._store.catalogue_version() != self._catalogue_version:
+                changes = await self._store.catalogue_changes(self._catalogue_version)
+
+                def refresh() -> Snapshot:
+                    entries = [entry_of(item) for item in changes.upserted]
+                    now = self.snapshot
+                    catalogue = now.catalogue.updated(
+                        entries, changes.deleted, self._embeddings.encode
+                    )
+                    return now.refreshed(catalogue, self._counts)
+
+                loop = asyncio.get_running_loop()
+                self._snapshot = await loop.run_in_executor(self._executor, refresh)
+                self._catalogue_version = changes.version
+        return self.snapshot
+
+    async def activate(self, version: str) -> Snapshot:
+        """Serve this version; requests in flight keep the snapshot they have.
+
+        Raises:
+            NotFound: when there is no such version.
+            Corrupt: naming the file that fails its checks.
+            ModelRejected: when the model does not fit; the old one goes on serving.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            # Proven before it is pointed at, so that a bad version never becomes the current one.
+            new = await loop.run_in_executor(
+                self._executor, self._load, version, self.snapshot.catalogue
+            )
+            await loop.run_in_executor(self._executor, self._registry.activate, version)
+            self._token = self._registry.current_token()
+            self._snapshot = new
+        _log.info("serving model %s", version)
+        return new
+
+    def saw(self, events: Iterable[Event]) -> None:
+        """Count popularity as events come in; the snapshot takes it over when it is refreshed."""
+        rows = [self.vocabulary.add(event.item_id) for event in events]
+        size = len(self.vocabulary)
+        if size > len(self._counts):
+            self._counts = np.concatenate(
+                [self._counts, np.zeros(size - len(self._counts), np.int64)]
+            )
+        np.add.at(self._counts, rows, 1)
+
+    async def repopulate(self) -> None:
+        """Put the popularity counted so far into the snapshot."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            now = self.snapshot
+            self._snapshot = await loop.run_in_executor(
+                self._executor, now.refreshed, now.catalogue, self._counts.copy()
+            )
+
+    # ------------------------------------------------------------------ the parts
+
+    async def _follow(self) -> None:
+        """Serve what another process made current."""
+        self._polled = time.monotonic()
+        token = self._registry.current_token()
+        if token == self._token:
+            return
+        version = self._registry.current()
+        if version is None or version == self.snapshot.version:
+            self._token = token
+            return
+        try:
+            await self.activate(version)
+        except (Corrupt, ModelRejected) as error:
+            # Said once for each token: the next publication is looked at afresh.
+            self._token = token
+            _log.error("model %s is not served, %s goes on: %s", version,
+                       self.snapshot.version, error.detail)  # fmt: skip
+
+    def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
+        if version is None:
+            return Snapshot.build(UNTRAINED, None, catalogue, self._counts)
+        name, files, _ = self._registry.load(version)
+        try:
+            trained = Trained.unpack(files)
+            if trained.encoder != self._embeddings.name:
+                raise ValueError(
+                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}"
+                )
+            snapshot = Snapshot.build(name, trained, catalogue, self._counts)
+            _warm(snapshot)
+        except ValueError as error:
+            raise ModelRejected(f"model {name}: {error}") from error
+        return snapshot
+
+    def _count(self) -> None:
+        """Popularity from the whole log."""
+        total: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        item_ids: list[str] = []
+        for columns in self._store.scan():
+            item_ids = columns.item_ids
+            seen = np.bincount(columns.items, minlength=len(item_ids))
+            total = np.concatenate([total, np.zeros(len(seen) - len(total), np.int64)]) + seen
+        rows = [self.vocabulary.add(item_id) for item_id in item_ids]
+        counts = np.zeros(len(self.vocabulary), dtype=np.int64)
+        counts[rows] = total
+        self._counts = counts
+
+
+def entry_of(item: Item) -> Entry:
+    """An item as the catalogue keeps it: its texts by field."""
+    texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
+    return Entry(
+        item.item_id,
+        item.title,
+        {name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
+        item.categories,
+        item.attributes,
+        item.embedding,
+        item.hidden,
+        item.published_at,
+    )
+
+
+def _warm(snapshot: Snapshot) -> None:
+    """One answer, so that a model that cannot give one is never served."""
+    rows = np.flatnonzero(snapshot.known)[:50].astype(np.int32)
+    if not len(rows):
+        return
+    times = np.zeros(len(rows), dtype=np.int64)
+    past = Past(rows, times, np.ones(len(rows), dtype=np.float32))
+    totals = score(snapshot, remember(snapshot, past, 0), rows).total
+    if not np.isfinite(totals.numpy()).all():
+        raise ValueError("its scores are not finite")
