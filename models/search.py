@@ -1,6 +1,7 @@
 """Search as attention: the text is the query, the fields of items are the keys, items the values.
 
-    logit(query, key) = cos(query, key) / τ - log m        weight(item) = Σ over its keys of softmax
+    logit(query, key) = cos(query, key) / τ + b_field - log m
+    weight(item) = Σ over its keys of softmax(logit)
 
 so that an item which matches in two fields gathers both. A key that m items share (a category that
 is all a field says) is one key with m values: its weight is split among them.
@@ -22,6 +23,8 @@ from models.snapshot import Snapshot
 Rows = NDArray[np.int64]
 
 TEMPERATURE = 0.05  # of the cosines: two keys .1 apart differ sevenfold in weight
+# What a match in a field is worth against one in the title, in logits: labels say little.
+FIELD_BIAS = {"tags": -1.0, "categories": -3.0}
 PERSONAL = 1.0  # logits that one standard deviation of the personal scores is worth
 COARSE_KEYS = 2_000  # field keys that reach the exact softmax when they come from the index
 
@@ -68,7 +71,8 @@ def search(
     owners = catalogue.owners[places].astype(np.int64)
     keys = torch.from_numpy(catalogue.keys[places])
     scale = TEMPERATURE * temperature
-    bias_of_key = -catalogue.common[places]
+    worth = np.array([FIELD_BIAS.get(name, 0.0) for name in catalogue.field_names], np.float32)
+    bias_of_key = worth[catalogue.field_codes[places]] - catalogue.common[places]
     if bias is not None:
         bias_of_key = bias_of_key + bias[owners]
     # `attend` adds the bias before it divides by the temperature.
