@@ -181,10 +181,15 @@ class Snapshot:
         The index stays: items that it does not hold are searched exactly beside it. Where earlier
         field keys changed, so that its rows no longer mean the same, the key index is dropped.
         """
-        rows = _trained_rows(self.trained, catalogue)
         counts = _padded(counts, len(catalogue))
+        if catalogue is self.catalogue:
+            tables = self.tables
+            if self.trained is None:
+                tables = tables._replace(prior=_popular(counts))
+            return replace(self, counts=counts, tables=tables)
+        rows = _trained_rows(self.trained, catalogue)
         kept, old = self.indexed_keys, self.catalogue
-        same = catalogue is old or (
+        same = (
             kept <= len(catalogue.keys)
             and np.array_equal(catalogue.owners[:kept], old.owners[:kept])
             and np.array_equal(catalogue.keys[:kept], old.keys[:kept])
@@ -236,9 +241,13 @@ def _tables(
         content = torch.from_numpy(catalogue.content)
         if trained is not None:
             return model.tables(rows, content, cold_prior=_cold_prior(trained))
-        # Popularity decides only among items that content cannot tell apart.
-        popular = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
-        return model.tables(rows, content)._replace(prior=torch.from_numpy(0.05 * popular).float())
+        return model.tables(rows, content)._replace(prior=_popular(counts))
+
+
+def _popular(counts: Counts) -> Tensor:
+    """The prior before any training: it decides only among items that content cannot tell apart."""
+    share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
+    return torch.from_numpy(0.05 * share).float()
 
 
 def _cold_prior(trained: Trained) -> float:

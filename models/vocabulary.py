@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,14 @@ class Vocabulary:
         ValueError: when an id is given twice at construction.
     """
 
-    __slots__ = ("_ids", "_rows")
+    __slots__ = ("_adding", "_ids", "_rows")
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
         self._ids: list[str] = list(ids)
         self._rows: dict[str, int] = {id_: row for row, id_ in enumerate(self._ids)}
         if len(self._rows) != len(self._ids):
             raise ValueError("a vocabulary's ids must be distinct")
+        self._adding = Lock()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -61,12 +63,16 @@ class Vocabulary:
     def add(self, id_: str) -> int:
         """The row of an id, given now if it had none."""
         row = self._rows.get(id_)
-        if row is None:
-            row = len(self._ids)
-            # The id is in place before its row can be found by a concurrent reader.
-            self._ids.append(id_)
-            self._rows[id_] = row
-        return row
+        if row is not None:
+            return row
+        with self._adding:  # another thread may have been faster
+            row = self._rows.get(id_)
+            if row is None:
+                row = len(self._ids)
+                # The id is in place before its row can be found by a concurrent reader.
+                self._ids.append(id_)
+                self._rows[id_] = row
+            return row
 
     def copy(self) -> Vocabulary:
         """A vocabulary that grows on its own from here."""

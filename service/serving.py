@@ -136,6 +136,8 @@ class Serving:
         async with self._lock:
             loop = asyncio.get_running_loop()
             now = self.snapshot
+            if np.array_equal(now.counts, self._counts[: len(now.counts)]):
+                return
             self._snapshot = await loop.run_in_executor(
                 self._executor, now.refreshed, now.catalogue, self._counts.copy()
             )
