@@ -126,8 +126,7 @@ def retrieve(
     rows = _candidates(query, indexes, fetch, lookup.seen, probes).to(query.device)
     if not direct:
         with torch.no_grad():
-            best = lookup.logits_at(rows).topk(k, dim=2)
-        rows = rows.gather(2, best.indices).masked_fill(best.values == -math.inf, -1)
+            rows = rows.gather(2, lookup.logits_at(rows).topk(k, dim=2).indices)
     newer = [torch.arange(len(index), n, device=query.device) for index in indexes]
     if any(len(fresh) for fresh in newer):
         fresh = nn.utils.rnn.pad_sequence(newer, batch_first=True, padding_value=-1)  # (H, f)

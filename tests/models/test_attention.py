@@ -347,7 +347,7 @@ def test_one_hot_retrieval_is_a_lookup() -> None:
     found = attend(torch.eye(6)[wanted], torch.eye(6), table, hard=True)
     assert torch.equal(found.context, table[wanted])
     assert torch.equal(found.weights, torch.eye(6)[wanted])
-    nearly = attend(torch.eye(6)[wanted], torch.eye(6), table, temperature=1e-35)
+    nearly = attend(torch.eye(6)[wanted], torch.eye(6), table, temperature=1e-40)
     assert torch.equal(nearly.context, table[wanted])
 
 
@@ -367,6 +367,19 @@ def test_equal_keys_tie_to_the_lowest_row(dim: int, n: int, targets: int, seed: 
     assert torch.equal(
         attend(query, strided, keys, visible=visible, hard=True).weights, found.weights
     )
+
+
+@quick
+@given(st.integers(1, 7), st.integers(0, 2**16))
+def test_equal_products_tie_to_the_lowest_row(dim: int, seed: int) -> None:
+    """Unlike keys whose products with the query are the same whole number tie, whatever √d is."""
+    rng = np.random.default_rng(seed)
+    query, keys = rng.integers(-3, 4, (4, dim)), rng.integers(-3, 4, (30, dim))
+    wanted = (query @ keys.T).argmax(1)  # numpy's argmax is the first
+    found = attend(
+        torch.from_numpy(query).float(), torch.from_numpy(keys).float(), torch.eye(30), hard=True
+    )
+    assert found.weights.argmax(-1).tolist() == wanted.tolist()
 
 
 def test_a_bias_breaks_the_tie_of_equal_keys() -> None:

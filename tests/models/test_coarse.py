@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.coarse import Kind, Metric, Rows, build, from_bytes, recall
-from models.points import Floats, Mask
+from models.points import Floats, Mask, equal_norms
 
 import faiss  # isort: skip  # after torch, which models.coarse imports first
 
@@ -122,12 +122,17 @@ def test_a_narrow_filter_is_exact(kind: Kind) -> None:
 def test_a_wide_filter_is_honoured(kind: Kind) -> None:
     """Through the structure itself: only allowed rows, and about as good as without a filter."""
     keys, queries = gaussian(6000), gaussian(20, seed=1)
+    keys[-1] *= 10  # would be the best of many, and is not allowed
     allow = np.random.default_rng(2).random(6000) < 0.5
-    found = build(kind, keys).search(queries, 10, allow=allow, exclude=np.array([1, 2, 3]))
+    allow[-1] = False
+    index = build(kind, keys)
+    found = index.search(queries, 10, allow=allow, exclude=np.array([1, 2, 3]))
     assert allow[found.rows].all()
     assert not np.isin(found.rows, [1, 2, 3]).any()
     allow[[1, 2, 3]] = False
-    assert recall(found.rows, best(true_scores(queries, keys), 10, allow)) > 0.8
+    wanted = best(true_scores(queries, keys), 10, allow)
+    assert recall(found.rows, wanted) > 0.8
+    assert recall(index.search(queries, 10, allow=allow, probes=6000).rows, wanted) > 0.95
 
 
 @pytest.mark.parametrize("metric", get_args(Metric))
@@ -148,6 +153,16 @@ def test_recall_of_few_rows_is_reported(
     harder = recall(index.search(queries, 32, probes=8000).rows, wanted)
     assert harder >= found
     assert harder > 0.95
+
+
+def test_equal_norms_turn_products_into_angles() -> None:
+    """Raised to one norm, the points nearest in angle are those of largest product."""
+    keys = gaussian(200) * np.linspace(0.1, 5, 200, dtype=np.float32)[:, None]
+    queries = gaussian(6, seed=1)
+    points, asked = equal_norms(keys), equal_norms(queries, query=True)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), np.linalg.norm(keys, axis=1).max())
+    angles = true_scores(asked, points, "cosine")
+    assert np.array_equal(best(angles, 50), best(true_scores(queries, keys), 50))
 
 
 def test_recall_counts_only_what_was_wanted() -> None:
