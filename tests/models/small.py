@@ -1,0 +1,107 @@
+"""Small things to test on: a model with every weight drawn, a text encoder, a catalogue, logs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from models.catalogue import Catalogue, Entry
+from models.data import Interactions
+from models.recommender import Recommender, RecommenderConfig
+from models.scoring import Past
+from models.snapshot import Snapshot, Trained
+
+DIMENSION = 8  # of the text embeddings
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+
+
+def encode(texts: Sequence[str]) -> NDArray[np.float32]:
+    """Unit vectors that depend on the text alone; zero for a text without a letter or digit."""
+    out = np.zeros((len(texts), DIMENSION), dtype=np.float32)
+    for row, text in enumerate(texts):
+        if any(letter.isalnum() for letter in text):
+            drawn = np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION)
+            out[row] = drawn / np.linalg.norm(drawn)
+    return out
+
+
+def random_model(seed: int = 0, **shape: Any) -> Recommender:
+    """A recommender in which no weight has its initial value, so that none can be forgotten."""
+    given: dict[str, Any] = {"items": 12, "content": DIMENSION, "dim": 12, "heads": 3, "blocks": 2}
+    model = Recommender(RecommenderConfig(**given | shape))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            drawn = torch.randn(weight.shape, generator=generator)
+            # Norms stay near 1, matrices near orthogonal, biases on the score of order 1.
+            if "norm" in name and name.endswith("weight"):
+                weight.copy_(1 + 0.3 * drawn)
+            elif weight.dim() == 2 and "recency" not in name:
+                weight.copy_(1.2 * drawn / weight.shape[1] ** 0.5)
+            else:
+                weight.copy_(0.7 * drawn)
+    return model.eval()
+
+
+def entries(count: int, first: int = 0) -> list[Entry]:
+    """Items i0, i1, …, each with a title and a description of its own."""
+    return [
+        Entry(f"i{n}", f"title {n}", {"title": f"title {n}", "description": f"about {n}"})
+        for n in range(first, first + count)
+    ]
+
+
+def catalogue(count: int) -> Catalogue:
+    """A catalogue of `entries`."""
+    return Catalogue.empty(DIMENSION).updated(entries(count), [], encode)
+
+
+def trained(model: Recommender, counts: ArrayLike | None = None) -> Trained:
+    """The model as trained on items i0, i1, …"""
+    items = model.config.items
+    given = np.arange(items) + 1 if counts is None else np.asarray(counts)
+    ids = tuple(f"i{n}" for n in range(items))
+    return Trained(model, ids, given.astype(np.int64), "fake", {"note": "small"})
+
+
+def snapshot(
+    items: int = 15, model: Recommender | None = None, counts: ArrayLike = (), **more: Any
+) -> Snapshot:
+    """Twelve trained items and a few that only their text describes."""
+    made = trained(model or random_model())
+    given = np.asarray(counts, dtype=np.int64)
+    return Snapshot.build("v1", made, catalogue(items), given, **more)
+
+
+def past(rows: ArrayLike, times: ArrayLike, weights: ArrayLike | None = None, **more: Any) -> Past:
+    """A past of these columns."""
+    items = np.asarray(rows, dtype=np.int32)
+    given = np.ones(len(items)) if weights is None else np.asarray(weights)
+    return Past(items, np.asarray(times, np.int64), given.astype(np.float32), **more)
+
+
+def random_past(seed: int, events: int, items: int, **more: Any) -> Past:
+    """Events over a few days, some at one moment, with weights around 1."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.choice(rng.integers(0, 5 * DAY, max(1, events)), events))
+    return past(rng.integers(0, items, events), times, rng.uniform(0.2, 3, events), **more)
+
+
+def cycle(users: int, length: int, items: int, seed: int = 0) -> Interactions:
+    """Everyone goes round the items in one order, from a place of their own."""
+    start = np.random.default_rng(seed).integers(0, items, users)
+    step = np.arange(length)
+    taken = (start[:, None] + step) % items
+    return Interactions.from_columns(
+        np.repeat(np.arange(users), length),
+        taken.ravel(),
+        np.tile(step * SECOND, users),
+        n_users=users,
+        n_items=items,
+    )
