@@ -164,7 +164,7 @@ class Recommender(nn.Module):
         total = shared @ prefix
         weighted = (shared * gain) @ prefix
         # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.
-        return (weighted / total.clamp(min=1e-20)).sum(1).mT  # (B, N, T) -> (B, T, N)
+        return (weighted / total.clamp(min=1e-30)).sum(1).mT  # (B, N, T) -> (B, T, N)
 
     # ------------------------------------------------------------------ candidate generation
 
