@@ -131,6 +131,8 @@ def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Te
     Each step takes the largest (1 - λ)·relevance - λ·(largest cosine to what was taken), relevance
     scaled to [0, 1] so that both terms are of one size.
     """
+    if not len(worth):
+        return torch.zeros(0, dtype=torch.int64)
     span = (worth.max() - worth.min()).clamp(min=1e-9)
     relevance = (worth - worth.min()) / span
     unit = torch.nn.functional.normalize(vectors, dim=1)
