@@ -38,7 +38,7 @@ class _Columns(NamedTuple):
     rows: NDArray[np.int32]
     timestamps: NDArray[np.int64]
     weights: NDArray[np.float32]
-    codes: NDArray[np.int16]
+    types: list[str]
     seqs: NDArray[np.int64]
 
 
@@ -71,20 +71,20 @@ class Pasts:
             at: the request's time; session events without a time happened just now.
         """
         inline = asker.history or ()
-        rows, timestamps, weights, codes, seqs = self._columns(stored, inline, at)
-        vectors: dict[int, Vectors] = dict(stored.vectors) if stored else {}
+        rows, timestamps, weights, types, seqs = self._columns(stored, inline, at)
+        vectors: dict[int, Vectors] = {} if stored is None else dict(stored.vectors)
         if inline:
             order = np.argsort(timestamps, kind="stable")
             place = np.argsort(order)
             vectors = {int(place[event]): pair for event, pair in vectors.items()}
             rows, timestamps, weights = rows[order], timestamps[order], weights[order]
-            codes, seqs = codes[order], seqs[order]
-        visible = self._visible(snapshot, asker.visible, rows, timestamps, codes)
-        interests = stored.user.interests if stored and stored.user else ()
+            types, seqs = [types[event] for event in order.tolist()], seqs[order]
+        visible = self._visible(snapshot, asker.visible, rows, timestamps, types)
+        user = None if stored is None else stored.user  # an empty history is false
+        interests = () if user is None else user.interests
         profile_rows, profile_content = self._profile(snapshot, interests)
         past = Past(rows, timestamps, weights, visible, vectors, profile_rows, profile_content)
-        types = self._histories.types
-        return Asked(past, rows, seqs, [types.id(code) for code in codes.tolist()], interests)
+        return Asked(past, rows, seqs, types, interests)
 
     async def explained(
         self, snapshot: Snapshot, user_id: str | None, asked: Asked, reasons: Sequence[Reason]
@@ -118,25 +118,29 @@ class Pasts:
     def _columns(
         self, stored: Materialised | None, inline: Sequence[InlineEvent], at: int
     ) -> _Columns:
-        """Rows, timestamps, weights, type codes and seqs of the stored events, then the inline."""
+        """Rows, timestamps, weights, types and seqs of the stored events, then the inline."""
+        types: list[str] = []
+        if stored is not None:
+            name = self._histories.types.id
+            types = [name(code) for code in stored.types.tolist()]
         if stored is not None and not inline:
             seqs = stored.seqs.astype(np.int64)
             weights = weights_of(stored)
-            return _Columns(stored.rows, stored.timestamps, weights, stored.types, seqs)
-        types = self._histories.types
+            return _Columns(stored.rows, stored.timestamps, weights, types, seqs)
+        # A session's names are not kept: questions must not make the process grow.
+        types += [e.type for e in inline]
         rows = np.array([self._vocabulary.row(e.item_id) for e in inline], dtype=np.int32)
         times = [at if e.timestamp is None else e.timestamp for e in inline]
         timestamps = np.array(times, dtype=np.int64)
         weights = np.array([e.weight for e in inline], dtype=np.float32)
-        codes = np.array([types.add(e.type) for e in inline], dtype=np.int16)
         seqs = np.zeros(len(inline), dtype=np.int64)
         if stored is None:
-            return _Columns(rows, timestamps, weights, codes, seqs)
+            return _Columns(rows, timestamps, weights, types, seqs)
         return _Columns(
             np.concatenate([stored.rows, rows]),
             np.concatenate([stored.timestamps, timestamps]),
             np.concatenate([weights_of(stored), weights]),
-            np.concatenate([stored.types, codes]),
+            types,
             np.concatenate([stored.seqs.astype(np.int64), seqs]),
         )
 
@@ -146,7 +150,7 @@ class Pasts:
         wanted: Visible,
         rows: NDArray[np.int32],
         timestamps: NDArray[np.int64],
-        codes: NDArray[np.int16],
+        types: Sequence[str],
     ) -> NDArray[np.bool_] | None:
         if wanted == Visible():
             return None
@@ -156,8 +160,8 @@ class Pasts:
         if wanted.until is not None:
             visible &= timestamps < wanted.until
         if wanted.types is not None:
-            accepted = [self._histories.types.row(name) for name in wanted.types]
-            visible &= np.isin(codes, accepted)
+            accepted = wanted.types
+            visible &= np.fromiter((t in accepted for t in types), np.bool_, len(types))
         if wanted.categories is not None:
             inside = np.append(snapshot.catalogue.in_categories(wanted.categories), [False])
             visible &= inside[np.where(rows < len(snapshot.catalogue), rows, -1)]

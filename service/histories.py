@@ -20,7 +20,7 @@ _OVERHEAD = 512  # bytes of Python objects behind one cached user, measured
 class Materialised:
     """A user's events as columns, oldest first, at one version of the store.
 
-    18 bytes an event; weights take four more only where one differs from 1.
+    20 bytes an event; weights take four more only where one differs from 1.
     """
 
     version: int
@@ -28,7 +28,7 @@ class Materialised:
     rows: NDArray[np.int32]  # [n] rows of the process's vocabulary
     timestamps: NDArray[np.int64]  # [n] microseconds UTC
     seqs: NDArray[np.uint32]  # [n]
-    types: NDArray[np.int16]  # [n] codes of the cache's type vocabulary
+    types: NDArray[np.int32]  # [n] codes of the cache's type vocabulary
     weights: NDArray[np.float32] | None  # [n]; None = all 1
     vectors: Mapping[int, Vectors]
     user: User | None
@@ -104,7 +104,7 @@ class Histories:
 
     def _materialise(self, history: History) -> Materialised:
         rows = np.array([self._items.add(id_) for id_ in history.item_ids], dtype=np.int32)
-        types = np.array([self.types.add(name) for name in history.types], dtype=np.int16)
+        types = np.array([self.types.add(name) for name in history.types], dtype=np.int32)
         weights = None if np.all(history.weights == 1) else history.weights
         return Materialised(
             history.version,
