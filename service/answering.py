@@ -208,7 +208,7 @@ class Answering:
             )
         if not isinstance(memory, AskedUser):
             return await self._compute(
-                stages, "attend", lambda: attend_catalogue(query, snapshot, vector)
+                stages, "attend", lambda: attend_catalogue(query, snapshot, asked)
             )
         asker = Asker(user_id=memory.user_id, visible=query.visible, at=query.at)
         snapshot, past, at = await self._ask(asker, stages)

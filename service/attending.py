@@ -69,7 +69,8 @@ def attend_user(
         asked: an item row, or a vector of the content space.
 
     Raises:
-        Invalid: when another number of heads than the model's is asked for.
+        Invalid: when another number of heads than the model's is asked for, or a vector is not of
+            the content space.
     """
     heads = user.memory.heads
     if query.heads not in {None, heads}:
@@ -78,33 +79,41 @@ def attend_user(
         vector = snapshot.tables.queries[:, asked]  # (H, d)
         visible = user.rows != asked if query.exclude_self else None
     else:
+        _check_content(snapshot, asked)
         vector = _projected(snapshot, asked).queries[:, 0]
         visible = None
     return _attend(query, _Operands(vector[None], user.memory, visible), snapshot.version)
 
 
-def attend_catalogue(query: AttendQuery, snapshot: Snapshot, asked: Vector) -> Attended:
+def attend_catalogue(query: AttendQuery, snapshot: Snapshot, asked: Vector | int) -> Attended:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
+
+    Args:
+        query: the request.
+        snapshot: the catalogue.
+        asked: an item row, or a vector of the content space.
 
     Raises:
         Invalid: where dimensions do not fit.
     """
     catalogue = snapshot.catalogue
-    if asked.shape[0] != catalogue.dimension:
-        raise Invalid(
-            "/query/vector",
-            f"has dimension {asked.shape[0]}, the catalogue's keys have {catalogue.dimension}",
-        )
+    seen = catalogue.listed[catalogue.owners]
+    if isinstance(asked, int):
+        vector = catalogue.content[asked]
+        if query.exclude_self:
+            seen &= catalogue.owners != asked
+    else:
+        _check_content(snapshot, asked)
+        vector = asked
     heads = query.heads or 1
     if catalogue.dimension % heads:
         raise Invalid("/heads", f"must divide the keys' dimension, {catalogue.dimension}")
-    places = np.flatnonzero(catalogue.listed[catalogue.owners])
+    places = np.flatnonzero(seen)
     owners = catalogue.owners[places]
     memory = KeyValueMemory(
         _split(catalogue.keys[places], heads), _split(catalogue.content[owners], heads)
     )
-
-    operands = _Operands(_split(asked[None], heads), memory, None)
+    operands = _Operands(_split(vector[None], heads), memory, None)
     found = _attend(query, operands, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
     return replace(found, ids=ids)
@@ -188,6 +197,14 @@ def _scorer(query: AttendQuery, dimension: int) -> Scorer:
 def _split(vectors: Vector, heads: int) -> Tensor:
     """[n, H·d] -> [n, H, d]."""
     return split_heads(torch.from_numpy(np.ascontiguousarray(vectors)), heads).transpose(0, 1)
+
+
+def _check_content(snapshot: Snapshot, vector: Vector) -> None:
+    dimension = snapshot.catalogue.dimension
+    if vector.shape[0] != dimension:
+        raise Invalid(
+            "/query/vector", f"has {vector.shape[0]} dimensions; this memory's queries {dimension}"
+        )
 
 
 def _projected(snapshot: Snapshot, content: Vector) -> ItemTables:
