@@ -138,14 +138,21 @@ class DatabaseFile:
     # ------------------------------------------------------------------ opening
 
     def _prepare(self) -> None:
+        log = Path(f"{self.path}-wal")
+        logged = log.exists() and log.stat().st_size > 0
+        if logged and not (self.path.exists() and self.path.stat().st_size):
+            raise Corrupt(f"{self.path} is empty, but its log is not")  # SQLite would delete it
         connection = self._connect(WRITE_WAIT)
         try:
+            if logged:
+                connection.execute("BEGIN IMMEDIATE")
+                check_wal(log)
+                connection.execute("ROLLBACK")
             if _is_new(connection):
+                if self.path.stat().st_size and not connection.pragma("page_count"):
+                    raise Corrupt(f"{self.path} is damaged: less than a page is left of it")
                 self._create(connection)
             self._check_identity(connection)
-            connection.execute("BEGIN IMMEDIATE")  # the log stands still while it is looked at
-            check_wal(self.path)
-            connection.execute("ROLLBACK")
             if self.path.stat().st_size <= CHECK_UP_TO:
                 self._check_pages(connection)
         finally:
@@ -179,10 +186,13 @@ class DatabaseFile:
         problem = connection.execute("PRAGMA quick_check(1)").get
         if problem != "ok":
             raise Corrupt(f"{self.path} is damaged: {problem}")
-        # A page that is cut off reads as zeros, which have a valid checksum. Once the whole log has
-        # been copied, the file must hold every page.
-        frames, copied = connection.wal_checkpoint()
+        # A page that is cut off reads as zeros, which have a valid checksum. But once the whole log
+        # has been copied, the file must hold every page there was before.
         pages, size = connection.pragma("page_count"), connection.pragma("page_size")
+        try:
+            frames, copied = connection.wal_checkpoint()
+        except apsw.BusyError:
+            return  # another process is at it, and did this check
         if frames == copied and self.path.stat().st_size < pages * size:
             raise Corrupt(f"{self.path} is damaged: it should have {pages} pages of {size} bytes")
 

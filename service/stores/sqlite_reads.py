@@ -1,6 +1,6 @@
 """What a SQLite store can be asked: synchronous, over a connection that only reads.
 
-A `with connection:` around several statements makes them one reading of one state of the database.
+A `with reading(connection):` around several statements has them see one state of the database.
 """
 
 from __future__ import annotations
@@ -18,6 +18,22 @@ from service.stores.encoding import cursor_of, item_from, position_of, user_from
 Rows = list[tuple[Any, ...]]
 
 REMEMBERED = 1_000_000  # names per table; ~150 MB when full
+
+
+class reading:  # noqa: N801  # it is used as a keyword would be
+    """A read transaction. Where an error has ended it already, leaving it is no second error."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN")
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
 
 class Spelling:
@@ -64,7 +80,7 @@ class Reads:
         self, connection: apsw.Connection, user_id: str, after: int, limit: int | None
     ) -> History:
         """`Store.history`."""
-        with connection:
+        with reading(connection):
             user_no, version, generation, next_seq, profile = connection.execute(
                 "SELECT user_no, version, generation, next_seq, profile FROM users"
                 " WHERE user_id = ?",
@@ -110,7 +126,7 @@ class Reads:
     ) -> tuple[list[Event], str | None]:
         """`Store.page`."""
         before = (2**63 - 1, 2**63 - 1) if cursor is None else position_of(cursor, int, int)
-        with connection:
+        with reading(connection):
             rows: Rows = connection.execute(
                 "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
                 " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"
@@ -140,7 +156,7 @@ class Reads:
         timestamps: Sequence[int] | None,
     ) -> list[str | None]:
         """`Store.event_ids`."""
-        with connection:
+        with reading(connection):
             user_no = connection.execute(
                 "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
             ).get
@@ -203,7 +219,7 @@ class Reads:
 
     def catalogue_changes(self, connection: apsw.Connection, after: int) -> Changes:
         """`Store.catalogue_changes`."""
-        with connection:
+        with reading(connection):
             version = self.catalogue_version(connection)
             rows: Rows = connection.execute(
                 "SELECT item_id, document, embedding FROM items WHERE change > ? ORDER BY change",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from service.records import Event, Item, User
 from service.stores.base import Columns
 from service.stores.encoding import item_from, user_from
-from service.stores.sqlite_reads import Reads
+from service.stores.sqlite_reads import Reads, reading
 
 Connect = Callable[[], apsw.Connection]
 
@@ -51,7 +51,7 @@ def scan(connect: Connect, rows: int) -> Iterator[Columns]:
     users = _Codes("users", "user_no", "user_id")
     items = _Codes("items", "item_no", "item_id")
     types = _Codes("types", "type_no", "type")
-    with closing(connect()) as connection, connection:
+    with closing(connect()) as connection, reading(connection):
         cursor = connection.execute(
             "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
             " ORDER BY user_no, timestamp, seq"
@@ -75,7 +75,7 @@ def scan(connect: Connect, rows: int) -> Iterator[Columns]:
 
 def scan_events(connect: Connect, reads: Reads, rows: int = 10_000) -> Iterator[Event]:
     """`Store.scan_events`, reading `rows` at a time."""
-    with closing(connect()) as connection, connection:
+    with closing(connect()) as connection, reading(connection):
         cursor = connection.execute(
             "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
             " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"

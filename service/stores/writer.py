@@ -21,7 +21,7 @@ from service.errors import HeedError, Overloaded, Unavailable
 
 T = TypeVar("T")
 
-MAX_GROUP = 20_000  # rows in one transaction, unless a single job has more
+MAX_GROUP = 5_000  # rows in one transaction (~0.1 s), unless a single job has more
 MAX_WAITING = 200_000  # rows accepted and not yet committed
 CHECKPOINT_PAGES = 8_000  # 32 MB of log: a page written often is copied once, recovery is short
 
@@ -265,6 +265,8 @@ class Writer:
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_at = CHECKPOINT_PAGES
+        except apsw.BusyError:
+            pass  # another process is at it
         except apsw.Error as error:
             reason, fatal = self._explain(error)
             if fatal:
