@@ -22,7 +22,10 @@ from models.recency import RecencyBias
 
 @dataclass(frozen=True, slots=True)
 class RecommenderConfig:
-    """The shape of a recommender. It travels with the weights."""
+    """The shape of a recommender. It travels with the weights.
+
+    Raises ValueError, naming the field, for a shape that no model can have.
+    """
 
     items: int  # rows of the id embedding
     content: int = 256  # dimension of the text embeddings
@@ -32,6 +35,15 @@ class RecommenderConfig:
     window: int = 200  # recent events that the encoder reads
     dropout: float = 0.3
     tied: bool = False  # W_V = W_K
+
+    def __post_init__(self) -> None:
+        least = {"items": 0, "content": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < lowest:
+                raise ValueError(
+                    f"{name} must be a whole number of at least {lowest}, not {value!r}"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -92,12 +92,14 @@ class Trained:
             item_ids = tuple(str(id_) for id_ in json.loads(files[ITEMS]))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{ITEMS}: {error}") from error
+        if config.items != len(item_ids):  # before a table of the size it claims is made
+            raise ValueError(f"the model has {config.items} items, {ITEMS} {len(item_ids)}")
         try:
             tensors = load(files[WEIGHTS])
             counts = tensors.pop("counts").numpy()
             model = Recommender(config)
             model.load_state_dict(tensors)
-        except (SafetensorError, KeyError, RuntimeError) as error:
+        except (SafetensorError, LookupError, RuntimeError, TypeError, ArithmeticError) as error:
             raise ValueError(f"{WEIGHTS}: {error}") from error
         return cls(model.eval(), item_ids, counts, encoder, metadata)
 
