@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ class Pasts:
         """
         inline = asker.history or ()
         rows, timestamps, weights, types, seqs = self._columns(stored, inline, at)
-        vectors: dict[int, Vectors] = {} if stored is None else dict(stored.vectors)
+        vectors = {} if stored is None else self._usable(stored.vectors)
         if inline:
             order = np.argsort(timestamps, kind="stable")
             place = np.argsort(order)
@@ -143,6 +143,15 @@ class Pasts:
             types,
             np.concatenate([stored.seqs.astype(np.int64), seqs]),
         )
+
+    def _usable(self, vectors: Mapping[int, Vectors]) -> dict[int, Vectors]:
+        """The events' own vectors, but those of another space than this encoder's."""
+        dimension = self._embeddings.dimension
+        return {
+            event: pair
+            for event, pair in vectors.items()
+            if all(vector is None or len(vector) == dimension for vector in pair)
+        }
 
     def _visible(
         self,

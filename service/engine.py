@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,6 +34,7 @@ from service.timestamps import to_rfc3339
 _log = logging.getLogger(__name__)
 
 _POPULARITY = 30.0  # seconds between two takings of the popularity counted since
+_POLL = 0.5  # seconds between two looks at what other processes made current
 
 
 class Engine(Answering):
@@ -74,17 +75,20 @@ class Engine(Answering):
         self._jobs = Jobs(
             settings.data, self._training, on_success=self._trained, threads=os.cpu_count() or 1
         )
-        self._popularity: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
         await self._serving.open()
-        self._popularity = asyncio.create_task(self._repopulate())
+        self._watches = [
+            asyncio.create_task(_every(_POPULARITY, self._serving.repopulate)),
+            asyncio.create_task(_every(_POLL, self._serving.follow)),
+        ]
 
     async def close(self) -> None:
         """Stop the training, finish the work in hand and let go of the store."""
-        if self._popularity is not None:
-            self._popularity.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self._jobs.close()
         self._embeddings.save()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
@@ -208,15 +212,6 @@ class Engine(Answering):
 
     # ------------------------------------------------------------------ the parts
 
-    async def _repopulate(self) -> None:
-        """Now and then, take over the popularity that was counted meanwhile."""
-        while True:
-            await asyncio.sleep(_POPULARITY)
-            try:
-                await self._serving.repopulate()
-            except Exception:  # noqa: BLE001 - popularity that is late is better than none at all
-                _log.exception("popularity was not refreshed")
-
     def _training(self, options: Mapping[str, Any]) -> Sequence[str]:
         """The command that trains. Raises `Invalid` for an option it does not take."""
         argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
@@ -265,6 +260,16 @@ async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None)
         await engine.close()
         raise
     return engine
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do this now and then; what goes wrong is logged, and the next time may go well."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - what comes late is better than what never comes again
+            _log.exception("%s failed", work.__qualname__)
 
 
 def _job_document(job: Job) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -16,14 +15,13 @@ from models.scoring import Past, remember, score
 from models.snapshot import UNTRAINED, Snapshot, Trained
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
-from service.errors import Corrupt, ModelRejected
+from service.errors import HeedError, ModelRejected
 from service.records import Event, Item
 from service.registry import Registry
 from service.stores.base import Store
 
 _log = logging.getLogger(__name__)
 
-_POLL = 0.5  # seconds between looks at what other processes made current
 _FIELDS = ("title", "description", "tags", "categories")
 
 
@@ -46,8 +44,8 @@ class Serving:
         self._counts = np.zeros(0, dtype=np.int64)
         self._catalogue_version = 0
         self._token: object = None
-        self._polled = 0.0
         self._snapshot: Snapshot | None = None
+        self._unfinished: set[asyncio.Task[Snapshot]] = set()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -71,8 +69,7 @@ class Serving:
 
         def build() -> Snapshot:
             empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary)
-            entries = [entry_of(item) for item in changes.upserted]
-            catalogue = empty.updated(entries, [], self._embeddings.encode)
+            catalogue = empty.updated(self._entries(changes.upserted), [], self._embeddings.encode)
             self._embeddings.save()
             return self._load(self._registry.current(), catalogue)
 
@@ -80,26 +77,9 @@ class Serving:
 
     async def current(self) -> Snapshot:
         """The snapshot with every acknowledged change of the catalogue in it."""
-        if time.monotonic() - self._polled > _POLL:
-            await self._follow()
         if await self._store.catalogue_version() == self._catalogue_version:
             return self.snapshot
-        async with self._lock:
-            if await self._store.catalogue_version() != self._catalogue_version:
-                changes = await self._store.catalogue_changes(self._catalogue_version)
-
-                def refresh() -> Snapshot:
-                    entries = [entry_of(item) for item in changes.upserted]
-                    now = self.snapshot
-                    catalogue = now.catalogue.updated(
-                        entries, changes.deleted, self._embeddings.encode
-                    )
-                    return now.refreshed(catalogue, self._counts)
-
-                loop = asyncio.get_running_loop()
-                self._snapshot = await loop.run_in_executor(self._executor, refresh)
-                self._catalogue_version = changes.version
-        return self.snapshot
+        return await self._to_the_end(self._refresh())
 
     async def activate(self, version: str) -> Snapshot:
         """Serve this version; requests in flight keep the snapshot they have.
@@ -109,17 +89,32 @@ class Serving:
             Corrupt: naming the file that fails its checks.
             ModelRejected: when the model does not fit; the old one goes on serving.
         """
+        return await self._to_the_end(self._activate(version))
+
+    async def follow(self) -> None:
+        """Serve what another process made current; to be asked now and then.
+
+        What cannot be served is logged, once, and the old version goes on serving.
+        """
+        if self._registry.current_token() == self._token:
+            return
         loop = asyncio.get_running_loop()
         async with self._lock:
-            # Proven before it is pointed at, so that a bad version never becomes the current one.
-            new = await loop.run_in_executor(
-                self._executor, self._load, version, self.snapshot.catalogue
-            )
-            await loop.run_in_executor(self._executor, self._registry.activate, version)
-            self._token = self._registry.current_token()
-            self._snapshot = new
-        _log.info("serving model %s", version)
-        return new
+            token = self._registry.current_token()
+            try:
+                version = await loop.run_in_executor(self._executor, self._registry.current)
+                if version is not None and version != self.snapshot.version:
+                    self._snapshot = await loop.run_in_executor(
+                        self._executor, self._load, version, self.snapshot.catalogue
+                    )
+                    _log.info("serving model %s", version)
+            except HeedError as error:
+                _log.error(
+                    "what was made current is not served, model %s goes on: %s",
+                    self.snapshot.version,
+                    error.detail,
+                )
+            self._token = token
 
     def saw(self, events: Iterable[Event]) -> None:
         """Count popularity as events come in; the snapshot takes it over when it is refreshed."""
@@ -144,23 +139,58 @@ class Serving:
 
     # ------------------------------------------------------------------ the parts
 
-    async def _follow(self) -> None:
-        """Serve what another process made current."""
-        self._polled = time.monotonic()
-        token = self._registry.current_token()
-        if token == self._token:
-            return
-        version = self._registry.current()
-        if version is None or version == self.snapshot.version:
-            self._token = token
-            return
-        try:
-            await self.activate(version)
-        except (Corrupt, ModelRejected) as error:
-            # Said once for each token: the next publication is looked at afresh.
-            self._token = token
-            _log.error("model %s is not served, %s goes on: %s", version,
-                       self.snapshot.version, error.detail)  # fmt: skip
+    async def _to_the_end(self, work: Coroutine[None, None, Snapshot]) -> Snapshot:
+        """The outcome of work that goes on when the request that began it runs out of time.
+
+        The next request would only begin it again, and run out of time again.
+        """
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return await asyncio.shield(task)
+
+    async def _refresh(self) -> Snapshot:
+        async with self._lock:
+            if await self._store.catalogue_version() != self._catalogue_version:
+                changes = await self._store.catalogue_changes(self._catalogue_version)
+
+                def refresh() -> Snapshot:
+                    now = self.snapshot
+                    catalogue = now.catalogue.updated(
+                        self._entries(changes.upserted), changes.deleted, self._embeddings.encode
+                    )
+                    return now.refreshed(catalogue, self._counts)
+
+                loop = asyncio.get_running_loop()
+                self._snapshot = await loop.run_in_executor(self._executor, refresh)
+                self._catalogue_version = changes.version
+        return self.snapshot
+
+    async def _activate(self, version: str) -> Snapshot:
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            # Proven before it is pointed at, so that a bad version never becomes the current one.
+            new = await loop.run_in_executor(
+                self._executor, self._load, version, self.snapshot.catalogue
+            )
+            await loop.run_in_executor(self._executor, self._registry.activate, version)
+            self._snapshot = new
+        _log.info("serving model %s", version)
+        return new
+
+    def _entries(self, items: Sequence[Item]) -> list[Entry]:
+        """The items as the catalogue keeps them."""
+        dimension = self._embeddings.dimension
+        entries = [entry_of(item, dimension) for item in items]
+        unused = sum(item.embedding is not None and entry.embedding is None
+                     for item, entry in zip(items, entries, strict=True))  # fmt: skip
+        if unused:
+            _log.warning(
+                "the embeddings of %d items are not used: they have not %d dimensions",
+                unused,
+                dimension,
+            )
+        return entries
 
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
         if version is None:
@@ -192,8 +222,14 @@ class Serving:
         self._counts = counts
 
 
-def entry_of(item: Item) -> Entry:
-    """An item as the catalogue keeps it: its texts by field."""
+def entry_of(item: Item, dimension: int) -> Entry:
+    """An item as the catalogue keeps it: its texts by field, and its embedding if it fits.
+
+    One of another dimension was stored for another encoder, and says nothing to this one.
+    """
+    own = item.embedding
+    if own is not None and len(own) != dimension:
+        own = None
     texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
     return Entry(
         item.item_id,
@@ -201,7 +237,7 @@ def entry_of(item: Item) -> Entry:
         {name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
         item.categories,
         item.attributes,
-        item.embedding,
+        own,
         item.hidden,
         item.published_at,
     )

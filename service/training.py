@@ -70,7 +70,7 @@ def read(store: Store, embeddings: Embeddings, told: Told | None = None) -> Corp
     if told is not None:
         told("reading items", 0, 0, None)
     catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
-    entries = (entry_of(item) for item in store.scan_items())
+    entries = (entry_of(item, embeddings.dimension) for item in store.scan_items())
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
     catalogue = catalogue.updated(touched, [], embeddings.encode)
     return Corpus(log, item_ids, catalogue.content)
