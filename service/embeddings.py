@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import threading
@@ -18,6 +19,8 @@ from safetensors.numpy import load, save
 from models.text import TextEncoder
 
 Vectors = NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
 
 
 class Embeddings:
@@ -60,26 +63,31 @@ class Embeddings:
                    if key not in self._rows}  # fmt: skip
             if new:
                 first = len(self._vectors)
-                encoded = self._encoder.encode(list(new.values()))
+                # As they will be read from disk, so that a restart changes no answer.
+                encoded = _rounded(self._encoder.encode(list(new.values())))
                 self._vectors = np.concatenate([self._vectors, encoded])
                 self._rows |= {key: first + at for at, key in enumerate(new)}
             return self._vectors[[self._rows[key] for key in keys]]
 
     def save(self) -> None:
-        """Write what is new to disk: a new file beside the old, then renamed over it."""
+        """Write what is new to disk: a new file beside the old, then renamed over it.
+
+        Where that is not possible, the log says so, and the texts are encoded again another time.
+        """
         with self._lock:
             if self._path is None or self._saved == len(self._vectors):
                 return
             hashes = np.frombuffer(b"".join(self._rows), dtype=np.uint8).reshape(-1, 16)
             data = save({"hashes": hashes, "vectors": self._vectors.astype(np.float16)})
-            self._saved = len(self._vectors)
+            count = len(self._vectors)
         name = self._encoder.name.encode()
         checksum = hashlib.blake2b(data, digest_size=16).digest()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".embeddings-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(checksum + len(name).to_bytes(2, "big") + name + data)
-        os.replace(temporary, self._path)
+        try:
+            _replace(self._path, checksum + len(name).to_bytes(2, "big") + name + data)
+        except OSError as error:
+            _log.warning("embeddings were not saved: %s", error)
+        else:
+            self._saved = count
 
     def _encode_one(self, text: str) -> Vectors:
         vector: Vectors = self._encoder.encode([text])[0]
@@ -104,6 +112,22 @@ class Embeddings:
         self._vectors = parts["vectors"].astype(np.float32)
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
+
+
+def _rounded(vectors: Vectors) -> Vectors:
+    return vectors.astype(np.float16).astype(np.float32)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".embeddings-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
 
 
 def _digest(text: str) -> bytes:
