@@ -1,7 +1,7 @@
 """A disk that fills up, fails to sync, or loses what was not synced: a VFS around the real one."""
 
 import random
-import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,29 @@ class FaultyDisk:
         self.full = False  # writes fail with ENOSPC
         self.sync_fails = False  # fsync fails with EIO
         self.syncs = 0
+        self.busy = threading.Lock()  # held by each change, so that power is lost at one moment
         self._synced: dict[Path, bytes] = {}  # each file as of its last sync
         self._vfs = _VFS(self)
 
     def lose_power(self, into: Path, rng: random.Random) -> None:
         """Copy the files to `into` as a power failure may leave them.
 
-        What was synced is there. Of what was written since, each sector is there or not.
+        What was synced is there. Of what was written since, each sector is there or not, and the
+        file may not have grown.
         """
         into.mkdir()
-        for path, before in self._synced.items():
-            if not path.exists():
-                continue
-            now = path.read_bytes()
+        with self.busy:
+            files = {path: path.read_bytes() for path in self._synced if path.exists()}
+            synced = dict(self._synced)
+        for path, now in files.items():
+            before = synced[path]
             image = bytearray(before.ljust(len(now), b"\0")[: len(now)])
             for at in range(0, len(now), SECTOR):
                 if rng.random() < 0.5:
                     image[at : at + SECTOR] = now[at : at + SECTOR]
+            if rng.random() < 0.25:
+                del image[len(before) :]
             (into / path.name).write_bytes(image)
-
-    def copy(self, into: Path) -> None:
-        """Copy the files to `into` as kill -9 would leave them."""
-        into.mkdir()
-        for path in self._synced:
-            if path.exists():
-                shutil.copy(path, into / path.name)
 
     def opened(self, path: Path) -> None:
         """Note a file; its entry in the directory is taken as durable."""
@@ -75,10 +73,16 @@ class _File(apsw.VFSFile):
     def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
         if self._disk.full:
             raise apsw.exception_for(apsw.SQLITE_FULL)
-        super().xWrite(data, offset)
+        with self._disk.busy:
+            super().xWrite(data, offset)
+
+    def xTruncate(self, size: int) -> None:  # noqa: N802
+        with self._disk.busy:
+            super().xTruncate(size)
 
     def xSync(self, flags: int) -> None:  # noqa: N802
         if self._disk.sync_fails:
             raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
-        super().xSync(flags)
-        self._disk.synced(self._path)
+        with self._disk.busy:
+            super().xSync(flags)
+            self._disk.synced(self._path)
