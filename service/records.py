@@ -25,6 +25,8 @@ MAX_DEPTH = 32  # of attributes: deeper documents are an attack, not data
 # 0001-01-01T00:00:00Z and 9999-12-31T23:59:59.999999Z: what RFC 3339 can say.
 MIN_TIMESTAMP = -62_135_596_800_000_000
 MAX_TIMESTAMP = 253_402_300_799_999_999
+# A weight enters a score as its logarithm, and float32 holds nothing smaller than this in full.
+MIN_WEIGHT = 1.2e-38
 MAX_WEIGHT = float(np.finfo(np.float32).max)
 
 
@@ -140,11 +142,11 @@ def check_timestamp(value: int | None, pointer: str = "") -> int | None:
 
 
 def check_weight(value: float, pointer: str = "") -> float:
-    """Return `value` if it is a finite number that float32 can hold; raises `Invalid`."""
+    """Return `value` if it is a number above zero that float32 can hold; raises `Invalid`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Invalid(pointer, f"must be a number, not {type(value).__name__}")
-    if not -MAX_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
-        raise Invalid(pointer, f"must be finite and at most {MAX_WEIGHT:.3g} in size")
+    if not MIN_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
+        raise Invalid(pointer, f"must be finite, from {MIN_WEIGHT:.3g} to {MAX_WEIGHT:.3g}")
     return value
 
 

@@ -10,12 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.records import MAX_WEIGHT
+from service.records import MAX_WEIGHT, MIN_WEIGHT
 from service.schemas.scalars import Id, Label, Whole
 
 MAX_LIMIT = 1000
-# float32 holds no weight below this as other than zero, whose logarithm is no number.
-MIN_WEIGHT = 1.2e-38
 
 
 def example(**body: Any) -> ConfigDict:

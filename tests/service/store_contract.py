@@ -112,11 +112,11 @@ class AppendContract(_Contract):
     async def test_an_event_comes_back_with_every_field(self, store: Store) -> None:
         """What was sent is what the history and the page say, vectors bit for bit."""
         key, value = vector(1.5, -2.25, 1e-38), vector(0.1)
-        event = Event("u", "i", "e", "buy", -2.5, NOON, key, value)
+        event = Event("u", "i", "e", "buy", 2.5, NOON, key, value)
         assert await store.append([event]) == (1, 0)
         assert await store.page("u") == ([event], None)
         history = await store.history("u")
-        assert rows(history) == [(1, NOON, -2.5, "i", "buy", key.tolist(), value.tolist())]
+        assert rows(history) == [(1, NOON, 2.5, "i", "buy", key.tolist(), value.tolist())]
         assert history.vectors[0].key is not None
         assert history.vectors[0].key.dtype == np.float32
         types = [a.dtype.name for a in (history.seqs, history.timestamps, history.weights)]
@@ -191,6 +191,8 @@ class AppendContract(_Contract):
             ("weight", float("nan")),
             ("weight", float("inf")),
             ("weight", 1e39),
+            ("weight", 0),
+            ("weight", -1.0),
             ("weight", True),
             ("weight", "1"),
             ("timestamp", 10**18),
@@ -860,7 +862,7 @@ class WholeContract(_Contract):
 
     async def test_what_is_exported_can_be_imported(self, store: Store, another: Connect) -> None:
         """Scanning records and putting them back finds them all there already."""
-        events = [Event(f"u{n % 3}", "i", weight=n, key=vector(n)) for n in range(30)]
+        events = [Event(f"u{n % 3}", "i", weight=n + 1, key=vector(n)) for n in range(30)]
         await store.append(events)
         items, users = [Item("b", "t"), Item("a", tags=("x",))], [User("u1", {"a": 1}), User("u9")]
         await store.put_items(items)
