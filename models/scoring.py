@@ -37,7 +37,8 @@ class Past:
     weights: NDArray[np.float32]  # [n] > 0; they enter as + log w
     visible: NDArray[np.bool_] | None = None  # [n], True = may be attended
     vectors: Mapping[int, tuple[Vector | None, Vector | None]] = field(default_factory=dict)
-    # event -> its own key and value, of the content space [D]; they stand in for the item's
+    # event -> its own key and value, of the content space [D]; they stand in for the item's, and
+    # where that has none, one stands for both
     profile_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     profile_content: Vector | None = None  # [p, D] for profile entries that are no items
 
@@ -136,10 +137,14 @@ def remember(snapshot: Snapshot, past: Past, at: int) -> UserMemory:
     own = [(at_row, past.vectors[int(event)]) for at_row, event in enumerate(source)
            if int(event) in past.vectors] if past.vectors else []  # fmt: skip
     for at_row, (key, value) in own:
-        if key is not None:
-            keys[at_row] = _projected(snapshot, key).keys[:, 0]
-        if value is not None:
-            values[at_row] = _projected(snapshot, value).values[:, 0]
+        row = int(rows[at_row])
+        alone = row < 0 or not snapshot.known[row]  # no item to take a missing one from: K = V
+        own_key = value if key is None and alone else key
+        own_value = key if value is None and alone else value
+        if own_key is not None:
+            keys[at_row] = _projected(snapshot, own_key).keys[:, 0]
+        if own_value is not None:
+            values[at_row] = _projected(snapshot, own_value).values[:, 0]
     log_weights = torch.from_numpy(np.log(past.weights[source]))
     times = torch.from_numpy(past.timestamps[source])
     distance = torch.arange(len(source) - 1, -1, -1)

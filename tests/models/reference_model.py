@@ -41,25 +41,31 @@ class ReferenceModel:
         self.state: dict[str, Array] = {k: v.double().numpy() for k, v in state.items()}
         self.heads = heads
         self.window = window
+        self._projected: dict[bytes, dict[str, Array]] = {}
 
     # ------------------------------------------------------------------ items
 
-    def vector(self, row: int, content: Array) -> Array:
+    def vector(self, row: int, content: NDArray[np.floating]) -> Array:
         """The item tower: the id's embedding, where there is one, and the projected text."""
         vector = self.state["content.weight"] @ content.astype(np.float64)
         return vector + self.state["ids.weight"][row] if row >= 0 else vector
 
     def project(self, vector: Array) -> dict[str, Array]:
         """Query, key, value and output of one item vector, [H, d] each."""
+        known = self._projected.get(vector.tobytes())
+        if known is not None:
+            return known
         normed = self._norm("norm", vector)
         w = {name: self.state[f"cross.w_{name}.weight"] for name in ("q", "k", "o")}
         w["v"] = self.state.get("cross.w_v.weight", w["k"])
-        return {
+        parts = {
             "query": (w["q"] @ normed).reshape(self.heads, -1),
             "key": (w["k"] @ normed).reshape(self.heads, -1),
             "value": (w["v"] @ normed).reshape(self.heads, -1),
             "output": (w["o"].T @ normed).reshape(self.heads, -1),
         }
+        self._projected[vector.tobytes()] = parts
+        return parts
 
     # ------------------------------------------------------------------ the two parts
 
