@@ -154,7 +154,8 @@ def import_items(
     """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
     from service import datasets
 
-    _import(datasets.ItemsFile(file, times=_times(times), skip_bad=skip_bad), data)
+    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(datasets.ItemsFile(file, **how), data)
 
 
 @imports.command("events")
@@ -164,7 +165,8 @@ def import_events(
     """Your event log: user_id, item_id, type, weight, timestamp, event_id, …"""
     from service import datasets
 
-    _import(datasets.EventsFile(file, times=_times(times), skip_bad=skip_bad), data)
+    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(datasets.EventsFile(file, **how), data)
 
 
 # ---------------------------------------------------------------------------------- models
@@ -284,11 +286,13 @@ def bench(
 
 
 def main() -> None:
-    """The console script: errors of the domain are said in a line, without a traceback."""
+    """The console script: errors of the domain and of files are said in a line."""
     try:
         app()
-    except HeedError as error:
-        err.print(f"[bold red]error:[/] {error}", highlight=False)
+    except (HeedError, OSError) as error:
+        # In pieces, for what is said may hold brackets, which would be taken for styles.
+        err.print("[bold red]error:[/]", end=" ")
+        err.print(str(error), highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(1) from None
 
 
@@ -374,18 +378,22 @@ def _print_imported(imported: Any) -> None:
         f"{imported.name}: {imported.items:,} items, {imported.events:,} events stored, "
         f"{imported.duplicates:,} were there already, in {imported.seconds:.1f} s",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
     for line in imported.skipped:
-        err.print(f"skipped {line}", highlight=False)
+        err.print(f"skipped {line}", highlight=False, markup=False, soft_wrap=True)
+    if imported.bad > len(imported.skipped):
+        err.print(f"skipped {imported.bad:,} rows in all", highlight=False)
 
 
 def _export(file: Path, data: Path, what: str) -> None:
     from service import datasets
 
-    with _one_store(data) as store, out.status(f"writing {file}"):
+    with _one_store(data) as store, out.status(f"writing {what}"):
         records = store.scan_items() if what == "items" else store.scan_events()
         count = datasets.write(file, records)
-    out.print(f"{count:,} {what} written to {file}", highlight=False)
+    out.print(f"{count:,} {what} written to {file}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -400,6 +408,13 @@ def _one_store(data: Path) -> Iterator[Any]:
         yield store
     finally:
         asyncio.run(store.close())
+
+
+def _dims() -> int:
+    """What every vector must have, as the service that is to serve them is set."""
+    from service.settings import Settings
+
+    return Settings.read().embedding_dim
 
 
 def _times(name: str) -> Any:

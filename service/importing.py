@@ -31,7 +31,8 @@ class Imported:
     events: int
     duplicates: int
     seconds: float
-    skipped: Sequence[str]  # rows that were bad, the first of them described
+    bad: int  # rows that were left out
+    skipped: Sequence[str]  # the first of them, described
 
 
 def load(store: Store, source: Dataset, console: Console) -> Imported:
@@ -43,7 +44,7 @@ async def _load(store: Store, source: Dataset, console: Console) -> Imported:
     started = time.monotonic()
     items = events = duplicates = 0
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[rows]:,} rows"),
@@ -81,7 +82,8 @@ async def _load(store: Store, source: Dataset, console: Console) -> Imported:
         events,
         duplicates,
         time.monotonic() - started,
-        [] if skipped is None else skipped.first,
+        0 if skipped is None else skipped.count,
+        () if skipped is None else skipped.first,
     )
 
 

@@ -142,10 +142,15 @@ def compare(
 
     Items and users with fewer than five events are left out, the last event of each user is the
     test case, the one before the validation case, and the whole catalogue is ranked.
+
+    Raises:
+        ModelRejected: when nothing is left.
     """
     log = corpus.log
     keep = min_counts(log.users, log.items, 5)
     users, items = np.unique(log.users[keep]), np.unique(log.items[keep])
+    if not len(users):
+        raise ModelRejected("no users and items have five events each: there is nothing to compare")
     small = Interactions.from_columns(
         np.searchsorted(users, log.users[keep]),
         np.searchsorted(items, log.items[keep]),

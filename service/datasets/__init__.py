@@ -1,7 +1,7 @@
 """Readers of public data sets and of one's own files: all give `Item` and `Event` streams."""
 
 from service.datasets.base import Counts, Dataset, Progress, batches
-from service.datasets.files import EventsFile, ItemsFile, Skipped, UsersFile, write
+from service.datasets.files import EventsFile, ItemsFile, Reading, Skipped, UsersFile, write
 from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.datasets.movielens import MovieLens
 from service.datasets.movielens import fetch as fetch_movielens
@@ -19,6 +19,7 @@ __all__ = [
     "OnlineRetail",
     "Progress",
     "PyVideo",
+    "Reading",
     "Skipped",
     "Times",
     "UsersFile",

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Generic, cast
+from typing import Any, BinaryIO, ClassVar, Generic, TypedDict, Unpack, cast
 
 import orjson
 
@@ -37,12 +37,22 @@ class Skipped:
     first: list[str] = field(default_factory=list)
 
 
+class Reading(TypedDict, total=False):
+    """How a file is read: see `RecordFile`."""
+
+    times: Times
+    skip_bad: bool
+    dims: int | None
+
+
 class RecordFile(Dataset, Generic[R]):
     """One file of records of one kind; its name says the format.
 
     `times` says how times are written: "rfc3339", with their zone (the default); "utc", times or
     dates without one; "s", "ms" or "us", integers since the Unix epoch. Nothing is guessed: a bare
     number or a time without zone is an error that names the choice.
+
+    `dims` is how many dimensions a record's vectors must have; None allows any.
 
     With `skip_bad` a bad row is left out and told of in `skipped`; otherwise it raises `Invalid`,
     naming file, row, field, what was wrong and what is allowed.
@@ -54,12 +64,21 @@ class RecordFile(Dataset, Generic[R]):
 
     shape: ClassVar[Shape[Any]]
 
-    def __init__(self, path: Path, *, times: Times = "rfc3339", skip_bad: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        times: Times = "rfc3339",
+        skip_bad: bool = False,
+        dims: int | None = None,
+    ) -> None:
         super().__init__(path.name, Counts())
         self.skipped = Skipped()
         self._path = path
         self._times: Times = times
         self._skip_bad = skip_bad
+        self._dims = dims
+        self._vectors = () if dims is None else self.shape.vectors
         self._format, packed = suffixes(path)
         if self._format not in FORMATS or (self._format == ".parquet" and packed):
             allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
@@ -79,6 +98,7 @@ class RecordFile(Dataset, Generic[R]):
                 if isinstance(row, Invalid):
                     raise row
                 record = self.shape.record(row, self._times)
+                self._check_dims(record)
             except Invalid as error:
                 told = self._told(number, row, error)
                 if not self._skip_bad:
@@ -88,6 +108,14 @@ class RecordFile(Dataset, Generic[R]):
                     self.skipped.first.append(told)
             else:
                 yield number, row, record
+
+    def _check_dims(self, record: R) -> None:
+        for name in self._vectors:
+            vector = getattr(record, name)
+            if vector is not None and len(vector) != self._dims:
+                raise Invalid(
+                    f"/{name}", f"has {len(vector)} dimensions; {self._dims} are allowed here"
+                )
 
     def _rows(self) -> Rows:
         if self._format == ".parquet":
@@ -114,8 +142,8 @@ class EventsFile(RecordFile[Event]):
 
     shape = EVENT
 
-    def __init__(self, path: Path, *, times: Times = "rfc3339", skip_bad: bool = False) -> None:
-        super().__init__(path, times=times, skip_bad=skip_bad)
+    def __init__(self, path: Path, **how: Unpack[Reading]) -> None:
+        super().__init__(path, **how)
         self.counts = Counts(items=0, events=self._size)
 
     def events(self) -> Iterator[Event]:
@@ -139,8 +167,8 @@ class ItemsFile(RecordFile[Item]):
 
     shape = ITEM
 
-    def __init__(self, path: Path, *, times: Times = "rfc3339", skip_bad: bool = False) -> None:
-        super().__init__(path, times=times, skip_bad=skip_bad)
+    def __init__(self, path: Path, **how: Unpack[Reading]) -> None:
+        super().__init__(path, **how)
         self.counts = Counts(items=self._size, events=0)
 
     def items(self) -> Iterator[Item]:

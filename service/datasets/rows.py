@@ -132,6 +132,11 @@ class Shape(Generic[R]):
     required: tuple[str, ...]
     fields: Mapping[str, Kind]
 
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The fields that hold vectors."""
+        return tuple(name for name, kind in self.fields.items() if kind is VECTOR)
+
     def refuse_unknown(self, names: Iterable[str]) -> None:
         """Raise `Invalid` at the first name that is no field."""
         for name in names:
