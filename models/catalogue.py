@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.points import unit
 from models.vocabulary import Vocabulary
 
 Vectors = NDArray[np.float32]
@@ -139,14 +140,17 @@ class Catalogue:
 
         titles, attributes = list(new.titles), list(new.attributes)
         listed, published = new.listed.copy(), new.published.copy()
-        listed[touched] = False
+        listed[touched], published[touched] = False, _NEVER
+        for row in touched.tolist():
+            titles[row], attributes[row] = "", {}
         postings = _without(new.postings, touched)
         keys, owners, codes, names = _field_keys(latest.values(), rows, new.field_names, encode)
         stays = ~np.isin(new.owners, touched)
         for row, entry in zip(rows.tolist(), latest.values(), strict=True):
             titles[row], attributes[row] = entry.title, entry.attributes
             listed[row] = not entry.hidden
-            published[row] = _NEVER if entry.published_at is None else entry.published_at
+            if entry.published_at is not None:
+                published[row] = entry.published_at
         for category, members in _by_category(latest.values(), rows).items():
             known = postings.get(category, np.zeros(0, dtype=np.int32))
             postings[category] = np.concatenate([known, members])
@@ -282,11 +286,11 @@ def _field_keys(
             brought.append((row, entry.embedding))
     keys = encode(texts)
     if brought:
-        own = np.stack([vector for _, vector in brought]).astype(np.float32)
-        if own.shape[1] != keys.shape[1]:
-            raise ValueError(f"embedding has dimension {own.shape[1]}, not {keys.shape[1]}")
-        norms = np.linalg.norm(own, axis=1, keepdims=True)
-        keys = np.concatenate([keys, own / np.where(norms > 0, norms, 1.0)])
+        for _, vector in brought:
+            if vector.shape != keys.shape[1:]:
+                raise ValueError(f"embedding has dimension {vector.shape[-1]}, not {keys.shape[1]}")
+        own = unit(np.stack([vector for _, vector in brought]))
+        keys = np.concatenate([keys, own])
         owners += [row for row, _ in brought]
         codes += [names.setdefault(EMBEDDING, len(names))] * len(brought)
     spoken = np.any(keys != 0, axis=1)  # a text without a token the encoder knows has no key
