@@ -26,7 +26,7 @@ def body_digest(event: Event) -> int:
     The timestamp stays outside: a retry may lack it, so stores compare it by itself.
     """
     ids = f"{event.user_id}\0{event.item_id}\0{event.type}\0"  # ids hold no NUL
-    body = ids.encode() + _WEIGHT.pack(event.weight + 0.0)  # -0.0 becomes 0.0
+    body = ids.encode() + _WEIGHT.pack(event.weight)
     if event.key is not None:
         body += b"key" + vector_bytes(event.key)
     if event.value is not None:

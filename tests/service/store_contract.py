@@ -191,6 +191,9 @@ class AppendContract(_Contract):
             ("weight", float("nan")),
             ("weight", float("inf")),
             ("weight", 1e39),
+            ("weight", 0.0),
+            ("weight", -1.0),
+            ("weight", 1e-39),
             ("weight", 0),
             ("weight", -1.0),
             ("weight", True),
@@ -816,7 +819,7 @@ class WholeContract(_Contract):
                     rng.choice(users),
                     f"i{rng.randrange(40)}",
                     type=rng.choice(["view", "buy"]),
-                    weight=rng.random(),
+                    weight=rng.uniform(0.1, 9),
                     timestamp=NOON + rng.randrange(1000),
                 )
                 for _ in range(500)
