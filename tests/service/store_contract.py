@@ -194,8 +194,6 @@ class AppendContract(_Contract):
             ("weight", 0.0),
             ("weight", -1.0),
             ("weight", 1e-39),
-            ("weight", 0),
-            ("weight", -1.0),
             ("weight", True),
             ("weight", "1"),
             ("timestamp", 10**18),

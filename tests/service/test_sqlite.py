@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import apsw
+import numpy as np
 import pytest
 
 from service.errors import Conflict, HeedError, Overloaded, Unavailable
@@ -108,6 +109,7 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
 
     def job(transaction: Transaction) -> None:
         transaction.connection.execute("UPDATE state SET events = 99")
+        store._writes._items.numbers(transaction, ["name that is undone"])
         raise ZeroDivisionError
 
     def statement(transaction: Transaction) -> None:
@@ -121,8 +123,43 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
     with pytest.raises(apsw.ConstraintError):
         await second
     assert (await store.counts())["events"] == 1
+    await store.append([Event("v", "name that is undone")])
+    assert (await store.history("v")).item_ids == ["name that is undone"]
     assert await store.healthy()
     await store.close()
+
+
+async def test_what_nobody_waits_for_is_not_written(path: Path) -> None:
+    """An append cancelled while it waits behind another is dropped."""
+    store = SQLiteStore(path)
+    holder = locked(path)
+    first = asyncio.ensure_future(store.append([Event("u", "i")]))
+    while store._writer._waiting:  # until the writer has taken it, and waits for the lock
+        await asyncio.sleep(0.001)  # noqa: ASYNC110  # the thread sets no event
+    second = asyncio.ensure_future(store.append([Event("v", "i")]))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)
+    holder.close()
+    assert await first == (1, 0)
+    await store.append([Event("w", "i")])
+    assert [event.user_id for event in store.scan_events()] == ["u", "w"]
+    await store.close()
+
+
+async def test_nothing_is_left_of_the_forgotten(path: Path) -> None:
+    """After deleting and forgetting, no table holds a row of the user."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i", f"e{n}", key=np.ones(3, np.float32)) for n in range(9)])
+    await store.append([Event("v", "i", "other", key=np.ones(3, np.float32))])
+    await store.delete_event("u", "e3")
+    await store.merge("w", "u")
+    await store.forget("w")
+    await store.close()
+    reader = sqlite3.connect(path)
+    for table in ("events", "vectors", "users"):
+        assert reader.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,), table
+    reader.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # meant
