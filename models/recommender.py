@@ -44,6 +44,12 @@ class RecommenderConfig:
                 raise ValueError(
                     f"{name} must be a whole number of at least {lowest}, not {value!r}"
                 )
+        if self.dim % self.heads:
+            raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
+        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"tied must be true or false, not {self.tied!r}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

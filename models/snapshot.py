@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +51,9 @@ class Trained:
                 f"the model has {items} items, the vocabulary {len(self.item_ids)}, "
                 f"the counts {self.counts.shape}: they must agree"
             )
+        if np.any(self.counts < 0):
+            raise ValueError("counts must not be negative")
+        _check_distinct(self.item_ids)
         for name, weight in self.model.state_dict().items():
             if not torch.isfinite(weight).all():
                 raise ValueError(f"weight {name} is not finite everywhere")
@@ -80,28 +84,38 @@ class Trained:
         for name in (WEIGHTS, DESCRIPTION, ITEMS):
             if name not in files:
                 raise ValueError(f"{name} is missing")
-        try:
+        with _blamed(DESCRIPTION):
             description = json.loads(files[DESCRIPTION])
             if description["format"] != FORMAT:
                 raise ValueError(f"format {description['format']} is not {FORMAT}")
+            encoder, metadata = description["encoder"], dict(description["metadata"])
+            if not isinstance(encoder, str):
+                raise ValueError(f"encoder must be a name, not {encoder!r}")
             config = RecommenderConfig(**description["config"])
-            encoder, metadata = str(description["encoder"]), dict(description["metadata"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{DESCRIPTION}: {error}") from error
-        try:
-            item_ids = tuple(str(id_) for id_ in json.loads(files[ITEMS]))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{ITEMS}: {error}") from error
-        if config.items != len(item_ids):  # before a table of the size it claims is made
-            raise ValueError(f"the model has {config.items} items, {ITEMS} {len(item_ids)}")
-        try:
+        with _blamed(ITEMS):
+            item_ids = json.loads(files[ITEMS])
+            if not isinstance(item_ids, list) or not all(isinstance(id_, str) for id_ in item_ids):
+                raise ValueError("must be a list of strings")
+            if len(item_ids) != config.items:
+                raise ValueError(f"{len(item_ids)} ids, where the model has {config.items} items")
+            _check_distinct(item_ids)
+        with _blamed(WEIGHTS):
             tensors = load(files[WEIGHTS])
-            counts = tensors.pop("counts").numpy()
+            counts = tensors.pop("counts")
+            if counts.dtype != torch.int64:
+                raise ValueError(f"counts must be int64, not {counts.dtype}")
+            for name, weight in tensors.items():
+                if weight.dtype != torch.float32:
+                    raise ValueError(f"weight {name} must be float32, not {weight.dtype}")
+            # Before a model of the size that the description claims takes any memory.
+            last = f"encoder.blocks.{config.blocks - 1}.qkv.weight"
+            if tensors["content.weight"].shape != (config.dim, config.content) or (
+                config.blocks and last not in tensors
+            ):
+                raise ValueError(f"its weights are not of the shape that {DESCRIPTION} gives")
             model = Recommender(config)
             model.load_state_dict(tensors)
-        except (SafetensorError, LookupError, RuntimeError, TypeError, ArithmeticError) as error:
-            raise ValueError(f"{WEIGHTS}: {error}") from error
-        return cls(model.eval(), item_ids, counts, encoder, metadata)
+            return cls(model.eval(), tuple(item_ids), counts.numpy(), encoder, metadata)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +225,21 @@ class Snapshot:
     def personal(self) -> str:
         """The reason an answer from someone's memory gives."""
         return "personal" if self.trained else "content"
+
+
+@contextmanager
+def _blamed(file: str) -> Iterator[None]:
+    """Whatever is wrong inside is a ValueError that names the file."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError,
+            SafetensorError) as error:  # fmt: skip
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _check_distinct(item_ids: Sequence[str]) -> None:
+    if len(set(item_ids)) < len(item_ids):
+        raise ValueError("item ids must be distinct")
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

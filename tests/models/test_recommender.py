@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,3 +298,17 @@ def test_the_shape_travels_as_plain_values() -> None:
     """`as_dict` rebuilds the same configuration."""
     config = RecommenderConfig(items=3, tied=True, blocks=1)
     assert RecommenderConfig(**config.as_dict()) == config
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"items": -1}, {"dim": 0}, {"dim": 1.5}, {"heads": 0}, {"heads": 5}, {"blocks": -1},
+        {"window": 0}, {"content": 0}, {"dropout": 1}, {"dropout": "half"}, {"tied": 1},
+    ],
+)  # fmt: skip
+def test_a_shape_that_no_model_can_have_is_refused(wrong: dict[str, Any]) -> None:
+    """By the name of the field."""
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        RecommenderConfig(**{"items": 3, "dim": 12} | wrong)
