@@ -34,7 +34,7 @@ class EncoderBlock(nn.Module):
         batch, length, dim = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # (B, H, L, d)
-        bias = self.recency(distance, age).masked_fill(~visible, -torch.inf)  # (B, H, L, L)
+        bias = self.recency(distance, age, visible)  # (B, H, L, L)
         # Every position sees itself, so no row of the fused kernel is fully masked.
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(batch, length, dim)))

@@ -31,7 +31,7 @@ class TrainConfig:
     learning_rate: float = 1e-3
     warmup: int = 100  # steps
     batch_tokens: int = 1_600  # padded positions
-    attention_share: float = 0.25  # share of a batch's windows at which the whole score is trained
+    attention_share: float = 0.12  # share of a batch's windows at which the whole score is trained
     sequence_loss: float = 0.5  # share of the loss that the encoder earns alone, on every window
     drop_id: float = 0.1  # items that lose their id for one step, so that text alone works
     request_time: float = 0.5  # share of windows that see the target's own time
@@ -57,7 +57,7 @@ def for_size(events: int, items: int) -> TrainConfig:
         epochs=max(4, round(16 / work**0.5)),
         validate_every=1,
         batch_tokens=3_200,
-        attention_share=max(0.06, 0.25 / work**0.5),
+        attention_share=max(0.06, 0.12 / work**0.5),
     )
 
 
@@ -329,9 +329,10 @@ class _Trainer:
         )
         position = torch.arange(width)
         distance = position[:, None] - position  # (L, L)
-        bias = model.recency(distance, asked[:, :, None] - seen_at[some, None])
+        bias = model.recency(
+            distance, asked[:, :, None] - seen_at[some, None], visible=distance >= 0
+        )
         bias = bias + torch.log(torch.from_numpy(weights[:, :-1]))[some, None, None]
-        bias = bias.masked_fill(distance < 0, -math.inf)  # (b, H, L, L)
         whole = sequence[some] + model.target_attention_prefixes(tables, keys, values, bias)
         loss = _entropy(whole, hidden[some], own[some], real[some])
         if model.encoder is not None:
