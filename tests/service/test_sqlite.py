@@ -134,8 +134,8 @@ async def test_what_nobody_waits_for_is_not_written(path: Path) -> None:
     store = SQLiteStore(path)
     holder = locked(path)
     first = asyncio.ensure_future(store.append([Event("u", "i")]))
-    while store._writer._waiting:  # until the writer has taken it, and waits for the lock
-        await asyncio.sleep(0.001)  # noqa: ASYNC110  # the thread sets no event
+    while store._writer._waiting:  # noqa: ASYNC110  # the writer that takes it sets no event
+        await asyncio.sleep(0.001)
     second = asyncio.ensure_future(store.append([Event("v", "i")]))
     await asyncio.sleep(0)
     second.cancel()
