@@ -138,12 +138,13 @@ class EventIds:
         milliseconds, fraction = divmod(now, 1000)
         first = max(self._last + 1, milliseconds << 12 | fraction * 4096 // 1000)
         self._last = first + count - 1
-        noise = os.urandom(8 * count).hex()
-        for index in range(count):
-            time = f"{first + index:015x}"
-            tail = noise[16 * index : 16 * index + 16]
-            variant = "89ab"[int(tail[0], 16) & 3]
-            yield f"{time[:8]}-{time[8:12]}-7{time[12:]}-{variant}{tail[1:4]}-{tail[4:]}"
+        noise = struct.iter_unpack(">HHI", os.urandom(8 * count))
+        for time, (a, b, c) in zip(range(first, first + count), noise, strict=True):
+            variant = a & 0x3FFF | 0x8000
+            yield (
+                f"{time >> 28:08x}-{time >> 12 & 0xFFFF:04x}-7{time & 0xFFF:03x}"
+                f"-{variant:04x}-{b:04x}{c:08x}"
+            )
 
 
 # ------------------------------------------------------------------------------ cursors

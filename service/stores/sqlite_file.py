@@ -2,7 +2,8 @@
 
 Every page carries a checksum (SQLite's own cksumvfs), verified whenever the page is read, so that a
 flipped bit is an error and not an answer. Any SQLite can read such a file; one without cksumvfs
-must not write it.
+must not write it. And a process that has the store open must not open its files in any other way,
+be it to read: closing a file drops all locks that the process has on it, says POSIX.
 """
 
 from __future__ import annotations
