@@ -104,10 +104,15 @@ class RecommenderRanker:
     ) -> NDArray[np.float32]:
         """Scores [B, n_items] of each user's next event; zero but for the prior without history."""
         model, tables = self._model, self._tables
+        if history.n_items != model.config.items:
+            raise ValueError(
+                f"the model ranks {model.config.items} items, the log has {history.n_items}"
+            )
         order = np.argsort(history.lengths[users], kind="stable")
         out = np.empty((len(users), model.config.items), dtype=np.float32)
         with torch.inference_mode():
-            for part in np.array_split(order, max(1, len(order) // 16)):
+            # Some sixteen users of like length at a time; of no users there is no part.
+            for part in np.array_split(order, -(-len(order) // 16)) if len(order) else ():
                 window = _last_window(history, users[part], model.config.window)
                 events, times, weights, lengths = (torch.from_numpy(column) for column in window)
                 last = lengths - 1  # (B,)
@@ -152,13 +157,19 @@ def fit(
         seed: the same seed, data and thread count give the same model.
 
     Raises:
-        ValueError: when no user has two events, or content does not fit the log.
+        ValueError: when no user has two events, content or shape do not fit the log, content is
+            not finite, or a weight is not greater than 0.
     """
-    shape = shape or RecommenderConfig(items=log.n_items, content=content.shape[1])
-    if content.shape != (log.n_items, shape.content) or shape.items != log.n_items:
-        raise ValueError(
-            f"content must be [{log.n_items}, {shape.content}], got {list(content.shape)}"
-        )
+    width = shape.content if shape else content.shape[-1]
+    if content.shape != (log.n_items, width):
+        raise ValueError(f"content must be [{log.n_items}, {width}], got {list(content.shape)}")
+    if not np.isfinite(content).all():
+        raise ValueError("content must be finite")
+    shape = shape or RecommenderConfig(items=log.n_items, content=width)
+    if shape.items != log.n_items:
+        raise ValueError(f"the shape has {shape.items} items, the log {log.n_items}")
+    if np.any(log.weights <= 0):
+        raise ValueError("weights must be greater than 0: they enter as their logarithm")
     if not np.any(log.lengths >= 2):
         raise ValueError("no user has two events: there is nothing to learn an order from")
     started = time.monotonic()
@@ -348,11 +359,13 @@ class _Trainer:
         # Two strata: the batch's positives, all of them; the rest, a uniform sample that is
         # weighted by its share. The estimate of the partition function is unbiased.
         positives = torch.unique(targets)
+        others = np.ones(items, dtype=np.bool_)
+        others[positives.numpy()] = False
+        rest = np.flatnonzero(others)
         drawn = torch.from_numpy(
-            self.generator.choice(items, size=self.config.negatives, replace=False)
+            self.generator.choice(rest, min(self.config.negatives, len(rest)), replace=False)
         )
-        drawn = drawn[~torch.isin(drawn, positives)]
-        each = math.log((items - len(positives)) / max(1, len(drawn)))
+        each = math.log(len(rest) / len(drawn)) if len(drawn) else 0.0
         correction = torch.cat([torch.zeros(len(positives)), torch.full((len(drawn),), each)])
         return _Candidates(torch.cat([positives, drawn]), correction)
 
@@ -404,7 +417,10 @@ def _pad(log: Interactions, begins: NDArray[np.int64], ends: NDArray[np.int64]) 
     place = np.arange(width)
     real = place < lengths[:, None]
     index = np.minimum(begins[:, None] + place, np.maximum(begins, ends - 1)[:, None])
-    index = np.minimum(index, max(0, len(log) - 1))
+    if not len(log):
+        nothing = np.zeros(index.shape, dtype=np.int64)
+        return Spans(nothing, nothing, np.ones(index.shape, dtype=np.float32), lengths)
+    index = np.minimum(index, len(log) - 1)
     items = np.where(real, log.items[index], 0).astype(np.int64)
     return Spans(items, log.timestamps[index], log.weights[index], lengths)
 
