@@ -1,0 +1,209 @@
+"""`heed bench`: every figure a ratio of one run, reference and candidate in turns.
+
+Absolute times drift from machine to machine and from hour to hour; what one costs beside the other,
+measured in the same minute on the same core, does not. Medians of many rounds, with quartiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from service.bench import candidates, ingest, kernels, latency, machine, report
+from service.bench.ground import Ground, prepared
+from service.bench.processes import Cores, serving
+from service.bench.subjects import subjects
+from service.bench.timing import Told
+from service.errors import Unavailable
+from service.layout import STORE_FILE
+from service.stores.sqlite import SQLiteStore
+
+# What is measured is speed, so no request may be cut off for being slow on a busy machine.
+SETTINGS = {"HEED_DEADLINE": "60", "HEED_LOG_LEVEL": "warning"}
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    items: int = 4_000  # of a generated data set
+    users: int = 500
+    memories: tuple[int, ...] = (1_000, 10_000, 100_000)
+    kernel_rounds: int = 11
+    catalogues: tuple[int, ...] = (5_000, 10_000, 20_000, 50_000, 100_000)
+    histories: tuple[int, ...] = (50, 200, 1_000)
+    judges: int = 20  # users whose best items are looked for among the candidates
+    candidate_rounds: int = 7
+    ingest_rounds: int = 7
+    batches: int = 20
+    http_rounds: int = 6
+    requests: int = 96
+
+
+FULL = Effort()
+QUICK = Effort(
+    kernel_rounds=5,
+    catalogues=(10_000, 20_000, 50_000, 100_000),
+    histories=(200,),
+    judges=8,
+    candidate_rounds=3,
+    ingest_rounds=3,
+    batches=10,
+    http_rounds=3,
+    requests=48,
+)
+
+
+def run(
+    console: Console, *, data: Path | None, quick: bool = False, effort: Effort | None = None
+) -> dict[str, Any]:
+    """Measure everything, print it, and return it as plain values.
+
+    Args:
+        console: for progress and tables.
+        data: a data directory whose store and models are copied; None generates a data set.
+        quick: fewer rounds.
+        effort: exactly this much instead.
+
+    Raises:
+        NotFound: when there is nothing to measure in `data`.
+        Unavailable: when a server does not start, or anything answers what it should not.
+    """
+    effort = effort or (QUICK if quick else FULL)
+    cores = Cores.choose()
+    found: dict[str, Any] = {"quick": effort is QUICK}
+    sizes = {"items": effort.items, "users": effort.users}
+    with _stoppable(), _one_thread(), prepared(data, **sizes) as ground:
+        found["machine"] = machine.described(ground.data, cores)
+        found["data"] = ground.as_dict()
+        report.machine(console, found["machine"], ground)
+
+        with _stage(console, "attention") as told:
+            operator = kernels.measure(effort.memories, effort.kernel_rounds, told=told)
+        found["kernels"] = operator.as_dict()
+        report.kernels(console, operator)
+
+        with _stage(console, "candidates") as told:
+            ranking = candidates.measure(
+                effort.catalogues,
+                effort.candidate_rounds,
+                histories=effort.histories,
+                users=effort.judges,
+                own=subjects(ground),
+                told=told,
+            )
+        found["candidates"] = ranking.as_dict()
+        report.catalogues(console, ranking)
+
+        found |= _over_http(console, ground, cores, effort)
+    return found
+
+
+def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -> dict[str, Any]:
+    """What needs a server."""
+    arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
+    memory = {}
+    with serving(arguments, core=cores.server, environment=SETTINGS) as heed:
+        memory["started"] = heed.memory()
+        with _stage(console, "ingestion") as told:
+            ingested = ingest.measure(
+                ground,
+                heed,
+                cores,
+                rounds=effort.ingest_rounds,
+                batches_a_round=effort.batches,
+                told=told,
+            )
+        memory["after ingestion"] = heed.memory()
+        report.ingestion(console, ingested)
+        with _stage(console, "questions") as told:
+            cases = latency.measure(
+                ground,
+                heed,
+                cores,
+                rounds=effort.http_rounds,
+                requests=effort.requests,
+                told=told,
+            )
+        memory["after questions"] = heed.memory()
+        report.latencies(console, cases)
+        report.memory(console, memory)
+    stored = _stored(ground)
+    if stored != ground.events + ingested.events:
+        raise Unavailable(
+            f"{ingested.events:,} events were acknowledged beside the {ground.events:,} there "
+            f"were, and {stored:,} are stored"
+        )
+    return {
+        "ingest": ingested.as_dict(),
+        "http": {
+            "targets": latency.TARGETS,
+            "limit": latency.LIMIT,
+            "loop": "closed",
+            "cases": [case.as_dict() for case in cases],
+        },
+        "memory": memory,
+    }
+
+
+def _stored(ground: Ground) -> int:
+    """The events in the store, counted one by one."""
+    store = SQLiteStore(ground.data / STORE_FILE)
+    try:
+        return sum(len(columns) for columns in store.scan())
+    finally:
+        asyncio.run(store.close())
+
+
+@contextmanager
+def _stage(console: Console, name: str) -> Iterator[Told]:
+    """A progress bar while something is measured; it is told how much is done, and of what."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for each kernel, as the service has it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM end this as Ctrl-C does, so that servers and folders do not stay behind."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what signals do
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

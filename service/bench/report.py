@@ -1,0 +1,302 @@
+"""What was measured, as tables for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from models.ranking import CANDIDATES, EXACT_WORK
+from models.scoring import Attending
+from models.snapshot import INDEX_FROM
+from service.bench import candidates, ingest, latency
+from service.bench.candidates import Found
+from service.bench.ground import Ground
+from service.bench.ingest import Ingested
+from service.bench.kernels import Kernels
+from service.bench.latency import Case
+from service.bench.timing import Spread
+
+
+def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:
+    """The machine and the data."""
+    rows = [
+        ("processor", f"{found['processor']}, {found['cores']} cores"),
+        ("memory", f"{found['memory_bytes'] / 2**30:.1f} GiB"),
+        ("system", f"{found['system']}; store on {found['file_system'] or 'an unknown disk'}"),
+        ("load average", f"{found['load_average']:.1f} before the run"),
+        (
+            "placement",
+            "{placement}; {threads_a_kernel} thread a kernel".format_map(found),
+        ),
+        (
+            "versions",
+            ", ".join(
+                f"{name} {found[name]}"
+                for name in ("heed", "python", "torch", "faiss-cpu", "sqlite", "fastapi", "uvicorn")
+            ),
+        ),
+        ("data", ground.source),
+        ("", f"{ground.items:,} items, {ground.users:,} users, {ground.events:,} events"),
+        ("model", ground.model or "none: the identity on content"),
+    ]
+    _print(console, "Where this was measured", ("what", "value"), rows, left=2)
+
+
+def kernels(console: Console, found: Kernels) -> None:
+    """The operator, then two stages."""
+    _print(
+        console,
+        "Attention over n rows, 4 heads of 16: ratio to torch's fused kernel",
+        ("n", "targets", "fused kernel", "attend", "its fused path", "error", "kernel's error"),
+        (
+            (
+                f"{each.rows:,}",
+                f"{each.targets}",
+                _time(each.seconds),
+                _ratio(each.attend),
+                _ratio(each.fused),
+                f"{each.errors['attend']:.0e}",
+                f"{each.errors['scaled_dot_product_attention']:.0e}",
+            )
+            for each in found.exact
+        ),
+        caption="Errors are relative, against float64. `attend` also gives the weights.",
+    )
+    _print(
+        console,
+        "Two stages: k rows by index, then exact softmax; ratio to exact",
+        (
+            "index",
+            "n",
+            "targets",
+            "k",
+            "time",
+            "ratio",
+            "indexing",
+            "recall@k",
+            "mass",
+            "true mass",
+            "error",
+        ),
+        (
+            (
+                each.kind,
+                f"{each.rows:,}",
+                f"{each.targets}",
+                f"{each.k}",
+                _time(each.seconds),
+                _ratio(each.ratio),
+                _seconds(each.build),
+                f"{each.recall:.3f}",
+                f"{each.mass:.3f}",
+                f"{each.true_mass:.3f}",
+                f"{each.error:.2g}",
+            )
+            for each in found.coarse
+        ),
+        caption=f"{_crossovers(found)} exact_up_to is {Attending().exact_up_to:,}. The error is "
+        "relative, against float64 over all rows: what those left out were worth.",
+    )
+
+
+def catalogues(console: Console, found: Found) -> None:
+    """Candidates, then what scoring everything costs."""
+    top = candidates.TOP
+    _print(
+        console,
+        f"{CANDIDATES} candidates of N items: ratio to the bare product of all keys with a query",
+        (
+            "N",
+            "product",
+            "bare IVF",
+            "without index",
+            "with index",
+            "indexing",
+            f"recall@{top}",
+            "by product",
+        ),
+        (
+            (
+                f"{each.items:,}{' (this data)' if each.own else ''}",
+                _time(each.product),
+                _ratio(each.searched),
+                _ratio(each.without),
+                _ratio(each.indexed),
+                _seconds(each.build),
+                f"{each.recall:.3f}",
+                f"{each.recall_without:.3f}",
+            )
+            for each in found.catalogues
+        ),
+        caption=f"Faster with an index {_from(found.crossover())}; "
+        f"INDEX_FROM is {INDEX_FROM:,}. Recall is of the {top} best under full target attention.",
+    )
+    _print(
+        console,
+        "Scoring every item for a memory of m rows, and candidates only",
+        ("N", "m", "N·m", "all", "candidates", "ns a pair"),
+        (
+            (
+                f"{each.items:,}{' (this data)' if each.own else ''}",
+                f"{each.rows:,}",
+                f"{each.items * each.rows / 1e6:.2f} M",
+                _time(each.everything),
+                _ratio(each.ratio),
+                f"{1e9 * each.pair:.1f}",
+            )
+            for each in found.works
+        ),
+        caption=f"EXACT_WORK, {EXACT_WORK / 1e6:g} M pairs, takes "
+        f"{_seconds(found.exact_work_seconds())}.",
+    )
+
+
+def ingestion(console: Console, found: Ingested) -> None:
+    """Durable events a second."""
+    by_core, shared = ingest.rate(found.processor), found.processor_ratio
+    rows = [
+        (
+            "Heed over HTTP",
+            _rate(ingest.rate(found.wall)),
+            "n/a" if by_core is None else _rate(by_core),
+        ),
+        (
+            "SQLite alone",
+            _rate(ingest.rate(found.sqlite)),
+            _rate(ingest.rate(found.sqlite_processor)),
+        ),
+        ("ratio of times", _ratio(found.ratio), "n/a" if shared is None else _ratio(shared)),
+    ]
+    _print(
+        console,
+        f"Durable events a second on one core, {ingest.BATCH:,} a request, "
+        f"{ingest.CONNECTIONS} connections, {found.events:,} events",
+        ("", "a second", "a second of the core's time"),
+        rows,
+        caption="SQLite alone: the same rows in the same table and index, WAL, synchronous=FULL, "
+        f"{ingest.BATCH:,} a transaction. One small transaction takes {_time(found.sync)} here.",
+    )
+
+
+def latencies(console: Console, found: Sequence[Case]) -> None:
+    """Questions over HTTP."""
+    _print(
+        console,
+        f"Questions over HTTP, closed loop: score {latency.TARGETS} targets, "
+        f"recommend {latency.LIMIT}; beside FastAPI answering the same bytes",
+        (
+            "question",
+            "at once",
+            "p50",
+            "p95",
+            "p99",
+            "floor p50",
+            "p95",
+            "p99",
+            "ratio",
+            "to typed",
+            "req/s",
+            "core ms",
+            "failed",
+        ),
+        (
+            (
+                each.question,
+                f"{each.connections}",
+                *(f"{1e3 * each.percentile('heed', p):.2f}" for p in (50, 95, 99)),
+                *(f"{1e3 * each.percentile('plain', p):.2f}" for p in (50, 95, 99)),
+                _ratio(each.ratio("plain")),
+                _ratio(each.ratio("typed")),
+                f"{each.rate('heed'):.0f}",
+                "n/a" if each.processor["heed"] is None else f"{1e3 * each.processor['heed']:.2f}",
+                f"{each.failed}",
+            )
+            for each in found
+        ),
+        caption="Milliseconds. The number in a question's name is the length of the history. The "
+        "floor writes its answer with orjson, as Heed does; typed, through its response model.",
+    )
+    _print(
+        console,
+        "Where Heed says the time of one question went (Server-Timing, medians, ms)",
+        ("question", *(names := list(found[0].stages()))),
+        (
+            (each.question, *(f"{1e3 * each.stages().get(name, 0.0):.2f}" for name in names))
+            for each in found
+            if each.connections == 1
+        ),
+    )
+
+
+def memory(console: Console, found: Mapping[str, Mapping[str, int] | None]) -> None:
+    """What the serving process held."""
+    _print(
+        console,
+        "Memory of the serving process",
+        ("when", "resident", "highest so far"),
+        (
+            (when, f"{size['resident'] / 2**20:.0f} MiB", f"{size['highest'] / 2**20:.0f} MiB")
+            if size
+            else (when, "n/a", "n/a")
+            for when, size in found.items()
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------ the parts
+
+
+def _print(
+    console: Console,
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    caption: str | None = None,
+    left: int = 1,
+) -> None:
+    """A table whose first `left` columns are words and whose others are numbers."""
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _ratio(found: Spread) -> str:
+    return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
+
+
+def _time(found: Spread) -> str:
+    return _seconds(found.median)
+
+
+def _rate(found: Spread) -> str:
+    return f"{found.median:,.0f} ({found.low:,.0f}–{found.high:,.0f})"
+
+
+def _seconds(value: float) -> str:
+    if value < 1e-3:
+        return f"{1e6 * value:.0f} µs"
+    return f"{1e3 * value:.2f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _from(items: int | None) -> str:
+    return "at no size here" if items is None else f"from {items:,} items"
+
+
+def _crossovers(found: Kernels) -> str:
+    """From how many rows two stages are faster, for each number of targets."""
+    parts = []
+    for targets in sorted({each.targets for each in found.coarse}):
+        ways = []
+        for build, how in ((False, "with its index at hand"), (True, "building it for itself")):
+            rows = found.crossover("ivf", targets, build=build)
+            ways.append(f"{how} {'at no size here' if rows is None else f'from {rows:,.0f} rows'}")
+        asks = "one target asks" if targets == 1 else f"{targets} targets ask"
+        parts.append(f"When {asks}, ivf is faster {', '.join(ways)}.")
+    return " ".join(parts)
