@@ -1,0 +1,369 @@
+"""Recommend, search and similar over HTTP: what is offered, to whom, and how soon it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.text import StaticEncoder
+from tests import tiny
+from tests.tiny import AT, DAY, EACH, GENRES, NOON, item_id
+
+LATELY = "2025-12-28T12:00:00Z"  # four days before noon
+SPACE_OR_ODD = {"space", "odd"}
+WORLD = {item.item_id: item for item in tiny.items()}
+SPACE = [{"item_id": item_id(0, n), "timestamp": f"2026-01-01T11:0{n}:00Z"} for n in (2, 3, 5)]
+COOKING = [{"item_id": item_id(1, n), "timestamp": f"2026-01-01T11:0{n}:00Z"} for n in (2, 3, 5)]
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    """The answer to a question, which must be one."""
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def ids(answer: dict[str, Any]) -> list[str]:
+    """The items of an answer, in its order."""
+    return [item["item_id"] for item in answer["items"]]
+
+
+def similar(http: httpx.Client, name: str) -> list[str]:
+    """All items like one."""
+    answer = http.get(f"/v1/items/{name}/similar", params={"limit": 1000})
+    assert answer.status_code == 200, answer.text
+    return ids(answer.json())
+
+
+@pytest.fixture
+def fresh(http: httpx.Client) -> Iterator[dict[str, Any]]:
+    """An item that is not there yet, and will be gone afterwards."""
+    yield {
+        "item_id": "fresh",
+        "title": "supernova nebula quasar",
+        "description": "all about the moon and the stars",
+        "tags": ["telescope"],
+        "categories": ["space", "new"],
+    }
+    http.delete("/v1/items/fresh")
+
+
+# ------------------------------------------------------------------ at once
+
+
+def offered(http: httpx.Client) -> dict[str, bool]:
+    """Where the fresh item turns up: among all that is recommended, found and similar."""
+    everything = {"limit": 1000}
+    return {
+        "recommend": "fresh" in ids(post(http, "/v1/recommend", history=SPACE, **everything)),
+        "popular": "fresh" in ids(post(http, "/v1/recommend", **everything)),
+        "search": "fresh" in ids(post(http, "/v1/search", query="rocket comet", **everything)),
+        "similar": "fresh" in similar(http, SPACE[0]["item_id"]),
+    }
+
+
+def test_a_new_item_is_offered_at_once_until_it_is_hidden_or_deleted(
+    http: httpx.Client, fresh: dict[str, Any]
+) -> None:
+    """Each question after the write was answered sees it: posted, hidden, shown again, deleted."""
+    for body, seen in ((fresh, True), (fresh | {"hidden": True}, False), (fresh, True)):
+        assert post(http, "/v1/items", items=[body]) == {"stored": 1}
+        assert set(offered(http).values()) == {seen}, body
+        assert http.get("/v1/items/fresh").json()["hidden"] is not seen
+    assert http.delete("/v1/items/fresh").status_code == 204
+    assert set(offered(http).values()) == {False}
+    assert http.get("/v1/items/fresh").status_code == 404
+
+
+def test_a_new_item_stands_where_its_text_belongs(
+    http: httpx.Client, fresh: dict[str, Any]
+) -> None:
+    """It leads the search for its words, is like items of its genre, and suits who likes them."""
+    post(http, "/v1/items", items=[fresh])
+    assert ids(post(http, "/v1/search", query=fresh["title"], limit=3))[0] == "fresh"
+    genres = [name.split("-")[0] for name in similar(http, "fresh")[:5]]
+    assert genres.count("space") >= 4
+    by = {
+        who: post(http, "/v1/score", history=history, item_ids=["fresh"], at=AT)["items"][0]
+        for who, history in (("space", SPACE), ("cooking", COOKING))
+    }
+    assert by["space"]["score"] > by["cooking"]["score"]
+
+
+def test_a_changed_item_is_another_at_once(http: httpx.Client, fresh: dict[str, Any]) -> None:
+    """Its categories and its text are those of the last write."""
+    post(http, "/v1/items", items=[fresh])
+    changed = fresh | {"title": "garlic bread", "description": "", "tags": [],
+                       "categories": ["cooking"]}  # fmt: skip
+    post(http, "/v1/items", items=[changed])
+    assert ids(post(http, "/v1/search", query="garlic bread", limit=1)) == ["fresh"]
+    for category, seen in (("new", False), ("cooking", True)):
+        wanted = {"categories": {"any": [category]}}
+        found = post(http, "/v1/recommend", history=SPACE, filter=wanted, limit=1000)
+        assert ("fresh" in ids(found)) is seen
+
+
+def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
+    """Without any text it is found by its vector; a vector of another length is refused."""
+    vector = StaticEncoder().encode(["garlic bread"])[0].tolist()
+    short = http.post("/v1/items", json={"items": [{"item_id": "mute", "embedding": [1.0]}]})
+    assert short.status_code == 422
+    assert short.json()["errors"][0]["pointer"] == "/items/0/embedding"
+    post(http, "/v1/items", items=[{"item_id": "mute", "embedding": vector}])
+    found = post(http, "/v1/search", query="garlic bread", limit=1)
+    assert ids(found) == ["mute"]
+    assert found["items"][0]["matched"] == {"embedding": pytest.approx(1)}
+    http.delete("/v1/items/mute").raise_for_status()
+
+
+# ------------------------------------------------------------------ what may be offered
+
+
+@pytest.mark.parametrize(
+    ("wanted", "passes"),
+    [
+        ({"categories": {"any": ["space", "odd"]}}, lambda i: SPACE_OR_ODD & set(i.categories)),
+        ({"categories": {"all": ["space", "odd"]}}, lambda i: set(i.categories) >= SPACE_OR_ODD),
+        ({"categories": {"none": ["even"]}}, lambda i: "even" not in i.categories),
+        ({"attributes": {"language": "de"}}, lambda i: i.attributes["language"] == "de"),
+        ({"attributes": {"number": [1, 2, 99]}}, lambda i: i.attributes["number"] in {1, 2}),
+        (
+            {"categories": {"any": ["space"]}, "attributes": {"language": "en", "number": 4}},
+            lambda i: i.item_id == "space-04",
+        ),
+        ({"published": {"since": LATELY}}, lambda i: i.published_at >= NOON - 4 * DAY),
+        ({"published": {"until": LATELY}}, lambda i: i.published_at < NOON - 4 * DAY),
+        ({"categories": {"any": ["nothing"]}}, lambda i: False),
+        ({"attributes": {"number": "4"}}, lambda i: False),
+        ({"attributes": {"absent": None}}, lambda i: False),
+    ],
+)  # fmt: skip
+def test_only_what_passes_the_filter_is_offered(
+    http: httpx.Client, wanted: dict[str, Any], passes: Any
+) -> None:
+    """Recommend and search offer everything that passes, and nothing else."""
+    expected = {name for name, item in WORLD.items() if passes(item)}
+    asked = {"filter": wanted, "limit": 1000}
+    for history in (SPACE, []):
+        found = post(http, "/v1/recommend", history=history, exclude_seen=False, **asked)
+        assert set(ids(found)) == expected
+    # A search answers with all that has any weight, and at this temperature everything has.
+    found = post(http, "/v1/search", query="rocket", temperature=100.0, **asked)
+    assert set(ids(found)) == expected
+    if list(wanted) == ["categories"]:
+        seed = item_id(2, 0)
+        answer = http.get(
+            f"/v1/items/{seed}/similar", params={"limit": 1000, **wanted["categories"]}
+        )
+        assert set(ids(answer.json())) == expected - {seed}
+
+
+def test_what_was_seen_or_excluded_is_left_out(http: httpx.Client) -> None:
+    """Seen items come back only when asked for, excluded ones never."""
+    seen = {event["item_id"] for event in SPACE}
+    everything = {"history": SPACE, "limit": 1000}
+    assert set(ids(post(http, "/v1/recommend", **everything))) == WORLD.keys() - seen
+    again = post(http, "/v1/recommend", exclude_seen=False, exclude=["space-02"], **everything)
+    assert set(ids(again)) == WORLD.keys() - {"space-02"}
+    # What the window hides from attention was seen all the same.
+    hidden = post(http, "/v1/recommend", visible={"types": ["none"]}, **everything)
+    assert set(ids(hidden)) == WORLD.keys() - seen
+    assert hidden["items"][0]["reason"] == "popular"
+
+
+# ------------------------------------------------------------------ in which order
+
+
+def test_recommendations_stand_by_the_scores_that_score_gives(http: httpx.Client) -> None:
+    """The best of all items, each with its own score: an exhaustive ranking agrees."""
+    every = list(WORLD)
+    scored = {
+        item["item_id"]: item["score"]
+        for item in post(http, "/v1/score", user_id="u1", item_ids=every, at=AT)["items"]
+    }
+    found = post(http, "/v1/recommend", user_id="u1", limit=10, exclude_seen=False, at=AT)
+    values = [item["score"] for item in found["items"]]
+    assert values == sorted(values, reverse=True)
+    assert values == pytest.approx(sorted(scored.values(), reverse=True)[:10], abs=1e-5)
+    for item in found["items"]:
+        assert item["score"] == pytest.approx(scored[item["item_id"]], abs=1e-5)
+        assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-4)
+        assert item["reason"] == (
+            "content" if found["model_version"] == "untrained" else "personal"
+        )
+
+
+def test_whoever_likes_a_genre_is_offered_it(http: httpx.Client) -> None:
+    """Most of what users are recommended is of the genre that they walk through."""
+    hits = 0
+    for user in range(8):
+        body = {"user_id": f"u{user}", "limit": 5, "exclude_seen": False}
+        genre = GENRES[user % len(GENRES)]
+        hits += sum(name.startswith(genre) for name in ids(post(http, "/v1/recommend", **body)))
+    assert hits >= 24
+
+
+def spread(names: list[str]) -> float:
+    """How unlike each other items are: one minus the mean cosine of their texts."""
+    texts = [" ".join((WORLD[name].title, WORLD[name].description)) for name in names]
+    unit = StaticEncoder().encode(texts)
+    cosines = unit @ unit.T
+    return float(1 - cosines[~np.eye(len(names), dtype=bool)].mean())
+
+
+def test_diversity_trades_score_for_variety(http: httpx.Client) -> None:
+    """More of it gives items less alike; the best one stays first; none changes nothing."""
+    asked = {"user_id": "u0", "limit": 8, "exclude_seen": False, "at": AT}
+    plain = post(http, "/v1/recommend", **asked)
+    zero, half, full = (
+        ids(post(http, "/v1/recommend", diversity=value, **asked)) for value in (0.0, 0.5, 1.0)
+    )
+    assert zero == ids(plain)
+    assert half[0] == full[0] == zero[0]
+    assert len(set(full)) == 8
+    assert spread(zero) < spread(full)
+    assert {name.split("-")[0] for name in full} == set(GENRES)
+    nothing = post(http, "/v1/recommend", diversity=0.5, filter={"categories": {"any": ["none"]}})
+    assert nothing["items"] == []
+
+
+def test_search_leads_with_what_matches_and_says_where(http: httpx.Client) -> None:
+    """A title's own words find it first, by its title; weights are shares of one softmax."""
+    for item in list(WORLD.values())[::7]:
+        words = set(item.title.split())
+        same = {name for name, other in WORLD.items() if set(other.title.split()) == words}
+        best = post(http, "/v1/search", query=item.title, limit=1)["items"][0]
+        assert best["item_id"] in same
+        assert max(best["matched"], key=best["matched"].get) == "title"
+        found = post(http, "/v1/search", query=item.title, limit=1000, temperature=10.0)["items"]
+        assert sum(each["weight"] for each in found) == pytest.approx(1, abs=1e-4)
+        for each in found:
+            assert sum(each["matched"].values()) == pytest.approx(1, abs=1e-4)
+        values = [each["score"] for each in found]
+        assert values == sorted(values, reverse=True)
+
+
+def test_whose_search_it_is_moves_what_is_found(http: httpx.Client) -> None:
+    """The same vague words weigh each genre more for those who like it."""
+
+    def share(history: list[dict[str, Any]], genre: str) -> float:
+        asked = {"query": "all about", "history": history, "limit": 1000, "at": AT}
+        found = post(http, "/v1/search", temperature=10.0, **asked)
+        held = [i["weight"] for i in found["items"] if i["item_id"].startswith(genre)]
+        return float(sum(held))
+
+    assert share(SPACE, "space") > 1.2 * share(COOKING, "space")
+    assert share(COOKING, "cooking") > 1.2 * share(SPACE, "cooking")
+
+
+def test_similar_items_are_of_the_genre_and_never_the_item_itself(http: httpx.Client) -> None:
+    """The nearest first; all of them when asked for all."""
+    for genre in range(len(GENRES)):
+        found = similar(http, item_id(genre, 1))
+        assert len(found) == len(WORLD) - 1
+        assert item_id(genre, 1) not in found
+        assert sum(name.startswith(GENRES[genre]) for name in found[:5]) >= 4
+
+
+# ------------------------------------------------------------------ whose history
+
+
+def test_a_session_is_a_history_that_is_not_stored(http: httpx.Client) -> None:
+    """Inline events alone, or laid over stored ones, score as if all of them were stored."""
+    stored = [event | {"user_id": "stored"} for event in SPACE + COOKING]
+    partly = [event | {"user_id": "partly"} for event in COOKING]
+    assert http.post("/v1/events", json={"events": stored + partly}).status_code == 200
+    asked = {"item_ids": [item_id(0, 6), item_id(1, 6)], "at": AT, "explain": 10}
+    # Events of equal times stand in the order of arrival, the session's after the stored ones.
+    whole = post(http, "/v1/score", user_id="stored", **asked)["items"]
+    inline = post(http, "/v1/score", history=SPACE + COOKING, **asked)["items"]
+    for one, other in zip(whole, inline, strict=True):
+        assert one["parts"] == pytest.approx(other["parts"], abs=1e-5)
+        assert {reason["event_id"] for reason in other["explanation"]} == {None}
+        assert len(one["explanation"]) == len(other["explanation"]) == 6
+    overlaid = post(http, "/v1/score", user_id="partly", history=SPACE, **asked)["items"]
+    swapped = post(http, "/v1/score", history=COOKING + SPACE, **asked)["items"]
+    for one, other in zip(overlaid, swapped, strict=True):
+        assert one["parts"] == pytest.approx(other["parts"], abs=1e-5)
+        assert sum(reason["event_id"] is None for reason in one["explanation"]) == 3
+    page = http.get("/v1/users/partly/history").json()
+    assert len(page["events"]) == 3
+
+
+def test_a_window_is_a_history_of_what_it_shows(http: httpx.Client) -> None:
+    """Outside of the window an event counts as if it had never happened, in every part."""
+    asked = {"item_ids": [item_id(0, 6), item_id(1, 6)], "at": AT}
+    typed = [{**event, "type": "view"} for event in SPACE]
+    typed += [{**event, "type": "buy"} for event in COOKING]
+    for visible, left in (
+        ({"types": ["buy"]}, typed[3:]),
+        ({"categories": ["space"]}, typed[:3]),
+        ({"since": "2026-01-01T11:03:00Z"}, [typed[n] for n in (1, 2, 4, 5)]),
+        ({"until": "2026-01-01T11:03:00Z"}, [typed[n] for n in (0, 3)]),
+        ({"types": ["buy"], "until": "2026-01-01T11:03:00Z"}, typed[3:4]),
+        ({"since": "2026-01-01T12:00:00Z"}, []),
+    ):
+        shown = post(http, "/v1/score", history=typed, visible=visible, **asked)["items"]
+        alone = post(http, "/v1/score", history=left, **asked)["items"]
+        for one, other in zip(shown, alone, strict=True):
+            assert one["parts"] == pytest.approx(other["parts"], abs=1e-5)
+            assert one["reason"] == other["reason"]
+
+
+def test_coarse_retrieval_over_all_rows_is_exact(http: httpx.Client) -> None:
+    """With k = n nothing is left out; with less the mass says so, and the parts still add up."""
+    asked = {"user_id": "u2", "item_ids": list(WORLD)[::5], "at": AT, "explain": 50}
+    exact = post(http, "/v1/score", **asked)
+    whole = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 12}, **asked)
+    part = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 4}, **asked)
+    assert [a["retrieval"] for a in (exact, whole, part)] == ["exact", "coarse", "coarse"]
+    for one, other in zip(exact["items"], whole["items"], strict=True):
+        assert other["score"] == pytest.approx(one["score"], abs=1e-5)
+        assert other["mass"] == pytest.approx(1, abs=1e-5)
+    for item in part["items"]:
+        assert 0 < item["mass"] < 1
+        told = sum(reason["contribution"] for reason in item["explanation"])
+        assert told == pytest.approx(item["parts"]["attention"], abs=1e-4)
+        assert 4 <= len(item["explanation"]) <= 12  # of the best four rows of each head
+    offers = post(http, "/v1/recommend", user_id="u2", retrieval={"mode": "coarse"}, limit=5)
+    assert offers["retrieval"] == "coarse"
+    assert len(offers["items"]) == 5
+
+
+def test_hard_attention_is_the_limit_of_low_temperatures(http: httpx.Client) -> None:
+    """As the temperature falls the softmax becomes the lookup."""
+    asked = {"user_id": "u4", "item_ids": [item_id(0, 1), item_id(3, 8)], "at": AT}
+    hard = post(http, "/v1/score", hard=True, **asked)["items"]
+    cold = post(http, "/v1/score", temperature=1e-6, **asked)["items"]
+    for one, other in zip(hard, cold, strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-4)
+
+
+def test_limits_and_unknown_targets_are_refused(http: httpx.Client) -> None:
+    """A thousand targets at most, and each must be known; the answer says which is not."""
+    many = http.post("/v1/score", json={"item_ids": [item_id(0, 1)] * 1001})
+    assert (many.status_code, many.json()["errors"][0]["pointer"]) == (422, "/item_ids")
+    assert len(post(http, "/v1/score", item_ids=[item_id(0, 1)] * 1000)["items"]) == 1000
+    unknown = http.post("/v1/score", json={"item_ids": [item_id(0, 1), "what"]})
+    assert unknown.status_code == 404
+    assert "what" in unknown.json()["detail"]
+    assert http.get("/v1/items/what/similar").status_code == 404
+
+
+def test_a_world_has_all_its_items(http: httpx.Client) -> None:
+    """What these tests compare with is what the server has, page by page."""
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = http.get("/v1/items", params={"limit": 7, **({"cursor": cursor} if cursor else {})})
+        found += ids(page.json())
+        cursor = page.json()["cursor"]
+        if cursor is None:
+            break
+    assert found == sorted(WORLD)
+    assert len(found) == EACH * len(GENRES)

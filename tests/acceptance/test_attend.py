@@ -1,0 +1,349 @@
+"""POST /v1/attend against the formulas of attention, written once more in float64 NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.text import StaticEncoder
+from tests.acceptance.server import Server
+from tests.tiny import AT, GENRES, item_id
+
+Array = NDArray[np.float64]
+
+CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-5}
+
+
+def scores(query: Array, keys: Array, scorer: str) -> Array:
+    """Scores [n] of one head: query [d], keys [n, d]."""
+    if scorer == "additive":
+        found: Array = np.tanh(query + keys).sum(1)
+    elif scorer == "scaled_dot":
+        found = keys @ query / np.sqrt(len(query))
+    else:
+        lengths = np.linalg.norm(keys, axis=1) * np.linalg.norm(query)
+        found = keys @ query / np.where(lengths > 0, lengths, 1)  # a zero vector's cosine is 0
+    return found
+
+
+def attention(logits: Array, temperature: float, hard: bool) -> Array:
+    """Weights [n]; -inf is hidden, and where all is hidden all is zero."""
+    weights: Array = np.zeros(len(logits))
+    if not np.isfinite(logits).any():
+        return weights
+    if hard:
+        weights[np.argmax(logits)] = 1.0
+        return weights
+    weights += np.exp((logits - logits.max()) / temperature)
+    weights /= weights.sum()
+    return weights
+
+
+def reference(ask: dict[str, Any], keep: int | None = None) -> tuple[Array, Array, Array]:
+    """Weights [H, n], context [v] and mass [H]; with `keep`, over the best rows of each head."""
+    memory, heads = ask["memory"], ask.get("heads", 1)
+    # The service reads what was written as float32.
+    keys, values, query = (
+        np.array(numbers, np.float32).astype(np.float64)
+        for numbers in (memory["keys"], memory["values"], ask["query"]["vector"])
+    )
+    logits = np.stack(
+        [
+            scores(q, k, ask["scorer"]) + np.array(memory.get("bias", 0.0), np.float64)
+            for q, k in zip(np.split(query, heads), np.split(keys, heads, axis=1), strict=True)
+        ]
+    )
+    logits[:, ~np.array(memory.get("visible", [True] * len(keys)))] = -np.inf
+    temperature, hard = ask.get("temperature", 1.0), ask.get("hard", False)
+    mass = np.ones(heads)
+    if keep is not None:
+        for head in range(heads):
+            full = attention(logits[head], temperature, hard)
+            left_out = np.argsort(-logits[head], kind="stable")[keep:]
+            logits[head, left_out] = -np.inf
+            mass[head] = 1 - full[left_out].sum()
+    weights = np.stack([attention(row, temperature, hard) for row in logits])
+    parts = np.split(values, heads, axis=1)
+    context = np.concatenate([w @ v for w, v in zip(weights, parts, strict=True)])
+    return weights, context, mass
+
+
+def dense(answer: dict[str, Any], n: int) -> Array:
+    """The weights of an answer over all rows, [H, n]."""
+    weights = np.zeros((len(answer["weights"]), n))
+    weights[:, answer["rows"]] = answer["weights"]
+    return weights
+
+
+def question(seed: int, **given: Any) -> dict[str, Any]:
+    """A question to vectors, drawn at random but for what is given."""
+    random = np.random.default_rng(seed)
+    heads = given.setdefault("heads", int(random.choice([1, 2, 4])))
+    n = given.pop("n", int(random.choice([1, 2, 3, 40, 300])))
+    d, v = (heads * int(random.integers(1, 5)) for _ in range(2))
+    memory: dict[str, Any] = {
+        "keys": np.round(random.normal(size=(n, d)), 3).tolist(),
+        "values": np.round(random.normal(size=(n, v)), 3).tolist(),
+    }
+    if random.random() < 0.5:
+        memory["bias"] = np.round(random.normal(size=n), 3).tolist()
+    if random.random() < 0.5:
+        memory["visible"] = (random.random(n) < 0.7).tolist()
+    return {
+        "memory": memory,
+        "query": {"vector": np.round(random.normal(size=d), 3).tolist()},
+        "temperature": float(random.choice([0.5, 1.0, 3.0])),
+        "hard": bool(random.random() < 0.2),
+        "limit": 1000,
+    } | given
+
+
+def ask(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a question, which must be one."""
+    answer = http.post("/v1/attend", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.fixture
+def vectors(untrained: Server) -> Any:
+    """A client; whether there is a model is nothing to vectors that a client brings."""
+    with untrained.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("scorer", ["scaled_dot", "cosine", "additive"])
+def test_vectors_are_attended_as_the_formula_says(vectors: httpx.Client, scorer: str) -> None:
+    """Whatever heads, masks, biases, temperatures, hard or soft: weights and context to 1e-5."""
+    for seed in range(25):
+        body = question(seed, scorer=scorer)
+        found = ask(vectors, body)
+        weights, context, mass = reference(body)
+        np.testing.assert_allclose(dense(found, weights.shape[1]), weights, **CLOSE, err_msg=seed)
+        np.testing.assert_allclose(found["context"], context, **CLOSE, err_msg=seed)
+        np.testing.assert_allclose(found["mass"], mass, **CLOSE, err_msg=seed)
+        assert (found["retrieval"], found["ids"], found["model_version"]) == ("exact", None, None)
+
+
+@pytest.mark.parametrize("scorer", ["scaled_dot", "cosine", "additive"])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_two_thousand_rows(vectors: httpx.Client, scorer: str, heads: int) -> None:
+    """The context is over all rows, though only the heaviest are named, heaviest first."""
+    body = question(7, scorer=scorer, heads=heads, n=2_000, hard=False, limit=50)
+    found = ask(vectors, body)
+    weights, context, _ = reference(body)
+    np.testing.assert_allclose(found["context"], context, **CLOSE)
+    mean = weights.mean(0)
+    rows = found["rows"]
+    assert len(rows) == 50
+    np.testing.assert_allclose(mean[rows], np.sort(mean)[::-1][:50], **CLOSE)
+    np.testing.assert_allclose(found["weights"], weights[:, rows], **CLOSE)
+
+
+@pytest.mark.parametrize("scorer", ["scaled_dot", "cosine", "additive"])
+def test_coarse_over_all_rows_is_exact(vectors: httpx.Client, scorer: str) -> None:
+    """With k = n the index leaves nothing out, and the answer is the exact one."""
+    for seed in range(8):
+        body = question(seed, scorer=scorer, n=300, retrieval={"mode": "coarse", "k": 300})
+        found = ask(vectors, body)
+        weights, context, mass = reference(body)
+        np.testing.assert_allclose(dense(found, 300), weights, **CLOSE, err_msg=seed)
+        np.testing.assert_allclose(found["context"], context, **CLOSE, err_msg=seed)
+        np.testing.assert_allclose(found["mass"], mass, **CLOSE, err_msg=seed)
+        assert found["retrieval"] == "coarse"
+
+
+@pytest.mark.parametrize("scorer", ["scaled_dot", "cosine"])
+def test_coarse_attends_to_the_best_rows_and_says_what_they_hold(
+    vectors: httpx.Client, scorer: str
+) -> None:
+    """The softmax over each head's best k rows, and their true share of the full softmax."""
+    for seed in range(8):
+        how = {"mode": "coarse", "k": 20}
+        body = question(seed, scorer=scorer, n=300, hard=False, retrieval=how)
+        found = ask(vectors, body)
+        weights, context, mass = reference(body, keep=20)
+        np.testing.assert_allclose(dense(found, 300), weights, **CLOSE, err_msg=seed)
+        np.testing.assert_allclose(found["context"], context, **CLOSE, err_msg=seed)
+        np.testing.assert_allclose(found["mass"], mass, **CLOSE, err_msg=seed)
+        assert max(found["mass"]) < 1
+
+
+def test_near_keys_with_far_values_are_told_apart(vectors: httpx.Client) -> None:
+    """To the query both rows match alike; what comes back of each is its own value."""
+    found = ask(
+        vectors,
+        {
+            "memory": {"keys": [[3, 0], [3, 0.001], [-3, 0]], "values": [[1], [-1], [9]]},
+            "query": {"vector": [4, 0]},
+        },
+    )
+    assert found["rows"][:2] == [0, 1]
+    np.testing.assert_allclose(found["context"], [0.0], atol=1e-2)
+
+
+def test_a_tie_goes_to_the_lowest_row(vectors: httpx.Client) -> None:
+    """Hard retrieval of equal keys is a lookup of the first."""
+    for retrieval in ({"mode": "exact"}, {"mode": "coarse", "k": 2}):
+        body = {
+            "memory": {"keys": [[0], [1], [1], [1]], "values": [[1], [2], [3], [4]]},
+            "query": {"vector": [1]},
+            "hard": True,
+            "retrieval": retrieval,
+        }
+        found = ask(vectors, body)
+        assert (found["rows"], found["context"]) == ([1], [2.0])
+
+
+def test_nothing_visible_is_nothing_attended(vectors: httpx.Client) -> None:
+    """Zero weights and zero context: not NaN, and not the mean of what is hidden."""
+    memories: list[dict[str, Any]] = [
+        {"keys": [[1, 2]] * 3, "values": [[1, 1]] * 3, "visible": [False] * 3},
+        {"keys": [], "values": []},
+    ]
+    for memory in memories:
+        for mode in ("exact", "coarse"):
+            body = {"memory": memory, "query": {"vector": [1, 2]}, "retrieval": {"mode": mode}}
+            found = ask(vectors, body)
+            assert (found["rows"], found["weights"]) == ([], [[]])
+            assert not any(found["context"])
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"memory": {"user_id": "u0"}, "query": {"vector": [1, 2]}}, "/query/vector"),
+        ({"memory": {"catalogue": True}, "query": {"vector": [1, 2]}}, "/query/vector"),
+        ({"memory": {"catalogue": True}, "query": {"text": "x"}, "heads": 3}, "/heads"),
+        ({"memory": {"user_id": "u0"}, "query": {"text": "x"}, "heads": 7}, "/heads"),
+        ({"memory": {"keys": [[1, 2]], "values": [[1]]}, "query": {"vector": [1]}}, "/query"),
+        ({"memory": {"keys": [[1, 2]], "values": [[1]]}, "query": {"text": "x"}}, "/query"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_field(
+    http: httpx.Client, body: dict[str, Any], pointer: str
+) -> None:
+    """Dimensions and heads that no memory has are 422, never a 500."""
+    answer = http.post("/v1/attend", json=body)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["pointer"].startswith(pointer)
+
+
+def test_an_unknown_item_is_not_found(http: httpx.Client) -> None:
+    """A query by an item that nobody knows has no vector."""
+    body = {"memory": {"catalogue": True}, "query": {"item_id": "nothing"}}
+    assert http.post("/v1/attend", json=body).status_code == 404
+
+
+# ------------------------------------------------------------------ the catalogue
+
+
+def catalogue(http: httpx.Client) -> tuple[list[str], Array, Array]:
+    """Of each field of each listed item: the item's id, the key and the value."""
+    encoder = StaticEncoder()
+    owners: list[str] = []
+    keys: list[Array] = []
+    values: list[Array] = []
+    for item in http.get("/v1/items", params={"limit": 1000}).json()["items"]:
+        named = (item["title"], item["description"], ", ".join(item["tags"]),
+                 ", ".join(item["categories"]))  # fmt: skip
+        texts = [text for text in named if text]
+        if item["hidden"] or not texts:
+            continue
+        # Item vectors are kept in half precision.
+        fields = encoder.encode(texts).astype(np.float16).astype(np.float64)
+        owners += [item["item_id"]] * len(texts)
+        keys += list(fields)
+        values += [fields.sum(0) / np.linalg.norm(fields.sum(0))] * len(texts)
+    return owners, np.array(keys), np.array(values)
+
+
+@pytest.mark.parametrize("retrieval", [{"mode": "exact"}, {"mode": "coarse", "k": 1000}])
+@pytest.mark.parametrize("text", ["rocket", "a king in a castle"])
+def test_the_catalogue_is_a_memory(
+    http: httpx.Client, text: str, retrieval: dict[str, Any]
+) -> None:
+    """Every text field is a key, its item the value: weights by item and context to 1e-5."""
+    owners, keys, values = catalogue(http)
+    body = {
+        "memory": {"catalogue": True},
+        "query": {"text": text},
+        "scorer": "cosine",
+        "temperature": 0.2,
+        "limit": 1000,
+        "retrieval": retrieval,
+    }
+    found = ask(http, body)
+    query = StaticEncoder().encode([text])[0].astype(np.float64)
+    weights = attention(scores(query, keys, "cosine"), 0.2, hard=False)
+    expected = dict.fromkeys(owners, 0.0)
+    for owner, weight in zip(owners, weights, strict=True):
+        expected[owner] += weight
+    gathered = dict.fromkeys(owners, 0.0)
+    for owner, weight in zip(found["ids"], found["weights"][0], strict=True):
+        gathered[owner] += weight
+    assert gathered == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(found["context"], weights @ values, **CLOSE)
+
+
+def test_a_query_item_may_be_hidden_from_itself(http: httpx.Client) -> None:
+    """With exclude_self neither the catalogue nor a history shows the query item its own rows."""
+    item = item_id(0, 3)
+    events = [{"user_id": "self", "item_id": item_id(0, n), "event_id": f"self-{n}"}
+              for n in range(6)]  # fmt: skip
+    assert http.post("/v1/events", json={"events": events}).status_code == 200
+    for memory, own in (({"catalogue": True}, item), ({"user_id": "self"}, "self-3")):
+        body = {"memory": memory, "query": {"item_id": item}, "limit": 1000}
+        assert own in ask(http, body)["ids"]
+        assert own not in ask(http, body | {"exclude_self": True})["ids"]
+
+
+# ------------------------------------------------------------------ a user's memory
+
+
+def test_a_user_is_a_memory(http: httpx.Client) -> None:
+    """What attends in a score attends here: the mean weights of events are the explained ones."""
+    put = http.put("/v1/users/u6", json={"interests": [GENRES[3], item_id(1, 1)]})
+    assert put.status_code == 200
+    for how in ({}, {"temperature": 0.5}, {"hard": True}, {"retrieval": {"mode": "coarse"}}):
+        target = item_id(2, 5)
+        asked = {"user_id": "u6", "item_ids": [target], "explain": 50, "at": AT}
+        scored = http.post("/v1/score", json=asked | how)
+        explained = {
+            row["event_id"] or row["item_id"] or row["title"]: row["weight"]
+            for row in scored.json()["items"][0]["explanation"]
+        }
+        body = {"memory": {"user_id": "u6"}, "query": {"item_id": target}, "at": AT}
+        found = ask(http, body | how)
+        means = np.mean(found["weights"], axis=0)
+        assert dict(zip(found["ids"], means, strict=True)) == pytest.approx(explained, abs=1e-5)
+        assert found["model_version"] == scored.json()["model_version"]
+        if not how.get("hard"):
+            assert {GENRES[3], item_id(1, 1)} < explained.keys()
+
+
+def test_a_window_limits_a_users_memory(http: httpx.Client) -> None:
+    """Only events within `visible` are attended; at the end of a window, exclusive."""
+    events = [
+        {"user_id": "window", "item_id": item_id(0, n), "event_id": f"window-{n}",
+         "type": "view" if n % 2 else "buy", "timestamp": f"2026-01-01T12:00:{10 + n}Z"}
+        for n in range(6)
+    ]  # fmt: skip
+    assert http.post("/v1/events", json={"events": events}).status_code == 200
+    for visible, seen in (
+        ({"since": "2026-01-01T12:00:12Z", "until": "2026-01-01T12:00:14Z"}, {2, 3}),
+        ({"types": ["buy"]}, {0, 2, 4}),
+        ({"categories": ["odd"]}, {1, 3, 5}),
+        ({"types": ["never"]}, set()),
+    ):
+        body = {
+            "memory": {"user_id": "window"},
+            "query": {"item_id": item_id(0, 0)},
+            "visible": visible,
+        }
+        assert set(ask(http, body)["ids"]) == {f"window-{n}" for n in seen}
