@@ -18,7 +18,7 @@ from models.text import StaticEncoder, TextEncoder
 from service.answering import Answering
 from service.asking import Pasts
 from service.embeddings import Embeddings
-from service.errors import Invalid, NotFound
+from service.errors import Corrupt, Incompatible, Invalid, ModelRejected, NotFound
 from service.histories import Histories
 from service.job import Job
 from service.jobs import Jobs
@@ -175,9 +175,12 @@ class Engine(Answering):
         return [_version_document(version) for version in versions]
 
     async def activate(self, version: str) -> Mapping[str, Any]:
-        """Serve this version. Raises `NotFound`, `Corrupt`, `ModelRejected`."""
+        """Serve this version. Raises `NotFound`, `ModelRejected`."""
         before = self.model_version
-        snapshot = await self._serving.activate(version)
+        try:
+            snapshot = await self._serving.activate(version)
+        except (Corrupt, Incompatible) as error:
+            raise ModelRejected(error.detail) from error
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
