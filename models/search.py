@@ -98,7 +98,7 @@ def search(
     matched: list[dict[str, float]] = []
     for item in order.tolist():
         share: dict[str, float] = {}
-        for place in np.flatnonzero(item_of == item).tolist():
+        for place in np.flatnonzero((item_of == item) & (weights > 0)).tolist():
             name = catalogue.field_names[catalogue.field_codes[places[place]]]
             share[name] = share.get(name, 0.0) + float(weights[place] / gathered[item])
         matched.append(dict(sorted(share.items(), key=lambda pair: -pair[1])))

@@ -1,0 +1,360 @@
+"""Search as attention: against a float64 softmax loop over every key of every item."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import models.search
+from models.catalogue import Catalogue, Entry, ItemFilter
+from models.scoring import Scores, remember, score
+from models.search import FIELD_BIAS, PERSONAL, TEMPERATURE, personal_bias, search
+from models.snapshot import Snapshot
+from tests.models import reference
+from tests.models.small import DIMENSION, catalogue, encode, entries, past
+from tests.models.small import snapshot as small_snapshot
+
+WORDS = ["jazz", "piano", "blues", "opera", "drum", "choir"]
+
+
+def serve(made: Catalogue, **more: int) -> Snapshot:
+    return Snapshot.build("v", None, made, np.zeros(len(made), np.int64), **more)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    """Forty items of which many share words, some are hidden and some say nothing."""
+    rng = np.random.default_rng(0)
+    made = []
+    for n in range(40):
+        fields = {"title": f"title {n}"}
+        fields["tags"] = str(rng.choice(WORDS))
+        if n % 3 == 0:
+            fields["description"] = str(rng.choice(WORDS))
+        if n % 4 == 0:
+            fields["categories"] = "music"
+        embedding = rng.normal(size=DIMENSION).astype(np.float32) if n % 7 == 0 else None
+        if n % 10 == 9:
+            fields = {}
+        categories = ["even"] if n % 2 == 0 else []
+        hidden = n % 11 == 5
+        item = Entry(f"i{n}", "", fields, categories, embedding=embedding, hidden=hidden)
+        made.append(item)
+    return serve(Catalogue.empty(DIMENSION).updated(made, [], encode))
+
+
+def unit(seed: int) -> NDArray[np.float32]:
+    drawn = np.random.default_rng(seed).normal(size=DIMENSION)
+    return (drawn / np.linalg.norm(drawn)).astype(np.float32)
+
+
+class Loop:
+    """What the softmax over keys gives each item, in float64 and plain loops."""
+
+    def __init__(
+        self,
+        made: Catalogue,
+        query: NDArray[np.float32],
+        allowed: NDArray[np.bool_],
+        *,
+        temperature: float = 1.0,
+        hard: bool = False,
+        bias: NDArray[np.float32] | None = None,
+    ) -> None:
+        places = [p for p in range(len(made.keys)) if allowed[made.owners[p]]]
+        equal = {p: sum(np.array_equal(made.keys[p], other) for other in made.keys) for p in places}
+        logits = []
+        for place in places:
+            logit = reference.cosine(query.tolist(), made.keys[place].tolist())
+            logit /= TEMPERATURE * temperature
+            logit += FIELD_BIAS.get(made.field_names[made.field_codes[place]], 0.0)
+            logit -= math.log(equal[place])
+            logits.append(logit + (0.0 if bias is None else float(bias[made.owners[place]])))
+        self.weight: dict[int, float] = {}
+        self.share: dict[int, dict[str, float]] = {}
+        self.score: dict[int, float] = {}
+        for place, logit, weight in zip(
+            places, logits, reference.softmax(logits, 1.0, hard), strict=True
+        ):
+            row, name = int(made.owners[place]), made.field_names[made.field_codes[place]]
+            self.weight[row] = self.weight.get(row, 0.0) + weight
+            fields = self.share.setdefault(row, {})
+            fields[name] = fields.get(name, 0.0) + weight
+            self.score[row] = np.logaddexp(self.score.get(row, -math.inf), logit)
+
+    def order(self) -> list[int]:
+        return sorted((r for r in self.weight if self.weight[r] > 0),
+                      key=lambda row: (-self.weight[row], row))  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- the softmax
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1000),
+    temperature=st.sampled_from([0.5, 1.0, 4.0, 100.0]),
+    hard=st.booleans(),
+    biased=st.booleans(),
+    barred=st.sets(st.integers(0, 39), max_size=30),
+)
+def test_weights_equal_the_loop(
+    snapshot: Snapshot, seed: int, temperature: float, hard: bool, biased: bool, barred: set[int]
+) -> None:
+    """Of every item: weight, score and each field's share; over all items they sum to 1."""
+    made = snapshot.catalogue
+    allowed = made.listed.copy()
+    allowed[list(barred)] = False
+    rng = np.random.default_rng(seed)
+    bias = rng.normal(size=40).astype(np.float32) if biased else None
+    query = unit(seed)
+    found = search(snapshot, query, limit=100, allowed=allowed, temperature=temperature,
+                   hard=hard, bias=bias)  # fmt: skip
+    loop = Loop(made, query, allowed, temperature=temperature, hard=hard, bias=bias)
+    assert set(found.rows.tolist()) <= set(loop.order())
+    assert all(loop.weight[row] < 1e-30 for row in set(loop.order()) - set(found.rows.tolist()))
+    assert sum(found.weights.tolist()) == pytest.approx(1, abs=1e-5)
+    assert found.weights.tolist() == sorted(found.weights.tolist(), reverse=True)
+    for place, row in enumerate(found.rows.tolist()):
+        assert found.weights[place] == pytest.approx(loop.weight[row], rel=1e-4, abs=1e-7)
+        shares = {k: v / loop.weight[row] for k, v in loop.share[row].items() if v > 0}
+        assert sum(found.matched[place].values()) == pytest.approx(1, abs=1e-5)
+        for name, share in found.matched[place].items():
+            assert share == pytest.approx(shares.get(name, 0.0), abs=1e-4)
+        if not hard:
+            assert found.scores[place] == pytest.approx(loop.score[row], abs=1e-4)
+    assert found.mode == "exact"
+
+
+def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
+    """Weights are shares of all that matched, however many are shown."""
+    query, allowed = unit(1), snapshot.catalogue.listed
+    whole = search(snapshot, query, limit=100, allowed=allowed)
+    few = search(snapshot, query, limit=3, allowed=allowed)
+    np.testing.assert_array_equal(few.rows, whole.rows[:3])
+    np.testing.assert_array_equal(few.weights, whole.weights[:3])
+    np.testing.assert_array_equal(few.scores, whole.scores[:3])
+    assert few.matched == whole.matched[:3]
+
+
+def test_fields_are_named_by_falling_share(snapshot: Snapshot) -> None:
+    """The one that matched most comes first."""
+    found = search(snapshot, unit(2), limit=100, allowed=snapshot.catalogue.listed)
+    several = [list(shares.values()) for shares in found.matched if len(shares) > 1]
+    assert several
+    assert all(shares == sorted(shares, reverse=True) for shares in several)
+
+
+def test_an_item_that_matches_in_two_fields_gathers_both() -> None:
+    """Two half matches outweigh one match of the same strength."""
+    mixed = {"a": ("one", "two"), "b": ("one", "far away"), "c": ("far off", "two")}
+    made = Catalogue.empty(DIMENSION).updated(
+        [Entry(id_, fields={"title": f"{id_} {t}", "description": f"{id_} {d}"})
+         for id_, (t, d) in mixed.items()],
+        [],
+        lambda texts: np.stack([near(text) for text in texts]),
+    )  # fmt: skip
+    found = search(serve(made), near("one"), limit=3, allowed=made.listed)
+    by_row = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
+    assert found.rows[0] == 0
+    assert by_row[0] == pytest.approx(by_row[1] + by_row[2], rel=1e-3)
+    assert found.matched[0].keys() == {"title", "description"}
+
+
+def near(text: str) -> NDArray[np.float32]:
+    """Texts that end in "one" or "two" lie along the first axis, each a little off on its own."""
+    word = text.rsplit(maxsplit=1)[-1]
+    own = encode([text])[0]
+    own[:2] = 0
+    axis = np.zeros(DIMENSION, np.float32)
+    axis[0 if word in {"one", "two"} else 1] = 1
+    mixed = axis + np.float32(0.01) * own / np.linalg.norm(own)
+    return np.asarray(mixed / np.linalg.norm(mixed), np.float32)
+
+
+def test_a_shared_key_is_one_key() -> None:
+    """What five items say alike weighs as much as what one item says alone, split among them."""
+    items = [Entry(f"i{n}", fields={"title": "music"}) for n in range(5)]
+    made = Catalogue.empty(DIMENSION).updated(
+        [*items, Entry("alone", fields={"title": "opera"})], [], encode
+    )
+    between = encode(["music"])[0] + encode(["opera"])[0]
+    found = search(serve(made), between, limit=6, allowed=made.listed)
+    by_row = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
+    assert by_row[5] == pytest.approx(0.5, abs=1e-4)
+    assert [by_row[row] for row in range(5)] == pytest.approx([0.1] * 5, abs=1e-4)
+
+
+def test_labels_say_less_than_titles() -> None:
+    """The same words in tags and in categories weigh less by their field's bias."""
+    made = Catalogue.empty(DIMENSION).updated(
+        [Entry(name, fields={name: "jazz"}) for name in ("categories", "tags", "title")],
+        [], encode,
+    )  # fmt: skip
+    found = search(serve(made), encode(["jazz"])[0], limit=3, allowed=made.listed)
+    assert [made.vocabulary.id(row) for row in found.rows] == ["title", "tags", "categories"]
+    ratios = np.log(found.weights[1:] / found.weights[0])
+    np.testing.assert_allclose(ratios, [FIELD_BIAS["tags"], FIELD_BIAS["categories"]], atol=1e-4)
+
+
+def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
+    """Cosines are of directions."""
+    query, allowed = unit(3), snapshot.catalogue.listed
+    found, longer = (search(snapshot, q, limit=9, allowed=allowed) for q in (query, 9 * query))
+    np.testing.assert_array_equal(found.rows, longer.rows)
+    np.testing.assert_allclose(found.weights, longer.weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool) -> None:
+    """A zero vector is like nothing at all."""
+    served = serve(snapshot.catalogue, index_from=1) if indexed else snapshot
+    found = search(served, np.zeros(DIMENSION, np.float32), limit=5,
+                   allowed=snapshot.catalogue.listed)  # fmt: skip
+    assert found.rows.tolist() == []
+    assert found.matched == ()
+    assert found.mode == ("coarse" if indexed else "exact")
+
+
+def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
+    """One item with all the weight, matched in one field."""
+    made = snapshot.catalogue
+    query = encode(["title 12"])[0]
+    found = search(snapshot, query, limit=9, allowed=made.listed, hard=True)
+    assert found.rows.tolist() == [12]
+    assert found.weights.tolist() == [1]
+    assert found.matched == ({"title": 1.0},)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e6])
+def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: float) -> None:
+    """Near the limits of what is accepted: the best item alone, and nearly no difference."""
+    query, allowed = encode(["title 12"])[0], snapshot.catalogue.listed
+    found = search(snapshot, query, limit=100, allowed=allowed, temperature=temperature)
+    assert np.isfinite(found.weights).all()
+    assert np.isfinite(found.scores).all()
+    assert found.weights.sum() == pytest.approx(1, abs=1e-5)
+    if temperature < 1:
+        assert found.rows[0] == 12
+        assert found.weights[0] == pytest.approx(1, abs=1e-5)
+
+
+def test_nothing_allowed_is_nothing_found(snapshot: Snapshot) -> None:
+    """Nor in a catalogue without any text."""
+    nothing = np.zeros(40, dtype=np.bool_)
+    assert search(snapshot, unit(5), limit=5, allowed=nothing).rows.tolist() == []
+    bare = serve(Catalogue.empty(DIMENSION).updated([Entry("a")], [], encode))
+    found = search(bare, unit(5), limit=5, allowed=bare.catalogue.listed)
+    assert found.rows.tolist() == []
+
+
+# ---------------------------------------------------------------------------- coarse
+
+
+@pytest.fixture(scope="module")
+def large() -> Snapshot:
+    """Six hundred items, whose twelve hundred keys are indexed."""
+    return serve(catalogue(600), index_from=100)
+
+
+def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred keys from the index give the best items nearly the weights of all keys."""
+    monkeypatch.setattr(models.search, "COARSE_KEYS", 150)
+    exact = serve(large.catalogue)
+    allowed = large.catalogue.listed
+    for seed in range(10):
+        found = search(large, unit(seed), limit=10, allowed=allowed)
+        true = search(exact, unit(seed), limit=10, allowed=allowed)
+        assert (found.mode, true.mode) == ("coarse", "exact")
+        assert len(set(found.rows.tolist()) & set(true.rows.tolist())) >= 9
+        weight = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
+        for row, expected in zip(true.rows[:5].tolist(), true.weights[:5], strict=True):
+            assert weight[row] == pytest.approx(expected, rel=0.15)
+
+
+def test_coarse_search_over_everything_is_exact(large: Snapshot) -> None:
+    """With room for every key, the index changes nothing."""
+    allowed = large.catalogue.listed
+    found = search(large, unit(3), limit=50, allowed=allowed)
+    true = search(serve(large.catalogue), unit(3), limit=50, allowed=allowed)
+    np.testing.assert_array_equal(found.rows, true.rows)
+    np.testing.assert_allclose(found.weights, true.weights, atol=1e-6)
+
+
+def test_coarse_search_keeps_to_the_filter(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter few pass is exact: all of them, and no other."""
+    monkeypatch.setattr(models.search, "COARSE_KEYS", 20)
+    few = np.zeros(600, dtype=np.bool_)
+    few[[3, 77, 500]] = True
+    found = search(large, unit(6), limit=10, allowed=few)
+    assert sorted(found.rows.tolist()) == [3, 77, 500]
+    loop = Loop(large.catalogue, unit(6), few)
+    assert found.rows.tolist() == loop.order()
+    np.testing.assert_allclose(found.weights, [loop.weight[r] for r in loop.order()], rtol=1e-4)
+
+
+def test_items_newer_than_the_index_are_found(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their keys stand beside it."""
+    monkeypatch.setattr(models.search, "COARSE_KEYS", 20)
+    later = large.catalogue.updated(entries(3, first=600), [], encode)
+    now = large.refreshed(later, large.counts)
+    assert now.key_index is not None
+    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.listed)
+    assert found.rows.tolist() == [601]
+    assert found.mode == "coarse"
+    hidden = later.allowed(ItemFilter())
+    hidden[601] = False
+    other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden)
+    assert 601 not in other.rows
+
+
+# ---------------------------------------------------------------------------- personal
+
+
+def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
+    """Between two items, by e to its difference; an item it lifts enough comes first."""
+    query, allowed = unit(7), snapshot.catalogue.listed
+    plain = search(snapshot, query, limit=100, allowed=allowed)
+    bias = np.zeros(40, np.float32)
+    bias[plain.rows[4]] = 2.0
+    lifted = search(snapshot, query, limit=100, allowed=allowed, bias=bias)
+    before, after = (dict(zip(f.rows.tolist(), f.weights.tolist(), strict=True))
+                     for f in (plain, lifted))  # fmt: skip
+    first, fifth = int(plain.rows[0]), int(plain.rows[4])
+    change = after[fifth] / after[first] / (before[fifth] / before[first])
+    assert change == pytest.approx(math.exp(2), rel=1e-3)
+    bias[fifth] = 50.0
+    assert search(snapshot, query, limit=1, allowed=allowed, bias=bias).rows[0] == fifth
+
+
+def test_the_personal_bias_is_a_standardised_score() -> None:
+    """Mean 0 and spread `PERSONAL` over the items scored, in their order; 0 elsewhere."""
+    snapshot = small_snapshot(15)
+    rows = np.array([2, 14, 7, 9])
+    user = remember(snapshot, past([1, 3], [0, 5]), 9)
+    scores = score(snapshot, user, rows)
+    bias = personal_bias(snapshot, scores, rows)
+    assert bias.shape == (15,)
+    assert bias.dtype == np.float32
+    assert bias[rows].mean() == pytest.approx(0, abs=1e-6)
+    assert bias[rows].std() == pytest.approx(PERSONAL, abs=1e-5)
+    order = scores.total.numpy().argsort().tolist()
+    assert bias[rows].argsort().tolist() == order
+    assert not bias[[row for row in range(15) if row not in rows]].any()
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [2.0, 2.0, 2.0]])
+def test_scores_that_do_not_differ_are_no_bias(values: list[float]) -> None:
+    """None, one, and equal ones: nothing to divide by."""
+    snapshot = small_snapshot(15)
+    total = torch.tensor(values)
+    scores = Scores(total, total, total, total, total, None, "exact", 1)
+    assert not personal_bias(snapshot, scores, np.arange(len(values))).any()
