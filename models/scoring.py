@@ -236,6 +236,9 @@ def explain(
     """
     if not len(user) or top < 1:
         return []
+    if within is not None:  # what was not kept has no part in it, however long the memory is
+        kept = within.any(0).nonzero().flatten()
+        user, within = _taken(user, kept), within[:, kept]
     tables = snapshot.tables
     keys = user.memory.keys.transpose(0, 1)  # (H, m, d)
     query = tables.queries[:, target, None]  # (H, 1, d)
@@ -253,27 +256,61 @@ def explain(
     order = torch.argsort(each.abs(), descending=True, stable=True)
     order = order[weights.sum(0)[order] > 0][:top]
 
+    step = max(1, _TARGET_BLOCK // (len(user) * user.memory.heads))
+    without = [
+        each_without
+        for block in torch.split(order, step)
+        for each_without in _without(snapshot, user, query, gain, visible, block, how).tolist()
+    ]
+    mean = weights.mean(0)
+    return [
+        Reason(int(user.source[row]), float(mean[row]), float(each[row]), rest + other)
+        for row, other in zip(order.tolist(), without, strict=True)
+    ]
+
+
+def _without(
+    snapshot: Snapshot,
+    user: UserMemory,
+    query: Tensor,
+    gain: Tensor,
+    visible: Tensor,
+    rows: Tensor,
+    how: Attending,
+) -> Tensor:
+    """The attention part [J] without each of the rows [J], the others where they would then be.
+
+    query [H, 1, d], gain [H, m] and visible [H, m] of one target.
+    """
     # Deleting event j moves the events before it one place nearer to the present.
-    older = user.distance[order, None] < user.distance  # (J, m)
+    older = user.distance[rows, None] < user.distance  # (J, m)
     nearer = user.distance - (older & (user.distance < _FOREVER)).long()
-    shifted = snapshot.model.recency(nearer[:, None], user.age.expand(len(order), 1, -1))
-    shifted = shifted + user.log_weights  # (J, H, 1, m)
-    left = visible[:, None].expand(len(order), -1, 1, -1).clone()
-    left.scatter_(-1, order[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
-    without = attend(
+    shifted = snapshot.model.recency(nearer[:, None], user.age.expand(len(rows), 1, -1))
+    left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
+    left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
+    return attend(
         query,
-        keys,
+        user.memory.keys.transpose(0, 1),
         gain[..., None],
-        bias=shifted,
+        bias=shifted + user.log_weights,  # (J, H, 1, m)
         visible=left,
         temperature=how.temperature,
         hard=how.hard,
-    ).context.sum((1, 2, 3))  # (J,)
-    mean = weights.mean(0)
-    return [
-        Reason(int(user.source[row]), float(mean[row]), float(each[row]), rest + float(other))
-        for row, other in zip(order.tolist(), without, strict=True)
-    ]
+    ).context.sum((1, 2, 3))
+
+
+def _taken(user: UserMemory, rows: Tensor) -> UserMemory:
+    """The memory of these rows alone; their places and ages stay."""
+    return UserMemory(
+        user.memory.take(rows),
+        user.bias[:, rows],
+        user.rows[rows],
+        user.source[rows.numpy()],
+        user.distance[rows],
+        user.age[rows],
+        user.log_weights[rows],
+        user.summary,
+    )
 
 
 def head_indexes(memory: KeyValueMemory) -> tuple[CoarseIndex, ...]:

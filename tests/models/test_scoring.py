@@ -406,6 +406,18 @@ def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> No
     assert len(explain(snapshot, user, 4, 5, how)) == 2
 
 
+def test_long_explanations_are_made_in_blocks(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the block, the reasons are the same."""
+    user = remember(snapshot, random_past(5, 9, ITEMS), AT)
+    whole = explain(snapshot, user, 4, 50)
+    monkeypatch.setattr(models.scoring, "_TARGET_BLOCK", 60)
+    for one, other in zip(explain(snapshot, user, 4, 50), whole, strict=True):
+        assert one.source == other.source
+        assert one.without == pytest.approx(other.without, abs=1e-5)
+
+
 def test_only_the_largest_reasons_are_named(snapshot: Snapshot) -> None:
     """`top` cuts the list, it does not change what is in it."""
     user = remember(snapshot, random_past(5, 9, ITEMS), AT)
