@@ -59,7 +59,7 @@ class Catalogue:
     described: NDArray[np.bool_]  # [N] has a content vector
     listed: NDArray[np.bool_]  # [N] may be answered
     published: NDArray[np.int64]  # [N] microseconds UTC
-    keys: Vectors  # [F, D] one row for each field of each item
+    keys: Vectors  # [F, D] a unit vector for each field of each item
     owners: NDArray[np.int32]  # [F] the item row behind each key
     field_codes: NDArray[np.int16]  # [F]
     texts: NDArray[np.int64]  # [F] hash of each key's vector: equal texts are equal keys
@@ -284,7 +284,7 @@ def _field_keys(
                 codes.append(names.setdefault(name, len(names)))
         if entry.embedding is not None:
             brought.append((row, entry.embedding))
-    keys = encode(texts)
+    keys = unit(encode(texts))  # also of an encoder whose vectors were kept in half precision
     if brought:
         for _, vector in brought:
             if vector.shape != keys.shape[1:]:

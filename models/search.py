@@ -15,8 +15,10 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from models.attention import attend, cosine, logits
+from models.attention import attend, logits
+from models.points import unit
 from models.scoring import Scores
 from models.snapshot import Snapshot
 
@@ -69,7 +71,8 @@ def search(
         nothing = np.zeros(0, np.float32)
         return Found(np.zeros(0, np.int64), nothing, nothing, (), mode)
     owners = catalogue.owners[places].astype(np.int64)
-    keys = torch.from_numpy(catalogue.keys[places])
+    everything = len(places) == len(catalogue.keys)
+    keys = torch.from_numpy(catalogue.keys if everything else catalogue.keys[places])
     scale = TEMPERATURE * temperature
     worth = np.array([FIELD_BIAS.get(name, 0.0) for name in catalogue.field_names], np.float32)
     bias_of_key = worth[catalogue.field_codes[places]] - catalogue.common[places]
@@ -77,15 +80,15 @@ def search(
         bias_of_key = bias_of_key + bias[owners]
     # `attend` adds the bias before it divides by the temperature.
     added = torch.from_numpy(bias_of_key)[None] * scale
-    asked = torch.from_numpy(query)[None]
+    asked = torch.from_numpy(unit(query[None]))
     # The items themselves are the values: what is asked for is who holds the weight.
-    scored = logits(asked, keys, bias=added, score=cosine)  # (1, K), before the temperature
+    scored = logits(asked, keys, bias=added, score=_of_units)  # (1, K), before the temperature
     found = attend(
         asked,
         keys,
         keys.new_zeros(len(keys), 0),
         bias=added,
-        score=cosine,
+        score=_of_units,
         temperature=scale,
         hard=hard,
     )
@@ -106,6 +109,11 @@ def search(
     total = np.float32(torch.logsumexp(scored[0] / scale, 0))
     scores: NDArray[np.float32] = np.log(gathered[order]) + total
     return Found(items[order], gathered[order], scores, tuple(matched), mode)
+
+
+def _of_units(query: Tensor, keys: Tensor) -> Tensor:
+    """The cosine of unit vectors: `cosine` would scale all keys anew for each query."""
+    return query @ keys.mT
 
 
 def personal_bias(snapshot: Snapshot, scores: Scores, rows: Rows) -> NDArray[np.float32]:

@@ -249,6 +249,18 @@ def test_a_text_without_words_is_no_key() -> None:
     assert catalogue.described.tolist() == [False]
 
 
+def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
+    """Search takes their products for cosines."""
+
+    def rough(texts: Sequence[str]) -> NDArray[np.float32]:
+        return 3 * encode(texts).astype(np.float16).astype(np.float32)
+
+    entries = [Entry("a", fields={"title": "jazz", "tags": "?"}), Entry("b")]
+    made = Catalogue.empty(DIMENSION).updated(entries, [], rough)
+    np.testing.assert_allclose(np.linalg.norm(made.keys, axis=1), [1], atol=1e-6)
+    np.testing.assert_allclose(made.keys[0], encode(["jazz"])[0], atol=1e-3)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 def test_a_brought_embedding_is_a_key_of_unit_length(size: float) -> None:
     """Whatever its length, a single direction; its squares need not fit float32."""
