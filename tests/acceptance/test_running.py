@@ -1,0 +1,225 @@
+"""One server's life: trained over HTTP, switched from outside, told to stop, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from models.snapshot import WEIGHTS
+from service.layout import MODELS_FOLDER
+from service.registry import Registry
+from tests.acceptance.server import PATIENCE, Server
+from tests.tiny import AT, World, events, items
+
+NAMES = [item.item_id for item in items()]
+
+
+@pytest.fixture(scope="module")
+def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of this module's own; its last test stops it."""
+    with Server(world.copy(tmp_path_factory.mktemp("run") / "data")) as server:
+        yield server
+
+
+@pytest.fixture
+def registry(server: Server) -> Registry:
+    """What another process on the same directory sees."""
+    return Registry(server.data / MODELS_FOLDER)
+
+
+def answer(http: httpx.Client, user: str = "u9") -> dict[str, Any]:
+    """All scores for one user as of noon, with reasons."""
+    body = {"user_id": user, "item_ids": NAMES, "explain": 12, "at": AT}
+    found: dict[str, Any] = http.post("/v1/score", json=body).json()
+    return found
+
+
+def serving(http: httpx.Client) -> str:
+    """The version that answers."""
+    version: str = answer(http)["model_version"]
+    return version
+
+
+# ------------------------------------------------------------------ what runs
+
+
+def test_strangers_are_offered_what_most_people_saw(http: httpx.Client) -> None:
+    """By the number of events, the most first."""
+    seen = Counter(event.item_id for event in events())
+    offers = http.post("/v1/recommend", json={"limit": 60}).json()["items"]
+    counts = [seen[offer["item_id"]] for offer in offers]
+    assert len(counts) == len(NAMES)
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_the_service_says_how_it_is(http: httpx.Client, world: World) -> None:
+    """Alive, ready with store and model, and measured."""
+    assert http.get("/health/live").json() == {"live": True}
+    ready = http.get("/health/ready").json()
+    assert ready == {"ready": True, "checks": {"store": True, "model": world.first}}
+    metrics = http.get("/metrics").text
+    assert re.search(r"^heed_events 480\.0$", metrics, re.MULTILINE)
+    assert re.search(r"^heed_items 60\.0$", metrics, re.MULTILINE)
+    scored = http.post("/v1/score", json={"user_id": "u1", "item_ids": NAMES[:1]})
+    assert {"store", "attend"} <= set(re.findall(r"(\w+);dur=", scored.headers["server-timing"]))
+    assert scored.headers["x-request-id"]
+
+
+# ------------------------------------------------------------------ training and versions
+
+
+def test_a_model_trained_over_http_serves_without_a_restart(
+    http: httpx.Client, world: World
+) -> None:
+    """The job tells its progress, the version it publishes answers, and the one before is kept."""
+    before = answer(http)
+    options = {"epochs": 6, "seed": 7}
+    begun = http.post("/v1/models/train", json={"options": options})
+    assert begun.status_code == 202, begun.text
+    place = begun.headers["location"]
+    assert http.post("/v1/models/train").status_code == 409  # one at a time
+
+    progress: list[dict[str, Any]] = []
+    while (job := http.get(place).json())["state"] in {"queued", "running"}:
+        assert answer(http)["items"]  # it goes on answering
+        if job["progress"] and job["progress"] not in progress:
+            progress.append(job["progress"])
+    assert job["state"] == "succeeded", job
+    assert (job["options"], job["error"]) == (options, None)
+    assert progress
+    assert job["progress"]["epoch"] == 6
+    version = job["result"]["version"]
+    metrics = job["result"]["metrics"]
+    assert metrics["ndcg"] > metrics["popularity_ndcg"]
+
+    assert serving(http) == version
+    listed = {model["version"]: model for model in http.get("/v1/models").json()["models"]}
+    assert listed.keys() == {world.first, world.second, version}
+    assert listed[version]["current"]
+    assert listed[version]["metrics"] == metrics
+    assert answer(http)["items"] != before["items"]
+    assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
+    assert answer(http) == before
+
+
+@pytest.mark.parametrize("options", [{"epochs": 0}, {"epochs": "x"}, {"seed": -1}, {"speed": 1}])
+def test_what_training_does_not_take_is_refused(
+    http: httpx.Client, options: dict[str, Any]
+) -> None:
+    """The option is named, and nothing is started."""
+    refused = http.post("/v1/models/train", json={"options": options})
+    assert refused.status_code == 422
+    (name,) = options
+    assert name in refused.json()["errors"][0]["pointer"]
+    assert http.get("/v1/jobs/nothing").status_code == 404
+
+
+def test_what_another_process_makes_current_is_served(
+    http: httpx.Client, registry: Registry, world: World
+) -> None:
+    """A running service follows, forward and back."""
+    for version in (world.second, world.first):
+        registry.activate(version)
+        end = time.monotonic() + PATIENCE
+        while serving(http) != version:  # the other one answers meanwhile
+            assert time.monotonic() < end, "the service did not follow"
+            time.sleep(0.02)
+        assert registry.current() == version
+
+
+def test_a_broken_version_never_replaces_a_good_one(
+    http: httpx.Client, server: Server, registry: Registry, world: World
+) -> None:
+    """Weights that are no numbers, or bytes that were changed: refused by name, whoever asks."""
+    files = dict(registry.load(world.first)[1])
+    weights = load(files[WEIGHTS])
+    weights["prior"][3] = np.nan
+    before = answer(http)
+    registry.publish(files | {WEIGHTS: save(weights)}, {}, version="nan")
+    registry.publish(files, {}, version="bitten", activate=False)
+    path = server.data / MODELS_FOLDER / "versions" / "bitten" / WEIGHTS
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    end = time.monotonic() + PATIENCE
+    while "prior is not finite" not in server.log():
+        assert time.monotonic() < end, "the service did not look at it"
+        time.sleep(0.02)
+    assert answer(http) == before
+    for version, reason in (("nan", "prior is not finite"), ("bitten", WEIGHTS)):
+        refused = http.post(f"/v1/models/{version}/activate")
+        assert refused.status_code == 409
+        assert reason in refused.json()["detail"]
+        assert answer(http) == before
+    broken = {m["version"]: m["broken"] for m in http.get("/v1/models").json()["models"]}
+    assert WEIGHTS in broken["bitten"]
+    assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
+    assert registry.current() == world.first
+
+
+# ------------------------------------------------------------------ the end
+
+
+def test_told_to_stop_it_finishes_what_it_began_and_starts_as_it_was(server: Server) -> None:
+    """What is in flight is answered, new requests refused; the exit is 0; answers stay the same."""
+    slow = {"user_id": "u8", "item_ids": NAMES * 6, "explain": 12}
+    with server.client() as http:
+        before = {user: answer(http, user) for user in ("u9", "u10", "nobody")}
+        found = http.post("/v1/search", json={"query": "king", "user_id": "u9", "at": AT}).json()
+
+    def line(number: int) -> bytes:
+        return json.dumps({"item_id": f"late-{number}", "hidden": True}).encode() + b"\n"
+
+    async def welcome(stranger: httpx.AsyncClient) -> bool:
+        try:
+            await stranger.get("/health/live", headers={"connection": "close"})
+        except httpx.TransportError:
+            return False
+        return True
+
+    async def run() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def lines() -> AsyncIterator[bytes]:
+            yield line(0)
+            begun.set()
+            await go_on.wait()
+            for number in range(1, 50):
+                yield line(number)
+
+        async with server.connect() as http, server.connect() as stranger:
+            headers = {"content-type": "application/x-ndjson"}
+            stream = asyncio.create_task(http.post("/v1/items", content=lines(), headers=headers))
+            scores = [asyncio.create_task(http.post("/v1/score", json=slow)) for _ in range(6)]
+            await begun.wait()
+            in_flight = 0.0
+            # The stream, this question, and two that are computed.
+            while in_flight < 4 and not all(each.done() for each in scores):
+                metrics = (await http.get("/metrics")).text
+                (number,) = re.findall(r"^heed_http_in_flight (.*)$", metrics, re.MULTILINE)
+                in_flight = float(number)
+            server.terminate()
+            while await welcome(stranger):
+                pass
+            go_on.set()
+            assert (await stream).json() == {"stored": 50, "failed": 0, "errors": []}
+            for answered in await asyncio.gather(*scores):
+                assert answered.status_code == 200
+                assert len(answered.json()["items"]) == 6 * len(NAMES)
+
+    asyncio.run(run())
+    assert server.wait() == 0
+    with Server(server.data) as again, again.client() as http:
+        assert {user: answer(http, user) for user in before} == before
+        asked = {"query": "king", "user_id": "u9", "at": AT}
+        assert http.post("/v1/search", json=asked).json() == found
+        assert http.get("/v1/items/late-49").json()["hidden"] is True
