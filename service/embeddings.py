@@ -98,6 +98,9 @@ class Embeddings:
             content = path.read_bytes()
         except FileNotFoundError:
             return
+        except OSError as error:
+            _log.warning("embeddings kept from before cannot be read: %s", error)
+            return
         size = int.from_bytes(content[16:18], "big")
         name, data = content[18 : 18 + size], content[18 + size :]
         if name != self._encoder.name.encode() or content[:16] != (
