@@ -31,7 +31,7 @@ class TrainConfig:
     learning_rate: float = 1e-3
     warmup: int = 100  # steps
     batch_tokens: int = 1_600  # padded positions
-    attention_share: float = 0.12  # share of a batch's windows at which the whole score is trained
+    attention_share: float = 0.25  # share of a batch's windows at which the whole score is trained
     sequence_loss: float = 0.5  # share of the loss that the encoder earns alone, on every window
     drop_id: float = 0.1  # items that lose their id for one step, so that text alone works
     request_time: float = 0.5  # share of windows that see the target's own time

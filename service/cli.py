@@ -200,7 +200,7 @@ def evaluate(
     Items and users with fewer than five events are left out; the last event of each user is the
     test case and the one before it the validation case; the whole catalogue is ranked.
     """
-    _threads(os.cpu_count() or 1)
+    _training_threads()
     from service import showing, training
     from service.embeddings import Embeddings
 
@@ -310,7 +310,7 @@ def _serve(
 
 
 def _train(data: Path, epochs: int | None, seed: int, *, activate: bool, tell_json: bool) -> None:
-    _threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    _training_threads()
     from service import showing, training
     from service.embeddings import Embeddings
     from service.registry import Registry
@@ -425,6 +425,12 @@ def _times(name: str) -> Any:
     if name not in get_args(Allowed):
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(get_args(Allowed))}")
     return name
+
+
+def _training_threads() -> None:
+    """All cores, unless the environment says how many."""
+    if not os.environ.get("OMP_NUM_THREADS"):
+        _threads(os.cpu_count() or 1)
 
 
 def _threads(count: int) -> None:
