@@ -57,7 +57,7 @@ def for_size(events: int, items: int) -> TrainConfig:
         epochs=max(4, round(16 / work**0.5)),
         validate_every=1,
         batch_tokens=3_200,
-        attention_share=max(0.06, 0.12 / work**0.5),
+        attention_share=max(0.06, 0.25 / work**0.5),
     )
 
 
