@@ -19,6 +19,7 @@ from service.bench.timing import Spread, Told, ratios, silent, spread
 from service.errors import Unavailable
 from service.records import Event
 from service.stores.encoding import body_digest
+from service.stores.writer import CHECKPOINT_PAGES
 from service.timestamps import to_rfc3339
 
 BATCH = 1_000  # events a request, and rows a transaction
@@ -56,7 +57,8 @@ class Batch:
 class Ingested:
     """Seconds for each event, round by round."""
 
-    events: int  # that were sent by the rounds, and are stored
+    events: int  # that were sent, and are stored
+    before: int  # events in the store when it began
     wall: Sequence[float]
     processor: Sequence[float] | None  # of the server; None where that cannot be known
     sqlite: Sequence[float]  # wall
@@ -78,6 +80,7 @@ class Ingested:
         by_core, shared = rate(self.processor), self.processor_ratio
         return {
             "events": self.events,
+            "events_before": self.before,
             "batch": BATCH,
             "connections": CONNECTIONS,
             "events_per_second": rate(self.wall).as_dict(),
@@ -182,7 +185,13 @@ def measure(
     raw.close()
     told(rounds, rounds)
     return Ingested(
-        BATCH * (1 + len(made)), wall, processor or None, sqlite, sqlite_processor, sync
+        BATCH * (1 + len(made)),
+        ground.events,
+        wall,
+        processor or None,
+        sqlite,
+        sqlite_processor,
+        sync,
     )
 
 
@@ -207,9 +216,14 @@ def _send(server: Server, cores: Cores, part: Sequence[Batch]) -> float:
 
 
 def _database(path: Path) -> apsw.Connection:
-    """An empty database, as durable as Heed's."""
+    """An empty database, as durable as Heed's, with its cache and as seldom checkpointed."""
     connection = apsw.Connection(str(path))
-    for name, value in (("journal_mode", "WAL"), ("synchronous", "FULL"), ("cache_size", -64_000)):
+    for name, value in (
+        ("journal_mode", "WAL"),
+        ("synchronous", "FULL"),
+        ("cache_size", -64_000),
+        ("wal_autocheckpoint", CHECKPOINT_PAGES),
+    ):
         connection.pragma(name, value)
     connection.execute(TABLE)
     return connection
