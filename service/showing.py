@@ -132,7 +132,8 @@ def versions(found: Sequence[Version]) -> RenderableType:
     """The versions of a registry."""
     shown = Table()
     for name in ("", "version", "created", "NDCG@10", "HR@10", "events", "size"):
-        shown.add_column(name)
+        # The version is there to be copied.
+        shown.add_column(name, overflow="fold", no_wrap=name == "version")
     for version in found:
         metadata = version.metadata or {}
         metrics = metadata.get("metrics") or {}

@@ -1,0 +1,302 @@
+"""The command line: what its commands do, and how they say that they cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from models.snapshot import WEIGHTS
+from service import cli
+from service.datasets import lines
+from service.layout import MODELS_FOLDER, STORE_FILE
+from service.registry import Registry
+from service.stores.sqlite import SQLiteStore
+from tests.tiny import World, events, items
+
+ROOT = Path(__file__).parents[2]
+
+
+class Said(NamedTuple):
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Heed = Callable[..., Said]
+
+
+@pytest.fixture
+def heed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Heed:
+    """The console script, as a shell would call it, on a data directory of this test's own."""
+    monkeypatch.setenv("HEED_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which commands set, and which is put back
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The small world as files to import."""
+    (tmp_path / "items.jsonl").write_bytes(b"".join(lines(items())))
+    with gzip.open(tmp_path / "events.jsonl.gz", "wb") as packed:
+        packed.writelines(lines(events()))
+    with (tmp_path / "events.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["user_id", "item_id", "timestamp"])
+        rows.writerows((e.user_id, e.item_id, (e.timestamp or 0) // 1000) for e in events())
+    return tmp_path
+
+
+def counts(data: Path) -> dict[str, int]:
+    """What a data directory holds."""
+
+    async def look() -> dict[str, int]:
+        store = SQLiteStore(data / STORE_FILE)
+        try:
+            return await store.counts()
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
+
+
+# ------------------------------------------------------------------ data in and out
+
+
+def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
+    """The second time everything was there already, by its ids or by its place in the file."""
+    for name in ("events.jsonl.gz", "events.csv"):
+        for stored, again in ((480, 0), (0, 480)):
+            how = ("--times", "ms") if name.endswith("csv") else ()
+            said = heed("import", "events", files / name, *how)
+            assert said.code == 0, said.err
+            assert f"{stored} events stored, {again} were there already" in said.out
+    for _ in range(2):
+        said = heed("import", "items", files / "items.jsonl")
+        assert (said.code, "60 items" in said.out) == (0, True)
+    assert counts(files / "data") == {"users": 40, "items": 60, "events": 960}
+
+
+def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
+    """Out, in to another place, and out again: byte for byte the same, packed or not."""
+    heed("import", "items", files / "items.jsonl")
+    heed("import", "events", files / "events.jsonl.gz")
+    for what, count in (("items", 60), ("events", 480)):
+        said = heed("export", what, files / f"{what}-1.jsonl.gz")
+        assert f"{count} {what} written" in said.out
+        copy = ("--data", files / "copy")
+        assert heed("import", what, files / f"{what}-1.jsonl.gz", *copy).code == 0
+        assert heed("export", what, files / f"{what}-2.jsonl", *copy).code == 0
+        once = gzip.decompress((files / f"{what}-1.jsonl.gz").read_bytes())
+        assert (files / f"{what}-2.jsonl").read_bytes() == once
+    assert sorted(once.splitlines()) == sorted(b"".join(lines(events())).splitlines())
+    assert counts(files / "copy") == counts(files / "data")
+
+
+def test_bad_rows_stop_an_import_or_are_told_and_left_out(heed: Heed, files: Path) -> None:
+    """Line, field, what was wrong; with --skip-bad the good ones are stored."""
+    path = files / "some.csv"
+    path.write_text(
+        "user_id,item_id,weight,timestamp\n"
+        "u,a,1,2026-01-01T00:00:00Z\n"
+        "u,b,[bold],2026-01-01T00:00:00Z\n"
+        "u,c,0,2026-01-01T00:00:00Z\n"
+        "u,d,1,2026\n"
+    )
+    said = heed("import", "events", path)
+    assert said.code == 1
+    assert "line 3, weight: must be a number (got '[bold]')" in said.err
+    assert counts(files / "data")["events"] == 0
+    said = heed("import", "events", path, "--skip-bad")
+    assert said.code == 0
+    assert "1 events stored" in said.out
+    for words in (
+        "line 3, weight: must be a number",
+        "line 4, weight: must be",
+        "line 5, timestamp",
+    ):
+        assert f"some.csv, {words}" in said.err
+
+
+def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, files: Path) -> None:
+    """They must be as long as the service is set to serve; the setting is heeded here too."""
+    path = files / "vectors.jsonl"
+    path.write_text('{"item_id": "a", "title": "x"}\n{"item_id": "b", "embedding": [1, 2, 3]}\n')
+    said = heed("import", "items", path)
+    assert said.code == 1
+    assert "line 2, embedding: has 3 dimensions; 256 are allowed" in said.err
+    for key in ("key", "value"):
+        path.write_text(json.dumps({"user_id": "u", "item_id": "a", key: [1.0]}) + "\n")
+        assert f"line 1, {key}: has 1 dimensions" in heed("import", "events", path).err
+
+
+def test_the_setting_says_how_long_vectors_are(
+    heed: Heed, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the service would take, an import takes."""
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "3")
+    path = files / "vectors.jsonl"
+    path.write_text('{"item_id": "b", "embedding": [1, 2, 3]}\n')
+    assert heed("import", "items", path).code == 0
+
+
+# ------------------------------------------------------------------ models
+
+
+def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path) -> None:
+    """The star moves with the choice; a name that is none changes nothing."""
+    assert "heed train" in heed("models", "list").out
+    data = world.copy(tmp_path / "world")
+
+    def current() -> list[str]:
+        rows = heed("models", "list", "--data", data).out.splitlines()
+        assert sum(world.first in row or world.second in row for row in rows) == 2
+        return [v for v in (world.first, world.second) for row in rows if v in row and "*" in row]
+
+    assert current() == [world.first]
+    assert heed("models", "activate", world.second, "--data", data).code == 0
+    assert current() == [world.second]
+    for name in ("nothing", "../escape"):
+        said = heed("models", "activate", name, "--data", data)
+        assert said.code == 1
+        assert name in said.err
+    assert current() == [world.second]
+
+
+def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: Path) -> None:
+    """Each line is a message: stage and step, loss and epoch; the last one is the result."""
+    data = world.copy(tmp_path / "world", trained=False)
+    said = heed("train", "--data", data, "--epochs", 3, "--seed", 5, "--json-progress")
+    assert said.code == 0, said.err
+    *progress, last = [json.loads(line) for line in said.out.splitlines()]
+    version = last["result"]["version"]
+    assert [m["stage"] for m in progress][:1] == ["reading events"]
+    trained = [message for message in progress if message["stage"] == "training"]
+    assert trained
+    assert trained[-1]["step"] == trained[-1]["steps"]
+    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 3
+    assert trained[-1]["loss"] > 0
+    registry = Registry(data / MODELS_FOLDER)
+    assert registry.current() == version
+
+    said = heed("train", "--data", data, "--epochs", 2, "--no-activate")
+    assert said.code == 0
+    assert "popularity" in said.out
+    assert registry.current() == version
+    assert len(registry.versions()) == 2
+
+
+def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
+    """As a message where messages are wanted, else in a line; either way it has failed."""
+    said = heed("train", "--json-progress")
+    assert said.code == 1
+    assert "no events" in json.loads(said.out.splitlines()[-1])["error"]
+    said = heed("train")
+    assert said.code == 1
+    assert "error: there are no events to learn from" in said.err
+
+
+def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) -> None:
+    """A table to read, and the same as JSON."""
+    data = world.copy(tmp_path / "world", trained=False)
+    out = tmp_path / "found.json"
+    said = heed("evaluate", "--data", data, "--epochs", 2, "--json", out)
+    assert said.code == 0, said.err
+    assert "40 users, 60 items, 480 events" in " ".join(said.out.split())
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert found["data"] == {"users": 40, "items": 60, "events": 480}
+    assert list(found["models"]) == ["popularity", "EASE", "transition counts", "heed"]
+    for model in found["models"].values():
+        assert 0 <= model["test"]["ndcg"] <= model["test"]["hr"] <= 1
+        assert model["seconds"] >= 0
+    assert Registry(data / MODELS_FOLDER).versions() == []  # it publishes nothing
+
+
+# ------------------------------------------------------------------ what cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["import", "events", "missing[/b].csv"], 1, "missing[/b].csv is not a file"),
+        (["import", "events", "{file}.txt"], 1, "must end in one of .jsonl"),
+        (["import", "events", "x.csv", "--times", "moon"], 2, "moon"),
+        (["import", "pyvideo", "{file}.gz"], 1, "file.gz"),
+        (["export", "items", "out.csv"], 1, "must end in .jsonl"),
+        (["export", "items", "/nowhere/[/b].jsonl"], 1, "/nowhere/[/b].jsonl"),
+        (["train", "--data", "{file}.txt"], 1, "file.txt"),
+        (["train", "--data", "{file}.txt/deeper"], 1, "file.txt"),
+        (["train", "--epochs", "0"], 2, "--epochs"),
+        (["evaluate"], 1, "no events"),
+        (["serve", "--host", "0.0.0.0"], 1, "refusing to bind 0.0.0.0"),
+        (["serve", "--host", "::"], 1, "refusing to bind ::"),
+        (["serve", "--port", "70000"], 1, "HEED_PORT"),
+        (["frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    heed: Heed, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    """No traceback, the thing at fault by name, and an exit code that is not 0."""
+    (tmp_path / "file.txt").touch()
+    said = heed(*(word.replace("{file}", str(tmp_path / "file")) for word in arguments))
+    assert said.code == code
+    assert words in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize("what", ["model", "store"])
+def test_damage_refuses_to_serve_and_names_the_file(
+    world: World, tmp_path: Path, what: str
+) -> None:
+    """A real process ends at once, with a line that says what to look at."""
+    data = world.copy(tmp_path / "data")
+    path = data / MODELS_FOLDER / "versions" / world.first / WEIGHTS
+    if what == "store":
+        path = data / STORE_FILE
+    path.chmod(0o644)
+    path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])
+    ended = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--data", str(data)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert path.name in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_names_every_command_without_loading_any_of_it(heed: Heed) -> None:
+    """Numerical libraries take seconds to import; `heed --help` must not."""
+    said = heed("--help")
+    for name in ("demo", "serve", "import", "train", "evaluate", "models", "export", "bench"):
+        assert name in said.out
+    code = "import sys, service.cli; print({'torch', 'numpy', 'fastapi'} & sys.modules.keys())"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "set()"

@@ -1,0 +1,244 @@
+"""Training: what it reads, what it refuses to publish, and what it says of what it publishes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.snapshot import WEIGHTS, Trained
+from models.text import StaticEncoder
+from models.train import Progress
+from service import training
+from service.embeddings import Embeddings
+from service.errors import ModelRejected
+from service.layout import MODELS_FOLDER, STORE_FILE
+from service.records import Event, Item
+from service.registry import Registry
+from service.stores.sqlite import SQLiteStore
+from tests.tiny import NOON, QUICK, SECOND, World, events, item_id, items
+
+FAST = replace(QUICK, epochs=2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    opened = SQLiteStore(tmp_path / STORE_FILE)
+    yield opened
+    asyncio.run(opened.close())
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / MODELS_FOLDER)
+
+
+@pytest.fixture
+def embeddings() -> Embeddings:
+    return Embeddings(StaticEncoder())
+
+
+def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None) -> None:
+    async def put() -> None:
+        await store.put_items(items() if stock is None else stock)
+        await store.append(sent)
+
+    asyncio.run(put())
+
+
+# ------------------------------------------------------------------ what it reads
+
+
+def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
+    store: SQLiteStore, embeddings: Embeddings
+) -> None:
+    """Each user's events in order of time; items known from events alone have no text."""
+    sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
+    fill(store, sent, [*items(), Item("untouched", title="nobody saw it")])
+    corpus = training.read(store, embeddings)
+    assert set(corpus.item_ids) == {event.item_id for event in sent}
+    assert corpus.content.shape == (len(corpus.item_ids), 256)
+    lengths = np.linalg.norm(corpus.content, axis=1)
+    bare = corpus.item_ids.index("bare")
+    assert lengths[bare] == 0
+    np.testing.assert_allclose(np.delete(lengths, bare), 1, atol=1e-5)
+    told = {
+        (corpus.item_ids[item], int(time), float(weight))
+        for item, time, weight in zip(
+            corpus.log.items, corpus.log.timestamps, corpus.log.weights, strict=True
+        )
+    }
+    assert told == {(event.item_id, event.timestamp, event.weight) for event in sent}
+    assert len(corpus.log) == len(sent)
+    for user in range(corpus.log.n_users):
+        times = corpus.log.timestamps[corpus.log.offsets[user] : corpus.log.offsets[user + 1]]
+        assert np.all(np.diff(times) >= 0)
+
+
+def test_embeddings_of_another_dimension_do_not_stop_it(
+    store: SQLiteStore, embeddings: Embeddings
+) -> None:
+    """An item whose vector is of another space is learned from by its text."""
+    odd = replace(items()[0], embedding=np.ones(3, np.float32))
+    fill(store, events(), [odd, *items()[1:]])
+    corpus = training.read(store, embeddings)
+    assert np.linalg.norm(corpus.content[corpus.item_ids.index(odd.item_id)]) > 0
+
+
+# ------------------------------------------------------------------ what it refuses
+
+
+def refused(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> str:
+    """Why nothing was published."""
+    with pytest.raises(ModelRejected) as rejected:
+        training.train(training.read(store, embeddings), registry, embeddings.name, config=FAST)
+    assert registry.versions() == []
+    return rejected.value.detail
+
+
+def test_nothing_to_learn_from(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """An empty log says where events come from."""
+    assert "heed import" in refused(store, registry, embeddings)
+
+
+def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> None:
+    """Below the least number, that number is named."""
+    fill(store, events()[: training.ENOUGH_EVENTS - 1])
+    why = refused(store, registry, embeddings)
+    assert "99 events" in why
+    assert "100 are needed" in why
+
+
+def test_no_order_to_learn(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> None:
+    """Users of two events each: one to learn from and one to judge by is one too few."""
+    fill(store, events(users=80, each=2))
+    assert "no user has three events" in refused(store, registry, embeddings)
+
+
+def crowd() -> list[Event]:
+    """Users who all see the same few items, the popular ones first: no model can do better."""
+    return [
+        Event(f"u{user}", item_id(n // 4, n % 4 + user % 2), f"{user}-{n}",
+              timestamp=NOON + n * SECOND)
+        for user in range(60)
+        for n in range(6)
+    ]  # fmt: skip
+
+
+def test_a_model_that_does_not_beat_popularity(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """It is not published, and both figures are told. A model that learns nothing is one."""
+    fill(store, crowd())
+    corpus = training.read(store, embeddings)
+    with pytest.raises(ModelRejected, match=r"NDCG@10 0\.\d+ .* popularity 0\.\d+"):
+        training.train(corpus, registry, embeddings.name, config=replace(FAST, learning_rate=0.0))
+    assert registry.versions() == []
+
+
+def test_nothing_to_compare(store: SQLiteStore, embeddings: Embeddings) -> None:
+    """A benchmark leaves out what has fewer than five events; where nothing is left, it says so."""
+    fill(store, events(users=80, each=2))
+    with pytest.raises(ModelRejected, match="five events"):
+        training.compare(training.read(store, embeddings), config=FAST)
+
+
+# ------------------------------------------------------------------ what it publishes
+
+
+def test_what_is_published_describes_itself(world: World) -> None:
+    """Figures that were really measured, and files that are a model of the whole world."""
+    registry = Registry(world.data / MODELS_FOLDER)
+    listed = {version.version: version for version in registry.versions()}
+    assert listed.keys() == {world.first, world.second}
+    assert listed[world.first].current
+    metadata = listed[world.first].metadata
+    assert metadata is not None
+    assert (metadata["items"], metadata["events"]) == (60, 480)
+    assert metadata["seed"] == 1
+    assert 1 <= metadata["epoch"] <= QUICK.epochs
+    metrics = metadata["metrics"]
+    assert metrics["ndcg"] > metrics["popularity_ndcg"]
+    assert metrics["hr"] > metrics["popularity_hr"]
+    assert metrics["cases"] == 40
+    model = Trained.unpack(registry.load(world.first)[1])
+    assert set(model.item_ids) == {item.item_id for item in items()}
+    assert model.encoder == StaticEncoder.name
+    assert model.model.config.as_dict() == metadata["shape"]
+    # What it was judged on was not learned from, so that the newest events are not counted.
+    assert int(model.counts.sum()) == 480 - 40
+
+
+def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
+    """HR@10 of popularity on each user's newest event, what they saw before left out."""
+    past: dict[str, list[str]] = {}
+    for event in events():
+        past.setdefault(event.user_id, []).append(event.item_id)
+    counts = {item.item_id: 0 for item in items()}
+    for names in past.values():
+        for name in names[:-1]:
+            counts[name] += 1
+    hits = 0
+    for names in past.values():
+        target = names[-1]
+        rivals = set(counts) - set(names[:-1]) - {target}
+        # Ties are against the target.
+        hits += sum(counts[rival] >= counts[target] for rival in rivals) < 10
+    registry = Registry(world.data / MODELS_FOLDER)
+    (first,) = [v for v in registry.versions() if v.version == world.first]
+    assert first.metadata is not None
+    assert first.metadata["metrics"]["popularity_hr"] == pytest.approx(hits / 40)
+
+
+def test_the_seed_decides_the_model(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """The same one gives the same bytes; progress goes forward and names what is done."""
+    fill(store, events())
+    stages: list[tuple[str, int, int]] = []
+    epochs: list[Progress] = []
+
+    def told(stage: str, done: int, total: int, progress: Progress | None) -> None:
+        stages.append((stage, done, total))
+        if progress is not None:
+            epochs.append(progress)
+
+    corpus = training.read(store, embeddings, told)
+    weights = []
+    for seed in (3, 3, 4):
+        result = training.train(
+            corpus, registry, embeddings.name, config=FAST, seed=seed, activate=False, told=told
+        )
+        weights.append(registry.load(result["version"])[1][WEIGHTS])
+        assert registry.current() is None
+    assert weights[0] == weights[1] != weights[2]
+    assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
+        "reading events", "reading items", "training",
+    ]  # fmt: skip
+    one = [(done, total) for stage, done, total in stages if stage == "training"][
+        : len(epochs) // 3
+    ]
+    assert [done for done, _ in one] == list(range(1, len(one) + 1))
+    assert {total for _, total in one} == {len(one)}
+    assert epochs[0].epochs == FAST.epochs
+
+
+def test_a_comparison_ranks_heed_beside_the_baselines(
+    store: SQLiteStore, embeddings: Embeddings
+) -> None:
+    """All on the same users and items, test and validation apart; order beats popularity here."""
+    fill(store, events())
+    corpus = training.read(store, embeddings)
+    table, sizes = training.compare(corpus, config=replace(QUICK, epochs=6))
+    assert list(table) == ["popularity", "EASE", "transition counts", "heed"]
+    assert sizes["users"] == 40
+    assert {test.n for test, _, _ in table.values()} == {40}
+    ndcg = {name: test.ndcg for name, (test, _, _) in table.items()}
+    assert ndcg["heed"] > ndcg["popularity"]
+    assert ndcg["transition counts"] > ndcg["popularity"]
