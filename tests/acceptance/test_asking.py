@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from models.text import StaticEncoder
 from tests import tiny
+from tests.acceptance.server import Server
 from tests.tiny import AT, DAY, EACH, GENRES, NOON, item_id
 
 LATELY = "2025-12-28T12:00:00Z"  # four days before noon
@@ -106,6 +108,76 @@ def test_a_changed_item_is_another_at_once(http: httpx.Client, fresh: dict[str, 
         wanted = {"categories": {"any": [category]}}
         found = post(http, "/v1/recommend", history=SPACE, filter=wanted, limit=1000)
         assert ("fresh" in ids(found)) is seen
+
+
+def test_an_event_waits_for_its_item(http: httpx.Client, fresh: dict[str, Any]) -> None:
+    """Seen before it was in the catalogue, an item is attended as soon as it is."""
+    event = {"user_id": "early", "item_id": "fresh", "event_id": "early"}
+    post(http, "/v1/events", events=[event])
+    asked = {"user_id": "early", "item_ids": [item_id(0, 1)], "explain": 5}
+    before = post(http, "/v1/score", **asked)["items"][0]
+    assert (before["reason"], before["explanation"]) == ("popular", [])
+    post(http, "/v1/items", items=[fresh])
+    after = post(http, "/v1/score", **asked)["items"][0]
+    assert [reason["event_id"] for reason in after["explanation"]] == ["early"]
+    assert after["explanation"][0]["title"] == fresh["title"]
+    assert "fresh" not in ids(post(http, "/v1/recommend", user_id="early", limit=1000))
+
+
+def test_questions_never_see_half_a_change(server: Server) -> None:
+    """Readers ask in every way while items come, change and go: no failure, and no item too many.
+
+    What was deleted before a question was asked is in no answer to it; what was stored is found.
+    """
+    there: set[str] = set()  # acknowledged, and not to be deleted yet
+    gone: set[str] = set()
+    writing = True
+
+    async def write(http: httpx.AsyncClient) -> None:
+        nonlocal writing
+        for number in range(60):
+            name = f"passing-{number}"
+            item = {"item_id": name, "title": "rocket orbit", "categories": ["passing"]}
+            (await http.post("/v1/items", json={"items": [item]})).raise_for_status()
+            there.add(name)
+            if number >= 5:
+                old = f"passing-{number - 5}"
+                there.discard(old)
+                (await http.delete(f"/v1/items/{old}")).raise_for_status()
+                gone.add(old)
+            await asyncio.sleep(0)
+        writing = False
+        for name in sorted(there):
+            there.discard(name)
+            (await http.delete(f"/v1/items/{name}")).raise_for_status()
+
+    async def read(http: httpx.AsyncClient, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        wanted = {"limit": 1000, "filter": {"categories": {"any": ["passing"]}}}
+        ways: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/recommend", {"user_id": "u0", **wanted}),
+            ("/v1/recommend", {"diversity": 0.3, **wanted}),
+            ("/v1/search", {"query": "rocket", "user_id": "u1", **wanted}),
+            ("/v1/attend", {"memory": {"catalogue": True}, "query": {"text": "a"}, "limit": 1000}),
+        ]
+        while writing:
+            path, body = ways[int(random.integers(len(ways)))]
+            must, must_not = set(there), set(gone)
+            answer = await http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            names = set(found["ids"]) if "ids" in found else set(ids(found))
+            assert must & there <= names  # of those, the rest went while it was answered
+            assert not must_not & names
+
+    async def run() -> None:
+        async with server.connect() as http, asyncio.TaskGroup() as tasks:
+            tasks.create_task(write(http))
+            for seed in range(4):
+                tasks.create_task(read(http, seed))
+
+    asyncio.run(run())
+    assert len(gone) == 55
 
 
 def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
