@@ -205,6 +205,23 @@ def test_filters_are_exact(entries: list[Entry], removed: list[str], wanted: Ite
         assert allowed[row] == (id_ in known and passes(known[id_], wanted))
 
 
+@pytest.mark.parametrize(
+    ("has", "wanted", "passes_"),
+    [
+        (1, 1, True), (1, 1.0, True), (1, True, False), (True, 1, False), (True, True, True),
+        (0, False, False), (None, None, True), (None, False, False), ("1", 1, False),
+        (["a", "b"], "b", True), (["a", "b"], ["c", "b"], True), ("b", ["c", "b"], True),
+        (["a"], ["c"], False), ([], [], False), ([1], [True], False), ("ab", "a", False),
+    ],
+)  # fmt: skip
+def test_an_attribute_equals_is_one_of_or_holds_one_of(
+    has: Any, wanted: Any, passes_: bool
+) -> None:
+    """As JSON has it: 1 is 1.0, and neither is true."""
+    made = build(Entry("a", attributes={"x": has}), Entry("b"))
+    assert made.allowed(ItemFilter(attributes={"x": wanted})).tolist() == [passes_, False]
+
+
 def test_no_filter_lets_every_listed_item_pass() -> None:
     """And nothing that is hidden, removed, or only known from events."""
     catalogue = build(Entry("a"), Entry("b", hidden=True), Entry("c")).updated([], ["c"], encode)

@@ -501,6 +501,20 @@ def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) 
             assert all(int(user.rows[row]) != target for row in kept)
 
 
+def test_a_target_keeps_no_row_it_cannot_see(snapshot: Snapshot) -> None:
+    """Where fewer than k rows are visible, those are kept, and none in place of the missing."""
+    user = remember(snapshot, past([3] * 8 + [5, 6], np.arange(10) * DAY), AT)
+    how = Attending(mode="coarse", k=5, exclude_self=True)
+    found = score(snapshot, user, np.array([3, 5]), how)
+    assert found.within is not None
+    for head in range(HEADS):
+        assert found.within[0, head].nonzero().flatten().tolist() == [8, 9]
+        assert int(found.within[1, head].sum()) == 5
+        assert not found.within[1, head, 8]
+    whole = score(snapshot, user, np.array([3]), Attending(exclude_self=True))
+    np.testing.assert_allclose(found.attention[:1], whole.attention, atol=1e-5)
+
+
 def test_long_memories_are_clustered(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a number of rows the indexes are clustered; all clusters probed, they are exact."""
     user = long_user(snapshot, 400)

@@ -416,6 +416,8 @@ def test_the_key_index_stays_while_its_keys_do(made: Trained) -> None:
     changes: list[tuple[list[Entry], list[str]]] = [
         ([Entry("i2", "new", {"title": "new"})], []),
         ([], ["i2"]),
+        # The last item's keys stay where they were, and are others.
+        ([Entry("i39", "", {"title": "new", "description": "new too"})], []),
     ]
     for changed, removed in changes:
         other = catalogue_.updated(changed, removed, encode)
