@@ -81,8 +81,9 @@ def candidates(
     One inner product with the user's pooled query stands in for every target's own attention; the
     index answers for the items it holds, and newer ones are compared exactly beside it.
     """
-    model, tables = snapshot.model, snapshot.tables
-    query = model.candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+    query = snapshot.model.candidate_query(
+        user.summary, user.memory.values.transpose(0, 1), user.bias
+    )
     first = snapshot.indexed if snapshot.index is not None else 0
     found = np.zeros(0, dtype=np.int64)
     if snapshot.index is not None:
@@ -90,8 +91,7 @@ def candidates(
         found = inside[inside >= 0]
     open_rows = np.flatnonzero(allowed[first:]) + first
     if len(open_rows) > count:
-        fresh = type(tables)(*(_rows(table, slice(first, None)) for table in tables))
-        near = model.candidate_keys(fresh) @ query
+        near = snapshot.candidate_keys[first:] @ query
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     return np.concatenate([found, open_rows])
@@ -118,11 +118,6 @@ def similar(
     cosines = unit[torch.from_numpy(open_rows)] @ unit[row]
     top = torch.topk(cosines, min(limit, len(open_rows)))
     return open_rows[top.indices.numpy()], top.values.numpy()
-
-
-def _rows(table: Tensor, rows: slice) -> Tensor:
-    """The item rows of one of the tables, which are [N], [N, d] or [H, N, d]."""
-    return table[:, rows] if table.dim() == 3 else table[rows]
 
 
 def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Tensor:

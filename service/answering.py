@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.catalogue import ItemFilter
 from models.ranking import recommend, similar
-from models.scoring import Attending, Reason, Scores, UserMemory, explain, remember, score
+from models.scoring import Attending, Reason, Scores, UserMemory, explain, score
 from models.search import Found, personal_bias, search
 from models.snapshot import Snapshot
 from service.asking import Asked, Pasts, attending
@@ -35,6 +35,7 @@ from service.queries import (
 )
 from service.queries import UserMemory as AskedUser
 from service.serving import Serving
+from service.summaries import Summaries
 from service.telemetry import Stages
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Answering:
         self._workers = workers
         self._exact_up_to = exact_up_to
         self._clock = clock
+        self._summaries = Summaries()
 
     async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
@@ -84,7 +86,7 @@ class Answering:
         how = attending(query.asker, self._exact_up_to)
 
         def answer() -> tuple[Scores, list[list[Reason]]]:
-            user = remember(snapshot, asked.past, at)
+            user = self._summaries.remember(snapshot, asked, at)
             scores = score(snapshot, user, targets, how)
             return scores, _explained(
                 snapshot, user, targets, scores, how=how, top=query.asker.explain
@@ -111,7 +113,7 @@ class Answering:
         excluded = excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
 
         def answer() -> tuple[Rows, Scores, list[list[Reason]]]:
-            user = remember(snapshot, asked.past, at)
+            user = self._summaries.remember(snapshot, asked, at)
             ranked = recommend(
                 snapshot,
                 user,
@@ -139,7 +141,7 @@ class Answering:
         def answer() -> Found:
             text = self._embeddings.query(query.query)
             allowed = _allowed(snapshot, query.filter)
-            user = remember(snapshot, asked.past, at)
+            user = self._summaries.remember(snapshot, asked, at)
             bias = None
             if len(user):
                 near = search(snapshot, text, limit=max(_PERSONAL, query.limit), allowed=allowed)
@@ -204,18 +206,20 @@ class Answering:
         memory = query.memory
         if isinstance(memory, VectorMemory):
             return await self._compute(
-                stages, "attend", lambda: attend_vectors(query, memory, vector)
+                stages, "attend", lambda: attend_vectors(query, memory, vector, self._exact_up_to)
             )
         if not isinstance(memory, AskedUser):
             return await self._compute(
-                stages, "attend", lambda: attend_catalogue(query, snapshot, asked)
+                stages,
+                "attend",
+                lambda: attend_catalogue(query, snapshot, asked, self._exact_up_to),
             )
         asker = Asker(user_id=memory.user_id, visible=query.visible, at=query.at)
         snapshot, past, at = await self._ask(asker, stages)
 
         def answer() -> tuple[Attended, UserMemory]:
-            user = remember(snapshot, past.past, at)
-            return attend_user(query, snapshot, user, asked), user
+            user = self._summaries.remember(snapshot, past, at)
+            return attend_user(query, snapshot, user, asked, self._exact_up_to), user
 
         attended, user = await self._compute(stages, "attend", answer)
         sources = [int(user.source[row]) for row in attended.rows]

@@ -27,6 +27,7 @@ class Asked:
     seqs: NDArray[np.int64]  # [n] the store's number of each event; 0 = inline
     types: Sequence[str]  # n
     interests: Sequence[str]  # of the profile, in the order of its rows
+    whole: tuple[str, int] | None = None  # user and version, where this is all that is stored
 
     @property
     def seen(self) -> NDArray[np.int64]:

@@ -29,8 +29,12 @@ class _Operands(NamedTuple):
     visible: Tensor | None  # [n]
 
 
-def attend_vectors(query: AttendQuery, memory: VectorMemory, asked: Vector) -> Attended:
+def attend_vectors(
+    query: AttendQuery, memory: VectorMemory, asked: Vector, exact_up_to: int
+) -> Attended:
     """Attend over rows the client brought; `asked` is the query vector [d].
+
+    Beyond `exact_up_to` rows, retrieval `auto` is coarse, here as in the functions below.
 
     Raises:
         Invalid: where dimensions do not fit.
@@ -51,7 +55,7 @@ def attend_vectors(query: AttendQuery, memory: VectorMemory, asked: Vector) -> A
     )  # fmt: skip
     visible = None if memory.visible is None else torch.from_numpy(memory.visible)
     operands = _Operands(_split(asked[None], heads), rows, visible)
-    return _attend(query, operands)
+    return _attend(query, operands, exact_up_to)
 
 
 def attend_user(
@@ -59,6 +63,7 @@ def attend_user(
     snapshot: Snapshot,
     user: UserMemory,
     asked: Vector | int,
+    exact_up_to: int,
 ) -> Attended:
     """Attend over a user's memory through the model's projections.
 
@@ -67,6 +72,7 @@ def attend_user(
         snapshot: the model.
         user: from `remember` with the same snapshot.
         asked: an item row, or a vector of the content space.
+        exact_up_to: see `attend_vectors`.
 
     Raises:
         Invalid: when another number of heads than the model's is asked for, or a vector is not of
@@ -82,16 +88,20 @@ def attend_user(
         _check_content(snapshot, asked)
         vector = _projected(snapshot, asked).queries[:, 0]
         visible = None
-    return _attend(query, _Operands(vector[None], user.memory, visible), snapshot.version)
+    operands = _Operands(vector[None], user.memory, visible)
+    return _attend(query, operands, exact_up_to, snapshot.version)
 
 
-def attend_catalogue(query: AttendQuery, snapshot: Snapshot, asked: Vector | int) -> Attended:
+def attend_catalogue(
+    query: AttendQuery, snapshot: Snapshot, asked: Vector | int, exact_up_to: int
+) -> Attended:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
 
     Args:
         query: the request.
         snapshot: the catalogue.
         asked: an item row, or a vector of the content space.
+        exact_up_to: see `attend_vectors`.
 
     Raises:
         Invalid: where dimensions do not fit.
@@ -114,7 +124,7 @@ def attend_catalogue(query: AttendQuery, snapshot: Snapshot, asked: Vector | int
         _split(catalogue.keys[places], heads), _split(catalogue.content[owners], heads)
     )
     operands = _Operands(_split(vector[None], heads), memory, None)
-    found = _attend(query, operands, snapshot.version)
+    found = _attend(query, operands, exact_up_to, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
     return replace(found, ids=ids)
 
@@ -134,12 +144,13 @@ def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
 def _attend(
     query: AttendQuery,
     operands: _Operands,
+    exact_up_to: int,
     version: str | None = None,
 ) -> Attended:
     memory, count = operands.memory, len(operands.memory)
     score = _scorer(query, memory.keys.shape[2])
     coarse = query.retrieval.mode == "coarse" or (
-        query.retrieval.mode == "auto" and count > _EXACT_UP_TO
+        query.retrieval.mode == "auto" and count > exact_up_to
     )
     with torch.inference_mode():
         if coarse and count:
@@ -183,9 +194,6 @@ def _attend(
         "coarse" if coarse else "exact",
         version,
     )
-
-
-_EXACT_UP_TO = 20_000  # rows: beyond, `auto` looks rows up before it attends
 
 
 def _scorer(query: AttendQuery, dimension: int) -> Scorer:

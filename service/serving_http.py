@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -14,6 +15,7 @@ from rich.logging import RichHandler
 
 from service.app import create_app
 from service.engine import open_engine
+from service.listening import configure
 from service.settings import Settings, refuse_exposure
 from service.suggestions import suggest
 
@@ -69,18 +71,11 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
         engine = await open_engine(settings)
         tries = await suggest(engine) if examples else []
         app = create_app(settings, engine=engine)
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            loop="none",  # this one, which is uvloop's already
-            http="httptools",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(settings.drain) + 1,
-        )
+        # What is loaded by now stays: the collector need not walk it again at every generation,
+        # which is a fifth of the time of ingestion otherwise.
+        gc.collect()
+        gc.freeze()
+        config = configure(app, settings.host, settings.port, settings.drain)
         await _Server(config, console, tries).serve()
 
     with asyncio.Runner(loop_factory=_loop) as runner:

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
         description="Dimensions of item embeddings and of the keys and values that events bring.",
     )
     exact_up_to: int = Field(
-        20_000,
+        100_000,
         ge=0,
         description="Rows up to which retrieval mode `auto` attends exactly; coarse beyond.",
     )

@@ -25,12 +25,13 @@ LAYERS = {
         "ranking search",
     ],
     "service": [
-        "errors names timestamps durable child layout",
+        "errors names timestamps durable child layout listening",
         "records queries settings",
         "manifest staging telemetry limits job",
         "stores registry datasets job_files embeddings",
         "histories importing",
         "asking serving",
+        "summaries",
         "answering attending",
         "engine jobs training",
         "showing suggestions",
@@ -43,13 +44,16 @@ LAYERS = {
 }
 
 # What only these rooms may import; everyone else must not.
-HTTP = "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions bench cli"
-ENGINE = "engine answering attending asking serving embeddings"
+HTTP = (
+    "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions "
+    "bench cli"
+)
+ENGINE = "engine answering attending asking serving embeddings summaries"
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,
     "starlette": HTTP,
-    "uvicorn": "serving_http bench",
+    "uvicorn": "listening serving_http bench",
     "models": f"{ENGINE} histories registry jobs training showing bench cli",
     "service.engine": "suggestions app serving_http bench",
 }

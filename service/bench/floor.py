@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI, Response
 
+from service.listening import configure
 from service.schemas.answers import AnswerOut, Json
 from service.schemas.ask import RecommendIn, ScoreIn
 
@@ -67,17 +68,7 @@ class _Server(uvicorn.Server):
 
 def main(path: Path) -> None:
     """Serve until told to stop; the settings are those of `serving_http`."""
-    config = uvicorn.Config(
-        floor_app(orjson.loads(path.read_bytes())),
-        host="127.0.0.1",
-        port=0,
-        loop="none",
-        http="httptools",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-    )
+    config = configure(floor_app(orjson.loads(path.read_bytes())), "127.0.0.1", 0, drain=10.0)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Server(config).serve())
 
