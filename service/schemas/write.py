@@ -20,6 +20,7 @@ from service.schemas.scalars import (
 
 MAX_ITEMS = 1000  # of one JSON body; NDJSON takes any number
 MAX_EVENTS = 10_000
+MAX_INTERESTS = 1000  # each is a row of the user's memory, and a text to encode
 
 
 class ItemIn(Body):
@@ -128,7 +129,7 @@ class UserIn(Body):
     model_config = example(attributes={"country": "NL"}, interests=["talk", "talk-7"])
 
     attributes: Attributes = Field({})
-    interests: Labels = Field([], examples=[["talk", "item-1"]])
+    interests: Labels = Field([], max_length=MAX_INTERESTS, examples=[["talk", "item-1"]])
 
     def to_user(self, user_id: str) -> User:
         """The record."""

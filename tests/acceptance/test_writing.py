@@ -248,6 +248,15 @@ def test_a_profile_alone_makes_an_answer_personal(http: httpx.Client) -> None:
         assert reason["type"] == "profile"
 
 
+def test_a_profile_has_its_bounds(http: httpx.Client) -> None:
+    """A thousand interests are answered with; one more is refused."""
+    interests = [f"word {n}" for n in range(1001)]
+    refused = http.put("/v1/users/keen", json={"interests": interests})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/interests")
+    http.put("/v1/users/keen", json={"interests": interests[1:]}).raise_for_status()
+    assert len(score(http, "keen")["explanation"]) == 50
+
+
 def test_late_events_take_their_place_in_time(http: httpx.Client) -> None:
     """Whatever the order of arrival, the answer is that of the order of events."""
     sent = events("ordered", 8)
