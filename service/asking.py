@@ -85,7 +85,10 @@ class Pasts:
         interests = () if user is None else user.interests
         profile_rows, profile_content = self._profile(snapshot, interests)
         past = Past(rows, timestamps, weights, visible, vectors, profile_rows, profile_content)
-        return Asked(past, rows, seqs, types, interests)
+        whole = None
+        if stored is not None and stored.version and visible is None and not inline:
+            whole = (asker.user_id or "", stored.version)
+        return Asked(past, rows, seqs, types, interests, whole)
 
     async def explained(
         self, snapshot: Snapshot, user_id: str | None, asked: Asked, reasons: Sequence[Reason]

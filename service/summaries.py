@@ -28,6 +28,9 @@ class Summaries:
         self._tables: ItemTables | None = None
         self._summaries: OrderedDict[str, tuple[int, torch.Tensor]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._summaries)
+
     def remember(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory:
         """`models.scoring.remember`, with the summary from here where it is known."""
         if asked.whole is None:
@@ -40,7 +43,8 @@ class Summaries:
             known = self._summaries.get(user_id)
             if known is not None and known[0] == version:
                 self._summaries.move_to_end(user_id)
-                return remember(snapshot, asked.past, at, summary=known[1])
+        if known is not None and known[0] == version:
+            return remember(snapshot, asked.past, at, summary=known[1])
         summary = summarise(snapshot, asked.past)
         with self._lock:
             if self._tables is snapshot.tables:
