@@ -29,6 +29,7 @@ WEIGHTS, DESCRIPTION, ITEMS = "weights.safetensors", "model.json", "items.json"
 # one matrix-vector product at 10,000 items and five times at 20,000.
 INDEX_FROM = 10_000
 UNTRAINED = "untrained"
+_MOST = 0.25  # share of changed items from which projecting all of them is simpler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +214,7 @@ class Snapshot:
             and np.array_equal(catalogue.owners[:kept], old.owners[:kept])
             and np.array_equal(catalogue.keys[:kept], old.keys[:kept])
         )
-        tables = _tables(self.model, self.trained, rows, catalogue, counts)
+        tables = self._tables_of(rows, catalogue, counts)
         return replace(
             self,
             catalogue=catalogue,
@@ -225,6 +226,24 @@ class Snapshot:
             key_index=self.key_index if same else None,
             indexed_keys=kept if same else 0,
         )
+
+    def _tables_of(self, rows: Tensor, catalogue: Catalogue, counts: Counts) -> ItemTables:
+        """The tables of a later catalogue; only what changed is projected anew."""
+        old = len(self.catalogue)
+        changed = np.ones(len(catalogue), dtype=np.bool_)
+        changed[:old] = np.any(catalogue.content[:old] != self.catalogue.content, axis=1)
+        if changed.mean() > _MOST:
+            return _tables(self.model, self.trained, rows, catalogue, counts)
+        at = torch.from_numpy(np.flatnonzero(changed))
+        with torch.inference_mode():
+            prior = 0.0 if self.trained is None else _cold_prior(self.trained)
+            fresh = self.model.tables(
+                rows[at], torch.from_numpy(catalogue.content[changed]), cold_prior=prior
+            )
+            more = len(catalogue) - old
+            pairs = zip(self.tables, fresh, strict=True)
+            tables = ItemTables(*(_patched(table, new, at, more) for table, new in pairs))
+        return tables if self.trained else tables._replace(prior=_popular(counts))
 
     @property
     def personal(self) -> str:
@@ -278,6 +297,14 @@ def _tables(
         if trained is not None:
             return model.tables(rows, content, cold_prior=_cold_prior(trained))
         return model.tables(rows, content)._replace(prior=_popular(counts))
+
+
+def _patched(table: Tensor, fresh: Tensor, at: Tensor, more: int) -> Tensor:
+    """A copy of a table ([N], [N, d] or [H, N, d]) with `more` items, and `fresh` at the rows."""
+    by_head = table.dim() == 3  # items come first in memory all the same
+    old, new = (table.transpose(0, 1), fresh.transpose(0, 1)) if by_head else (table, fresh)
+    grown = torch.cat([old, old.new_zeros(more, *old.shape[1:])]).index_copy_(0, at, new)
+    return grown.transpose(0, 1) if by_head else grown
 
 
 def _candidate_keys(model: Recommender, tables: ItemTables) -> Tensor:

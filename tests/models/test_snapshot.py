@@ -287,6 +287,21 @@ def test_a_refreshed_snapshot_is_one_built_anew(made: Trained, is_trained: bool)
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
+def test_a_few_changes_are_projected_alone(made: Trained, is_trained: bool) -> None:
+    """One item of many changed, one came and one went: the same tables as from projecting all."""
+    model = made if is_trained else None
+    before = Snapshot.build("v", model, catalogue(40), np.arange(40))
+    kept = [table.clone() for table in before.tables]
+    changed = [Entry("i2", "new", {"title": "new"}), *entries(1, first=40)]
+    after = before.catalogue.updated(changed, ["i5"], encode)
+    now = before.refreshed(after, np.arange(41))
+    alike(now, Snapshot.build("v", model, after, np.arange(41)))
+    np.testing.assert_allclose(now.candidate_keys, now.model.candidate_keys(now.tables), atol=1e-6)
+    for was, table in zip(kept, before.tables, strict=True):
+        np.testing.assert_array_equal(was, table)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
 def test_popularity_alone_may_be_refreshed(made: Trained, is_trained: bool) -> None:
     """Over the same catalogue, with the same result as building."""
     model = made if is_trained else None
