@@ -102,26 +102,25 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     ledger = Ledger()
     for kill in range(KILLS):
-        server = Server(tmp_path / "data")
-        with server.client() as http:
+        with Server(tmp_path / "data") as server, server.client() as http:
             check(http, ledger)
             for batch in ledger.sent:  # what was never answered is sent again, as clients do
                 if batch not in ledger.acknowledged:
                     answer = http.post("/v1/events", json={"events": batch}).json()
                     assert answer["stored"] + answer["duplicates"] == len(batch)
                     ledger.acknowledged.append(batch)
-        writers = [
-            threading.Thread(target=write, args=(server.url, f"k{kill}c{n}", ledger))
-            for n in range(CLIENTS)
-        ]
-        for writer in writers:
-            writer.start()
-        for _ in range(int(random.integers(20, 60))):
-            assert ledger.enough.acquire(timeout=PATIENCE)
-        threading.Event().wait(random.uniform(0, 0.02))  # somewhere within the next writes
-        server.kill()
-        for writer in writers:
-            writer.join()
+            writers = [
+                threading.Thread(target=write, args=(server.url, f"k{kill}c{n}", ledger))
+                for n in range(CLIENTS)
+            ]
+            for writer in writers:
+                writer.start()
+            for _ in range(int(random.integers(20, 60))):
+                assert ledger.enough.acquire(timeout=PATIENCE)
+            threading.Event().wait(random.uniform(0, 0.02))  # somewhere within the next writes
+            server.kill()
+            for writer in writers:
+                writer.join()
     assert len(ledger.sent) > len(ledger.acknowledged)  # some writes were cut off
     with Server(tmp_path / "data") as server, server.client() as http:
         check(http, ledger)
