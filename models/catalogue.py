@@ -57,7 +57,9 @@ class Catalogue:
     titles: tuple[str, ...]
     content: Vectors  # [N, D] unit vectors: the mean of the item's keys; zero without any
     described: NDArray[np.bool_]  # [N] has a content vector
-    listed: NDArray[np.bool_]  # [N] may be answered
+    present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
+    gone: NDArray[np.bool_]  # [N] was removed from it
+    listed: NDArray[np.bool_]  # [N] is present and not hidden
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: Vectors  # [F, D] a unit vector for each field of each item
     owners: NDArray[np.int32]  # [F] the item row behind each key
@@ -77,6 +79,8 @@ class Catalogue:
             titles=(),
             content=np.zeros((0, dimension), dtype=np.float32),
             described=np.zeros(0, dtype=np.bool_),
+            present=np.zeros(0, dtype=np.bool_),
+            gone=np.zeros(0, dtype=np.bool_),
             listed=np.zeros(0, dtype=np.bool_),
             published=np.zeros(0, dtype=np.int64),
             keys=np.zeros((0, dimension), dtype=np.float32),
@@ -141,6 +145,9 @@ class Catalogue:
         titles, attributes = list(new.titles), list(new.attributes)
         listed, published = new.listed.copy(), new.published.copy()
         listed[touched], published[touched] = False, _NEVER
+        present, removed_rows = new.present.copy(), new.gone.copy()
+        present[touched], removed_rows[touched] = False, True
+        present[rows], removed_rows[rows] = True, False
         for row in touched.tolist():
             titles[row], attributes[row] = "", {}
         postings = _without(new.postings, touched)
@@ -169,6 +176,8 @@ class Catalogue:
             titles=tuple(titles),
             content=content,
             described=described,
+            present=present,
+            gone=removed_rows,
             listed=listed,
             published=published,
             keys=np.concatenate([new.keys[stays], keys]),
@@ -191,6 +200,8 @@ class Catalogue:
             titles=self.titles + ("",) * more,
             content=np.concatenate([self.content, np.zeros((more, self.dimension), np.float32)]),
             described=np.concatenate([self.described, np.zeros(more, np.bool_)]),
+            present=np.concatenate([self.present, np.zeros(more, np.bool_)]),
+            gone=np.concatenate([self.gone, np.zeros(more, np.bool_)]),
             listed=np.concatenate([self.listed, np.zeros(more, np.bool_)]),
             published=np.concatenate([self.published, np.full(more, _NEVER)]),
             attributes=self.attributes + ({},) * more,
@@ -198,13 +209,21 @@ class Catalogue:
 
     # ------------------------------------------------------------------ filtering
 
+    @property
+    def offered(self) -> NDArray[np.bool_]:
+        """What may be answered, bool [N]: the listed items.
+
+        Without any catalogue, the items are those of the events: all of them.
+        """
+        return self.listed if self.present.any() else ~self.gone
+
     def allowed(self, wanted: ItemFilter) -> NDArray[np.bool_]:
-        """The listed items that pass a filter, bool [N]; exact however narrow.
+        """The offered items that pass a filter, bool [N]; exact however narrow.
 
         An attribute passes when it equals the wanted value, is one of the wanted values (when
         those are a list) or is a list that holds one of them.
         """
-        allowed = self.listed.copy()
+        allowed = self.offered.copy()
         if wanted.any:
             allowed &= self.in_categories(wanted.any)
         for category in wanted.all:

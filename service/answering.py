@@ -79,7 +79,7 @@ class Answering:
         snapshot, asked, at = await self._ask(query.asker, stages)
         targets = snapshot.catalogue.rows(query.item_ids)
         for place, row in enumerate(targets.tolist()):
-            if row < 0 or not snapshot.known[row]:
+            if not _there(snapshot, row):
                 raise NotFound(
                     f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue"
                 )
@@ -175,7 +175,7 @@ class Answering:
         with stages("store"):
             snapshot = await self._serving.current()
         row = snapshot.catalogue.row(query.item_id)
-        if row < 0 or not snapshot.known[row]:
+        if not _there(snapshot, row):
             raise NotFound(f"no item {query.item_id!r} in the catalogue")
 
         def answer() -> tuple[Rows, NDArray[np.float32]]:
@@ -291,10 +291,15 @@ class Answering:
         return Answer(tuple(items), snapshot.version, scores.mode)
 
 
+def _there(snapshot: Snapshot, row: int) -> bool:
+    """Whether an item can be asked for: it has a vector and was not removed."""
+    return row >= 0 and bool(snapshot.known[row]) and not snapshot.catalogue.gone[row]
+
+
 def _allowed(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
     """The items that a filter lets pass, [N]."""
     if wanted.empty:
-        return snapshot.catalogue.listed
+        return snapshot.catalogue.offered
     return snapshot.catalogue.allowed(
         ItemFilter(
             wanted.any,

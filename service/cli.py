@@ -429,6 +429,8 @@ def _times(name: str) -> Any:
 
 def _training_threads() -> None:
     """All cores, unless the environment says how many."""
+    # Threads that spin while they wait starve each other as soon as anything else is running.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not os.environ.get("OMP_NUM_THREADS"):
         _threads(os.cpu_count() or 1)
 

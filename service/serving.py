@@ -131,10 +131,13 @@ class Serving:
         async with self._lock:
             loop = asyncio.get_running_loop()
             now = self.snapshot
-            if np.array_equal(now.counts, self._counts[: len(now.counts)]):
+            catalogue = now.catalogue.covering(())  # items that events named meanwhile
+            if catalogue is now.catalogue and np.array_equal(
+                now.counts, self._counts[: len(now.counts)]
+            ):
                 return
             self._snapshot = await loop.run_in_executor(
-                self._executor, now.refreshed, now.catalogue, self._counts.copy()
+                self._executor, now.refreshed, catalogue, self._counts.copy()
             )
 
     # ------------------------------------------------------------------ the parts
