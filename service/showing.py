@@ -41,7 +41,13 @@ def told(console: Console, *, as_json: bool) -> Iterator[Told]:
 
 @contextmanager
 def bars(console: Console) -> Iterator[Told]:
-    """A progress bar with the loss, the latest validation and the time left."""
+    """A progress bar with the loss, the latest validation and the time left.
+
+    Where there is no terminal to draw it on, a line for each stage and each epoch.
+    """
+    if not console.is_terminal:
+        yield _plain_lines(console)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -61,6 +67,20 @@ def bars(console: Console) -> Iterator[Told]:
             progress.update(tasks[stage], completed=done, total=total or None, note=note)
 
         yield show
+
+
+def _plain_lines(console: Console) -> Told:
+    said = ""
+
+    def say(stage: str, _done: int, _total: int, training: Training | None) -> None:
+        nonlocal said
+        ended = training is not None and training.step == training.steps
+        if stage != said or ended:
+            note = _note(training) if ended and training is not None else ""
+            console.print(f"{stage}  {note}".rstrip(), highlight=False)
+        said = stage
+
+    return say
 
 
 def _json_lines() -> Told:
