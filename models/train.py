@@ -24,7 +24,7 @@ _DISTANT = -1e30  # a logit no softmax sees; finite, so that gradients stay fini
 class TrainConfig:
     """How to train. Every default was chosen on validation data."""
 
-    epochs: int = 16
+    epochs: int = 20
     patience: int = 3  # validations without a better NDCG before training stops
     validate_every: int = 2  # epochs
     validation_users: int = 3_000  # at most, drawn once under the seed

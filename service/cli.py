@@ -42,7 +42,8 @@ app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
 
-out = Console()
+# Into a pipe or a file, tables keep the width they need.
+out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True)
 
 Data = Annotated[

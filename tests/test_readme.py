@@ -1,0 +1,144 @@
+"""The README's requests are run, and what it shows is compared with what comes back."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PORT = 8000  # as the README writes it
+
+# A console block: commands after "$ ", continued by a backslash, and what each answers.
+BLOCKS = re.findall(r"(?:<!-- (\w+) -->\n)?```console\n(.*?)```", README, re.DOTALL)
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+
+# What depends on the model that was trained: compared in kind, not in value.
+TRAINED = {"item_id", "title", "event_id", "timestamp", "model_version", "type"}
+
+
+def requests() -> list[tuple[str, str, str]]:
+    """How to compare, the command, the answer shown; in the README's order."""
+    return [
+        (how or "shape", command, shown)
+        for how, block in BLOCKS
+        for command, shown in COMMAND.findall(block)
+    ]
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A service over MovieLens 100k, as `make demo` leaves it but for the length of training."""
+    data = tmp_path_factory.mktemp("readme")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+    environment |= {"HEED_DATA": str(data)}
+    heed = [sys.executable, "-m", "service.cli"]
+    for arguments in (["import", "ml-100k"], ["train", "--epochs", "2"]):
+        subprocess.run([*heed, *arguments], check=True, env=environment, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = int(free.getsockname()[1])
+    server = subprocess.Popen([*heed, "serve", "--port", str(number)], env=environment)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{number}/health/ready", timeout=2)
+                break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield number
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+def test_the_readme_shows_requests() -> None:
+    """There are requests of every kind that the service answers."""
+    commands = " ".join(command for _, command, _ in requests())
+    for path in ("recommend", "score", "search", "events", "attend"):
+        assert f"/v1/{path}" in commands
+
+
+def test_every_request_of_the_readme_answers_what_the_readme_shows(port: int) -> None:
+    """In order, as a reader would run them: exactly, or in kind where a training decides."""
+    assert requests()
+    for how, command, shown in requests():
+        run = subprocess.run(
+            ["bash", "-c", command.replace(f":{PORT}/", f":{port}/")],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert run.stdout, command
+        expected, answer = json.loads(shown), json.loads(run.stdout)
+        if how == "exact":
+            assert alike(expected, answer), f"{command}\n{run.stdout}"
+        else:
+            assert kind(expected) == kind(answer), f"{command}\n{run.stdout}"
+            assert_adds_up(answer)
+
+
+def alike(expected: Any, answer: Any) -> bool:
+    """Equal, numbers to the digits that the README shows."""
+    if isinstance(expected, dict):
+        return (
+            isinstance(answer, dict)
+            and expected.keys() == answer.keys()
+            # A version is named after the time of its training.
+            and all(
+                alike(expected[key], answer[key])
+                for key in expected
+                if key != "model_version" or expected[key] is None
+            )
+        )
+    if isinstance(expected, list):
+        return (
+            isinstance(answer, list)
+            and len(expected) == len(answer)
+            and all(alike(e, a) for e, a in zip(expected, answer, strict=True))
+        )
+    if isinstance(expected, float) and isinstance(answer, float | int):
+        return abs(expected - answer) < 1e-3
+    return bool(expected == answer)
+
+
+def kind(value: Any, key: str = "") -> Any:
+    """The value with numbers, and what a training decides, replaced by their types."""
+    if isinstance(value, dict):
+        return {name: kind(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [kind(inner, key) for inner in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if key in TRAINED else value
+
+
+def assert_adds_up(answer: dict[str, Any]) -> None:
+    """The parts of every item sum to its score, and every item has a title."""
+    for item in answer.get("items", []):
+        assert item["title"]
+        if "parts" in item:
+            assert abs(sum(item["parts"].values()) - item["score"]) < 1e-4
+        for reason in item.get("explanation", []):
+            assert reason["title"]
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_every_setting_is_in_the_readme(name: str) -> None:
+    """A setting that no one can find is no setting."""
+    assert f"`{PREFIX}{name.upper()}`" in README
