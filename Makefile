@@ -1,4 +1,4 @@
-# Needs Python >= 3.11, make and a network or a local package index; everything else goes to .venv.
+# Needs Python >= 3.11, make and a network; everything else goes to .venv.
 
 VENV        ?= .venv
 HEED_DATA   ?= ./data

@@ -124,8 +124,11 @@ class Engine(Answering):
     async def ingest(self, events: Sequence[Event]) -> Appended:
         """Append, all or nothing; durable when it returns. Raises `Conflict`."""
         appended = await self._store.append(events)
-        if appended.stored:
-            self._serving.saw(events)
+        # Among duplicates, only events that came without an id are surely new: a retry must not
+        # make an item popular.
+        if appended.duplicates:
+            events = [event for event in events if event.event_id is None]
+        self._serving.saw(events)
         return appended
 
     async def put_user(self, user: User) -> None:

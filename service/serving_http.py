@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 from types import FrameType
@@ -16,7 +17,7 @@ from rich.logging import RichHandler
 from service.app import create_app
 from service.engine import open_engine
 from service.listening import configure
-from service.settings import Settings, refuse_exposure
+from service.settings import Settings, refuse_exposure, unknown_variables
 from service.suggestions import suggest
 
 
@@ -61,6 +62,8 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
         Corrupt: naming the file of the store or of the model that fails its checks.
     """
     refuse_exposure(settings)
+    for sentence in unknown_variables(os.environ):
+        console.print(f"warning: {sentence}", markup=False, highlight=False)
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(message)s",

@@ -33,7 +33,7 @@ async def recommend(body: RecommendIn, context: In) -> Response:
 
 @router.post("/v1/search", responses={200: {"model": AnswerOut}})
 async def search(body: SearchIn, context: In) -> Response:
-    """Search the catalogue by meaning and by words, best first, with the fields that matched."""
+    """Search the catalogue by meaning, best first, with the fields that matched."""
     answer = await context.engine.search(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
