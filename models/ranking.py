@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ class Ranked:
     rows: Rows  # [L]
     scores: Scores  # of these rows, in this order
     personal: bool  # False: by popularity, for there was no memory to attend to
+    mode: Literal["exact", "coarse"]  # coarse where any stage left something unseen
 
 
 @torch.inference_mode()
@@ -49,17 +51,18 @@ def recommend(
         allowed: bool [N], what may be answered.
         excluded: item rows that may not, whatever `allowed` says.
         diversity: 0 ranks by score alone, 1 by being unlike what stands above (MMR).
-        how: the softmax and how the user's rows are found.
+        how: the softmax and how rows are found; `exact` scores every item, whatever it costs.
     """
     allowed = allowed.copy()
     allowed[excluded] = False
     open_rows = np.flatnonzero(allowed)
     if not len(user):
         rows = popular_first(snapshot, open_rows)[: max(limit, CANDIDATES if diversity else limit)]
-    elif len(open_rows) * len(user) <= EXACT_WORK:
+    elif how.mode == "exact" or len(open_rows) * len(user) <= EXACT_WORK:
         rows = open_rows
     else:
         rows = candidates(snapshot, user, allowed, max(CANDIDATES, 4 * limit))
+    exact = not len(user) or len(rows) == len(open_rows)
     scores = score(snapshot, user, rows, how)
     # Without a memory the rows stand by popularity, from which a trained prior may differ.
     worth = scores.total if len(user) else -torch.arange(len(rows)).float()
@@ -69,7 +72,8 @@ def recommend(
         vectors = snapshot.tables.vectors[torch.from_numpy(rows)[pool]]
         order = pool[_diverse(worth[pool], vectors, limit, diversity)]
     order = order[:limit]
-    return Ranked(rows[order.numpy()], _take(scores, order), personal=len(user) > 0)
+    mode = scores.mode if exact else "coarse"
+    return Ranked(rows[order.numpy()], _take(scores, order), personal=len(user) > 0, mode=mode)
 
 
 @torch.inference_mode()

@@ -245,6 +245,10 @@ class Snapshot:
             tables = ItemTables(*(_patched(table, new, at, more) for table, new in pairs))
         return tables if self.trained else tables._replace(prior=_popular(counts))
 
+    def answerable(self, row: int) -> bool:
+        """Whether an item can be asked for: it has a vector and was not removed."""
+        return row >= 0 and bool(self.known[row]) and not self.catalogue.gone[row]
+
     @property
     def personal(self) -> str:
         """The reason an answer from someone's memory gives."""

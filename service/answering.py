@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue import ItemFilter
-from models.ranking import recommend, similar
+from models.ranking import Ranked, recommend, similar
 from models.scoring import Attending, Reason, Scores, UserMemory, explain, score
 from models.search import Found, personal_bias, search
 from models.snapshot import Snapshot
@@ -79,7 +79,7 @@ class Answering:
         snapshot, asked, at = await self._ask(query.asker, stages)
         targets = snapshot.catalogue.rows(query.item_ids)
         for place, row in enumerate(targets.tolist()):
-            if not _there(snapshot, row):
+            if not snapshot.answerable(row):
                 raise NotFound(
                     f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue"
                 )
@@ -112,7 +112,7 @@ class Answering:
             excluded = np.concatenate([excluded, asked.seen])
         excluded = excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
 
-        def answer() -> tuple[Rows, Scores, list[list[Reason]]]:
+        def answer() -> tuple[Ranked, list[list[Reason]]]:
             user = self._summaries.remember(snapshot, asked, at)
             ranked = recommend(
                 snapshot,
@@ -126,12 +126,19 @@ class Answering:
             reasons = _explained(
                 snapshot, user, ranked.rows, ranked.scores, how=how, top=query.asker.explain
             )
-            return ranked.rows, ranked.scores, reasons
+            return ranked, reasons
 
-        rows, scores, reasons = await self._compute(stages, "attend", answer)
-        return await self._answer(
-            snapshot, query.asker, asked, rows=rows, scores=scores, reasons=reasons, stages=stages
+        ranked, reasons = await self._compute(stages, "attend", answer)
+        answered = await self._answer(
+            snapshot,
+            query.asker,
+            asked,
+            rows=ranked.rows,
+            scores=ranked.scores,
+            reasons=reasons,
+            stages=stages,
         )
+        return replace(answered, retrieval=ranked.mode)
 
     async def search(self, query: SearchQuery, stages: Stages) -> Answer:
         """Search items by text; the memory of whoever asks re-ranks what was found."""
@@ -175,7 +182,7 @@ class Answering:
         with stages("store"):
             snapshot = await self._serving.current()
         row = snapshot.catalogue.row(query.item_id)
-        if not _there(snapshot, row):
+        if not snapshot.answerable(row):
             raise NotFound(f"no item {query.item_id!r} in the catalogue")
 
         def answer() -> tuple[Rows, NDArray[np.float32]]:
@@ -289,11 +296,6 @@ class Answering:
                 )
             )
         return Answer(tuple(items), snapshot.version, scores.mode)
-
-
-def _there(snapshot: Snapshot, row: int) -> bool:
-    """Whether an item can be asked for: it has a vector and was not removed."""
-    return row >= 0 and bool(snapshot.known[row]) and not snapshot.catalogue.gone[row]
 
 
 def _allowed(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:

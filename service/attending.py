@@ -15,7 +15,7 @@ from models.memory import KeyValueMemory
 from models.recommender import ItemTables
 from models.retrieval import exact, index_heads, retrieve
 from models.scorers import Additive, Scorer, cosine, scaled_dot
-from models.scoring import DEFAULT_K, UserMemory
+from models.scoring import DEFAULT_K, Attending, UserMemory
 from models.snapshot import Snapshot
 from service.errors import Invalid, NotFound
 from service.queries import Attended, AttendQuery, VectorMemory
@@ -136,7 +136,7 @@ def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
         NotFound: when the catalogue has no such item.
     """
     row = snapshot.catalogue.row(item_id)
-    if row < 0 or not snapshot.known[row]:
+    if not snapshot.answerable(row):
         raise NotFound(f"no item {item_id!r} with a vector")
     return row, snapshot.catalogue.content[row]
 
@@ -149,9 +149,8 @@ def _attend(
 ) -> Attended:
     memory, count = operands.memory, len(operands.memory)
     score = _scorer(query, memory.keys.shape[2])
-    coarse = query.retrieval.mode == "coarse" or (
-        query.retrieval.mode == "auto" and count > exact_up_to
-    )
+    how = Attending(mode=query.retrieval.mode, exact_up_to=exact_up_to)
+    coarse = how.over(count) == "coarse"
     with torch.inference_mode():
         if coarse and count:
             found = retrieve(

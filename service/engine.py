@@ -226,9 +226,11 @@ class Engine(Answering):
             kind = TRAIN_OPTIONS.get(name)
             if kind is None:
                 allowed = ", ".join(sorted(TRAIN_OPTIONS))
-                raise Invalid(f"/{name}", f"is not an option of training; those are {allowed}")
+                raise Invalid(
+                    f"/options/{name}", f"is not an option of training; those are {allowed}"
+                )
             if isinstance(value, bool) or not isinstance(value, int) or value < kind:
-                raise Invalid(f"/{name}", f"must be a whole number of at least {kind}")
+                raise Invalid(f"/options/{name}", f"must be a whole number of at least {kind}")
             argv += [f"--{name}", str(value)]
         return argv
 
