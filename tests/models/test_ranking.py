@@ -234,6 +234,23 @@ def test_candidates_hold_what_ranks_first(
     assert hits / 200 > 0.8
 
 
+def test_the_answer_says_whether_every_item_was_scored(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coarse where candidates were; asking for exact scores all and equals the true ranking."""
+    user = somebody(large, 1)
+    allowed = np.ones(len(large.catalogue), dtype=np.bool_)
+    true = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
+    monkeypatch.setattr(models.ranking, "EXACT_WORK", 0)
+    monkeypatch.setattr(models.ranking, "CANDIDATES", 40)
+    near = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
+    asked = recommend(
+        large, user, limit=10, allowed=allowed, excluded=NONE, how=Attending(mode="exact")
+    )
+    assert (true.mode, near.mode, asked.mode) == ("exact", "coarse", "exact")
+    assert asked.rows.tolist() == true.rows.tolist()
+
+
 def test_candidates_keep_to_what_is_allowed(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
