@@ -33,7 +33,7 @@ from service.timestamps import to_rfc3339
 
 _log = logging.getLogger(__name__)
 
-_POPULARITY = 30.0  # seconds between two takings of the popularity counted since
+_POPULARITY = 30.0  # seconds between two countings, and more where counting takes long
 _POLL = 0.5  # seconds between two looks at what other processes made current
 
 
@@ -123,13 +123,7 @@ class Engine(Answering):
 
     async def ingest(self, events: Sequence[Event]) -> Appended:
         """Append, all or nothing; durable when it returns. Raises `Conflict`."""
-        appended = await self._store.append(events)
-        # Among duplicates, only events that came without an id are surely new: a retry must not
-        # make an item popular.
-        if appended.duplicates:
-            events = [event for event in events if event.event_id is None]
-        self._serving.saw(events)
-        return appended
+        return await self._store.append(events)
 
     async def put_user(self, user: User) -> None:
         """Replace a profile."""
@@ -271,13 +265,19 @@ async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None)
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do this now and then; what goes wrong is logged, and the next time may go well."""
+    """Do this now and then; what goes wrong is logged, and the next time may go well.
+
+    Work that takes long is done seldom: a hundredth of the time at most.
+    """
+    took = 0.0
     while True:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(max(seconds, 100 * took))
+        started = time.monotonic()
         try:
             await work()
         except Exception:  # noqa: BLE001 - what comes late is better than what never comes again
             _log.exception("%s failed", work.__qualname__)
+        took = time.monotonic() - started
 
 
 def _job_document(job: Job) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.catalogue import Catalogue, Entry
 from models.scoring import Past, remember, score
@@ -16,7 +15,7 @@ from models.snapshot import UNTRAINED, Snapshot, Trained
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
 from service.errors import HeedError, ModelRejected
-from service.records import Event, Item
+from service.records import Item
 from service.registry import Registry
 from service.stores.base import Store
 
@@ -64,12 +63,14 @@ class Serving:
         loop = asyncio.get_running_loop()
         changes = await self._store.catalogue_changes(0)
         self._catalogue_version = changes.version
-        await loop.run_in_executor(self._executor, self._count)
+        await self._count()
         self._token = self._registry.current_token()
 
         def build() -> Snapshot:
             empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary)
-            catalogue = empty.updated(self._entries(changes.upserted), [], self._embeddings.encode)
+            catalogue = empty.updated(
+                self._entries(changes.upserted), changes.deleted, self._embeddings.encode
+            )
             self._embeddings.save()
             return self._load(self._registry.current(), catalogue)
 
@@ -116,19 +117,10 @@ class Serving:
                 )
             self._token = token
 
-    def saw(self, events: Iterable[Event]) -> None:
-        """Count popularity as events come in; the snapshot takes it over when it is refreshed."""
-        rows = [self.vocabulary.add(event.item_id) for event in events]
-        size = len(self.vocabulary)
-        if size > len(self._counts):
-            self._counts = np.concatenate(
-                [self._counts, np.zeros(size - len(self._counts), np.int64)]
-            )
-        np.add.at(self._counts, rows, 1)
-
     async def repopulate(self) -> None:
-        """Put the popularity counted so far into the snapshot."""
+        """Put the popularity of now into the snapshot; to be asked now and then."""
         async with self._lock:
+            await self._count()
             loop = asyncio.get_running_loop()
             now = self.snapshot
             catalogue = now.catalogue.covering(())  # items that events named meanwhile
@@ -211,17 +203,12 @@ class Serving:
             raise ModelRejected(f"model {name}: {error}") from error
         return snapshot
 
-    def _count(self) -> None:
-        """Popularity from the whole log."""
-        total: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        item_ids: list[str] = []
-        for columns in self._store.scan():
-            item_ids = columns.item_ids
-            seen = np.bincount(columns.items, minlength=len(item_ids))
-            total = np.concatenate([total, np.zeros(len(seen) - len(total), np.int64)]) + seen
+    async def _count(self) -> None:
+        """Popularity, and rows for what is only known from events."""
+        item_ids, counted = await self._store.popularity()
         rows = [self.vocabulary.add(item_id) for item_id in item_ids]
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
-        counts[rows] = total
+        counts[rows] = counted
         self._counts = counts
 
 

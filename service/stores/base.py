@@ -208,6 +208,10 @@ class Store(Protocol):
         """How many `users`, `items` (in the catalogue) and `events` there are."""
         ...
 
+    async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
+        """How many events each item has: ids, in no order, and counts. Reads the whole log."""
+        ...
+
     async def healthy(self) -> bool:
         """True if reads are answered and writes may be. A full disk alone is not ill health."""
         ...

@@ -205,6 +205,12 @@ class SQLiteStore:
         """`Store.counts`."""
         return self._read(self._reads.counts)
 
+    async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
+        """`Store.popularity`."""
+        return await self._read_rows(
+            self._read(self._reads.counts)["events"], self._reads.popularity
+        )
+
     async def healthy(self) -> bool:
         """`Store.healthy`."""
         if self._closed or self._damaged or self._writer.failure is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import apsw
 import numpy as np
+from numpy.typing import NDArray
 
 from service.records import Event, Item, User
 from service.stores.base import Changes, History
@@ -230,6 +231,15 @@ class Reads:
             _items(row for row in rows if row[1] is not None),
             [item_id for item_id, document, _ in rows if document is None],
         )
+
+    def popularity(self, connection: apsw.Connection) -> tuple[list[str], NDArray[np.int64]]:
+        """`Store.popularity`."""
+        rows = connection.execute(
+            "SELECT item_id, n FROM (SELECT item_no, count(*) AS n FROM events GROUP BY item_no)"
+            " JOIN items USING (item_no)"
+        ).fetchall()
+        counts = np.fromiter((n for _, n in rows), dtype=np.int64, count=len(rows))
+        return [str(item_id) for item_id, _ in rows], counts
 
     def counts(self, connection: apsw.Connection) -> dict[str, int]:
         """`Store.counts`."""

@@ -308,6 +308,24 @@ class AppendContract(_Contract):
         assert history.item_ids == ["0", "i0", "i1", "i2", "i3", "i4", "late"]
         assert history.seqs.tolist() == [7, 1, 2, 3, 4, 5, 6]
 
+    async def test_popularity_is_what_the_log_holds(self, store: Store) -> None:
+        """Retries count once, and what was deleted, moved or forgotten counts as it stands."""
+
+        async def popular() -> dict[str, int]:
+            ids, counts = await store.popularity()
+            assert counts.dtype == np.int64
+            return dict(zip(ids, counts.tolist(), strict=True))
+
+        assert await popular() == {}
+        batch = [Event("u", "i", "1"), Event("u", "i", "2"), Event("v", "i"), Event("v", "j")]
+        await store.append(batch)
+        await store.append([*batch[:2], Event("w", "k")])
+        assert await popular() == {"i": 3, "j": 1, "k": 1}
+        await store.delete_event("u", "1")
+        await store.merge("u", "w")
+        await store.forget("v")
+        assert await popular() == {"i": 1, "k": 1}
+
     async def test_many_writers_on_one_user_all_count(self, store: Store, another: Connect) -> None:
         """64 writers, half of them in another process's place: each event is there exactly once."""
         clients = [store, another()]

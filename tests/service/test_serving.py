@@ -168,18 +168,43 @@ async def test_embeddings_of_another_dimension_are_left_out(
     assert snapshot.catalogue.described[snapshot.catalogue.rows(["short", "fits"])].all()
 
 
-async def test_popularity_is_taken_over_when_told_to(serving: Serving, world: World) -> None:
-    """Events count as they come, of unknown items too, and show once they are taken over."""
+async def test_popularity_is_taken_over_when_told_to(
+    serving: Serving, store: SQLiteStore, world: World
+) -> None:
+    """What the log holds counts, of unknown items too, and what was forgotten no longer does."""
     name = item_id(2, 2)
     before = serving.snapshot
     row = before.catalogue.row(name)
-    serving.saw([Event("u", name)] * 5 + [Event("u", "unknown")])
+    await store.append([*[Event("popular", name)] * 5, Event("popular", "unknown")])
+    assert serving.snapshot is before
     await serving.repopulate()
     assert serving.snapshot.counts[row] == before.counts[row] + 5
+    assert serving.snapshot.counts[serving.snapshot.catalogue.row("unknown")] == 1
     assert serving.snapshot.version == world.first
     unchanged = serving.snapshot
     await serving.repopulate()
     assert serving.snapshot is unchanged
+    await store.forget("popular")
+    await serving.repopulate()
+    assert serving.snapshot.counts[row] == before.counts[row]
+
+
+async def test_removed_items_stay_removed_after_a_restart(
+    serving: Serving, store: SQLiteStore, registry: Registry
+) -> None:
+    """A deleted item that events name is known to the next process, and as gone."""
+    name = item_id(2, 2)
+    await store.delete_item(name)
+    before = (await serving.current()).catalogue
+    with ThreadPoolExecutor(1) as pool:
+        again = Serving(store, registry, Embeddings(StaticEncoder()), pool)
+        await again.open()
+    after = again.snapshot.catalogue
+    for catalogue in (before, after):
+        row = catalogue.row(name)
+        assert row >= 0
+        assert catalogue.gone[row]
+        assert not catalogue.listed[row]
 
 
 # ------------------------------------------------------------------ models
