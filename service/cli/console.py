@@ -1,0 +1,39 @@
+"""What all commands share: where they print, and the store of a data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+# Into a pipe or a file, tables keep the width they need.
+out = Console(width=None if sys.stdout.isatty() else 120)
+err = Console(stderr=True)
+
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data", envvar="HEED_DATA", help="Directory of the store, the models and the caches."
+    ),
+]
+DATA = Path("./data")
+
+
+@contextmanager
+def one_store(data: Path) -> Iterator[Any]:
+    """The store of a data directory, closed at the end."""
+    from service.layout import STORE_FILE
+    from service.stores.sqlite import SQLiteStore
+
+    data.mkdir(parents=True, exist_ok=True)
+    store = SQLiteStore(data / STORE_FILE)
+    try:
+        yield store
+    finally:
+        asyncio.run(store.close())

