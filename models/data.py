@@ -1,4 +1,4 @@
-"""The event log as columns, and how it is split, held out and sampled."""
+"""The event log as columns, and how it is split and held out."""
 
 from __future__ import annotations
 
@@ -307,33 +307,6 @@ def min_counts(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[
             keep &= np.bincount(column[keep], minlength=_size(column))[column] >= minimum
         if int(keep.sum()) == kept:
             return keep
-
-
-def sample_negatives(
-    log: Interactions, users: ArrayLike, count: int, rng: np.random.Generator
-) -> NDArray[np.int32]:
-    """[B, count] items drawn uniformly, with replacement, from those each user has not touched.
-
-    Exact without rejection: the r-th unseen item is r plus the number of seen items up to it.
-    Raises ValueError where a user has touched the whole catalogue.
-    """
-    rows = np.asarray(users, dtype=np.int64)
-    batch, events = log.gather(rows)
-    # One sorted key per distinct (batch row, seen item), so that all rows are searched at once.
-    seen = np.unique(batch * log.n_items + log.items[events])
-    owner = seen // max(log.n_items, 1)
-    n_seen = np.bincount(owner, minlength=len(rows))
-    if len(rows) and count and n_seen.max() >= log.n_items:
-        full = int(rows[n_seen.argmax()])
-        raise ValueError(f"user {full} has touched all {log.n_items} items: no negative is left")
-    starts = _offsets(n_seen)[:-1]
-    # The seen item at place i of its sorted row has item - i unseen items below it.
-    below = seen - (np.arange(len(seen)) - starts[owner])
-    shape = (len(rows), _natural("count", count))
-    draw = rng.integers(0, (log.n_items - n_seen)[:, None], size=shape, dtype=np.int64)
-    base = np.arange(len(rows))[:, None] * log.n_items
-    passed = np.searchsorted(below, base + draw, side="right") - starts[:, None]
-    return (draw + passed).astype(np.int32)
 
 
 def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions, Holdout]:

@@ -1,4 +1,4 @@
-"""The log, its splits and its negatives, on a five-user case worked out by hand."""
+"""The log and its splits, on a five-user case worked out by hand."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ from models.data import (
     Interactions,
     leave_one_out,
     min_counts,
-    sample_negatives,
     time_at,
     time_split,
 )
@@ -63,7 +62,6 @@ def test_an_empty_log_is_a_log() -> None:
     log = Interactions.from_columns([], [], [], n_users=2, n_items=0)
     assert sequences(log) == [[], []]
     assert [len(part) for part in leave_one_out(log)] == [0, 0, 0]
-    assert sample_negatives(log, [], 3, np.random.default_rng(0)).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -235,25 +233,3 @@ def test_min_counts_is_the_largest_set_that_holds(
         left.remove(bad[0])
     keep = min_counts([u for u, _ in rows], [i for _, i in rows], minimum)
     assert np.flatnonzero(keep).tolist() == left
-
-
-def test_negatives_are_uniform_over_what_is_unseen(log: Interactions) -> None:
-    """Every unseen item is drawn equally often and no seen one ever; repeated users are fine."""
-    rows = [0, 3, 1, 0, 2]
-    drawn = sample_negatives(log, rows, 6000, np.random.default_rng(7))
-    assert drawn.shape == (5, 6000)
-    assert drawn.dtype == np.int32
-    for row, user in enumerate(rows):
-        counts = np.bincount(drawn[row], minlength=6)
-        unseen = np.setdiff1d(np.arange(6), log.user(user).items)
-        assert set(np.flatnonzero(counts)) == set(unseen)
-        assert np.abs(counts[unseen] / 6000 - 1 / len(unseen)).max() < 0.03
-
-
-def test_negatives_repeat_for_a_seed_and_need_an_unseen_item() -> None:
-    """The generator decides the draw; a user who has seen everything is refused by name."""
-    log = Interactions.from_columns([0, 0, 1, 1], [0, 0, 0, 1], [1, 2, 3, 4], n_users=2, n_items=2)
-    first, second = (sample_negatives(log, [0], 5, np.random.default_rng(1)) for _ in range(2))
-    assert first.tolist() == second.tolist() == [[1] * 5]
-    with pytest.raises(ValueError, match="user 1 has touched all 2 items"):
-        sample_negatives(log, [0, 1], 5, np.random.default_rng(1))
