@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data import Holdout, Interactions
+from models.data import Interactions
 from models.metrics import gains, hits, reciprocals, standard_error
+from models.splits import Holdout
 
 SECOND = 1_000_000  # microseconds
 

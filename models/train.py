@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.data import Holdout, Interactions
+from models.data import Interactions
 from models.evaluate import Metrics, evaluate
 from models.recommender import Recommender, RecommenderConfig
+from models.splits import Holdout
 
 _DISTANT = -1e30  # a logit no softmax sees; finite, so that gradients stay finite
 

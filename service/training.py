@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from models.baselines import EASE, Popularity, TransitionCounts
 from models.catalogue import Catalogue
-from models.data import Interactions, leave_one_out, min_counts
+from models.data import Interactions
 from models.evaluate import Metrics, Ranker, evaluate
 from models.recommender import RecommenderConfig
 from models.snapshot import Trained
+from models.splits import leave_one_out, min_counts
 from models.train import Fitted, Progress, RecommenderRanker, TrainConfig, fit
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings

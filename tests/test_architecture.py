@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 # keep their place.
 LAYERS = {
     "models": [
-        "scorers recency vocabulary text data metrics points",
-        "attention evaluate",
+        "scorers recency vocabulary text columns data metrics points",
+        "attention splits evaluate",
         "memory transitions",
         "coarse lookup",
         "retrieval mass clusters explain baselines",

@@ -5,8 +5,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from models.data import Holdout, Interactions
+from models.data import Interactions
 from models.evaluate import Ranker, evaluate
+from models.splits import Holdout
 
 SIDE = 16
 SECOND = 1_000_000

@@ -105,3 +105,16 @@ def cycle(users: int, length: int, items: int, seed: int = 0) -> Interactions:
         n_users=users,
         n_items=items,
     )
+
+
+def five_users() -> Interactions:
+    """A log to work out by hand: user 1's two events at t=5 tie, and user 3 has none."""
+    users = [0, 1, 0, 4, 1, 1, 2, 0, 4, 1, 2]  # arrival order is mixed on purpose
+    items = [0, 3, 1, 5, 2, 4, 0, 2, 1, 0, 5]
+    times = [30, 5, 10, 7, 5, 1, 40, 20, 6, 9, 41]
+    return Interactions.from_columns(users, items, times, n_users=5, n_items=6)
+
+
+def sequences(log: Interactions) -> list[list[int]]:
+    """Each user's items, oldest first."""
+    return [log.user(u).items.tolist() for u in range(log.n_users)]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.data import Holdout, Interactions, leave_one_out
+from models.data import Interactions
 from models.evaluate import SECOND, Metrics, by_gap, evaluate
+from models.splits import Holdout, leave_one_out
 
 NEVER = -np.inf
 

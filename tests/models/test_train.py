@@ -17,11 +17,12 @@ from torch import Tensor
 import models.train
 from models.baselines import Popularity
 from models.catalogue import Catalogue
-from models.data import Holdout, Interactions, leave_one_out
+from models.data import Interactions
 from models.evaluate import Metrics, Ranker, evaluate
 from models.recommender import Recommender, RecommenderConfig
 from models.scoring import Past, remember, score
 from models.snapshot import Snapshot, Trained
+from models.splits import Holdout, leave_one_out
 from models.train import Fitted, Progress, RecommenderRanker, TrainConfig, _Trainer, fit, for_size
 from tests.models.ranker_contract import RankerContract
 from tests.models.reference_model import ReferenceModel
