@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +26,9 @@ Times = Annotated[
     typer.Option(help="How times are written: rfc3339, utc (no zone), or numbers in s, ms or us."),
 ]
 FileArgument = Annotated[Path, typer.Argument(help="JSONL, CSV or Parquet; .gz and .xz too.")]
+Exported = Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")]
+
+_BATCH = 1_000  # profiles that are under way to the store at once
 
 
 # ---------------------------------------------------------------------------------- in
@@ -85,25 +90,38 @@ def import_events(
     _import(datasets.EventsFile(file, **how), data)
 
 
+@imports.command("users")
+def import_users(file: FileArgument, data: Data = DATA, skip_bad: SkipBad = False) -> None:
+    """Your users' profiles: user_id, attributes, interests; each replaces the one there was."""
+    from service import datasets
+
+    source = datasets.UsersFile(file, skip_bad=skip_bad)
+    with one_store(data) as store, out.status(f"reading {source.name}"):
+        count = asyncio.run(_put_users(store, source))
+    told = f"{source.name}: {count:,} profiles stored"
+    out.print(told, highlight=False, markup=False, soft_wrap=True)
+    _print_skipped(source.skipped.first, source.skipped.count)
+
+
 # ---------------------------------------------------------------------------------- out
 
 
 @exports.command("items")
-def export_items(
-    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
-    data: Data = DATA,
-) -> None:
+def export_items(file: Exported, data: Data = DATA) -> None:
     """The catalogue, as `heed import items` reads it."""
     _export(file, data, "items")
 
 
 @exports.command("events")
-def export_events(
-    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
-    data: Data = DATA,
-) -> None:
+def export_events(file: Exported, data: Data = DATA) -> None:
     """All histories, as `heed import events` reads them."""
     _export(file, data, "events")
+
+
+@exports.command("users")
+def export_users(file: Exported, data: Data = DATA) -> None:
+    """All profiles, as `heed import users` reads them."""
+    _export(file, data, "users")
 
 
 # ---------------------------------------------------------------------------------- the parts
@@ -118,10 +136,27 @@ def print_imported(imported: Any) -> None:
         markup=False,
         soft_wrap=True,
     )
-    for line in imported.skipped:
+    _print_skipped(imported.skipped, imported.bad)
+
+
+def _print_skipped(told: Sequence[str], count: int) -> None:
+    """The bad rows that were left out: the first ones described, and how many in all."""
+    for line in told:
         err.print(f"skipped {line}", highlight=False, markup=False, soft_wrap=True)
-    if imported.bad > len(imported.skipped):
-        err.print(f"skipped {imported.bad:,} rows in all", highlight=False)
+    if count > len(told):
+        err.print(f"skipped {count:,} rows in all", highlight=False)
+
+
+async def _put_users(store: Any, source: Any) -> int:
+    """Put all profiles of a file; how many rows that were. Of one user the last row wins."""
+    from service import datasets
+
+    count = 0
+    for batch in datasets.batches(source.records(), _BATCH):
+        # All at once, for those that wait together share a commit; the writer keeps their order.
+        await asyncio.gather(*map(store.put_user, batch))
+        count += len(batch)
+    return count
 
 
 def _import_movielens(name: str, data: Path) -> None:
@@ -144,8 +179,8 @@ def _export(file: Path, data: Path, what: str) -> None:
     from service import datasets
 
     with one_store(data) as store, out.status(f"writing {what}"):
-        records = store.scan_items() if what == "items" else store.scan_events()
-        count = datasets.write(file, records)
+        scans = {"items": store.scan_items, "events": store.scan_events, "users": store.scan_users}
+        count = datasets.write(file, scans[what]())
     out.print(f"{count:,} {what} written to {file}", highlight=False, markup=False, soft_wrap=True)
 
 

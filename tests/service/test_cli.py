@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from models.snapshot import WEIGHTS
 from service import cli
 from service.datasets import lines
 from service.layout import MODELS_FOLDER, STORE_FILE
+from service.records import Event, Item, User
 from service.registry import Registry
 from service.stores.sqlite import SQLiteStore
 from tests.tiny import World, events, items
@@ -113,6 +115,87 @@ def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
         assert (files / f"{what}-2.jsonl").read_bytes() == once
     assert sorted(once.splitlines()) == sorted(b"".join(lines(events())).splitlines())
     assert counts(files / "copy") == counts(files / "data")
+
+
+def test_all_that_is_exported_makes_the_same_data_elsewhere(heed: Heed, tmp_path: Path) -> None:
+    """Items, events and profiles of one data directory, imported into another: all are equal."""
+    vector = np.linspace(-1, 1, 256, dtype=np.float32)
+    people = [
+        User("u1", {"country": "NL", "deep": {"ages": [7, 8.5, None]}}, ("space", "music-03")),
+        User("u2"),  # a profile that says nothing is one nevertheless
+        User("no events, naïve", {}, ("cooking",)),
+    ]
+
+    async def fill(store: SQLiteStore) -> None:
+        await store.put_items([*items(), Item("own", embedding=vector, hidden=True)])
+        await store.delete_item("music-14")
+        await store.append(events())
+        await store.append([Event("u1", "own", timestamp=1, weight=0.1, key=vector, value=-vector)])
+        await store.append([Event("u1", "own", f"tie-{n}", "like", timestamp=1) for n in "ba"])
+        for person in people:
+            await store.put_user(person)
+        await store.forget("u3")
+
+    async def everything(store: SQLiteStore) -> dict[str, Any]:
+        ids = sorted({event.user_id for event in store.scan_events()})
+        pages = [await store.page(user_id, limit=1_000) for user_id in ids]
+        return {
+            "items": list(store.scan_items()),
+            "histories": dict(zip(ids, pages, strict=True)),
+            "users": list(store.scan_users()),
+            "counts": await store.counts(),
+        }
+
+    def at(data: Path, work: Callable[[SQLiteStore], Any]) -> Any:
+        async def do() -> Any:
+            store = SQLiteStore(data / STORE_FILE)
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(do())
+
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    at(source, fill)
+    # Profiles come first and last, so that neither way round is a matter of order.
+    for what in ("users", "items", "events", "users"):
+        file = tmp_path / f"{what}.jsonl.xz"
+        assert heed("export", what, file, "--data", source).code == 0
+        said = heed("import", what, file, "--data", copy)
+        assert said.code == 0, said.err
+    before, after = at(source, everything), at(copy, everything)
+    assert after == before
+    assert after["counts"] == {"users": 40, "items": 60, "events": 480 - 12 + 3}
+    assert after["users"] == sorted(people, key=lambda person: person.user_id)
+    assert "u3" not in after["histories"]
+
+
+def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path: Path) -> None:
+    """Interests stand between bars, attributes are JSON; a bad row is told of with its line."""
+    path = tmp_path / "people.csv"
+    path.write_text(
+        "user_id,interests,attributes\n"
+        "ann,space|music,\n"
+        'bob,,"{""age"": 24}"\n'
+        "cleo,,[]\n"
+        "ann,cooking,\n"
+    )
+    said = heed("import", "users", path)
+    assert said.code == 1
+    assert "people.csv, line 4, attributes: must be an object" in said.err
+    assert counts(tmp_path / "data")["users"] == 0
+    said = heed("import", "users", path, "--skip-bad")
+    assert (said.code, "3 profiles stored" in said.out) == (0, True)
+    assert "skipped" in said.err
+    assert "line 4" in said.err
+    assert "2 users written" in heed("export", "users", tmp_path / "out.jsonl").out
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert written == [
+        {"user_id": "ann", "interests": ["cooking"]},
+        {"user_id": "bob", "attributes": {"age": 24}},
+    ]
 
 
 def test_bad_rows_stop_an_import_or_are_told_and_left_out(heed: Heed, files: Path) -> None:
