@@ -30,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
 )
 versions = typer.Typer(
-    help="List model versions, and choose which one serves.", no_args_is_help=True
+    help="List model versions, choose which one serves, and remove old ones.", no_args_is_help=True
 )
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
@@ -161,6 +161,28 @@ def activate_model(
 
     Registry(data / MODELS_FOLDER).activate(version)
     out.print(f"{version} is current.")
+
+
+@versions.command("prune")
+def prune_models(
+    keep: Annotated[
+        int,
+        typer.Option(min=0, help="How many of the newest stay; 0 leaves only the current one."),
+    ],
+    data: Data = DATA,
+) -> None:
+    """Remove old versions from the disk: all but the newest and the current one.
+
+    The current version stays whatever its age; so do versions that cannot be
+    loaded, for someone to look at. What is removed cannot be activated again.
+    """
+    from service.registry import Registry
+
+    removed = Registry(data / MODELS_FOLDER).prune(keep)
+    for version in removed:
+        out.print(f"{version} removed")
+    if not removed:
+        out.print("There was nothing to remove.")
 
 
 @app.command()

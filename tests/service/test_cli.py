@@ -268,6 +268,36 @@ def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path
     assert current() == [world.second]
 
 
+def test_pruning_keeps_the_newest_and_the_current_version(heed: Heed, tmp_path: Path) -> None:
+    """It names what it removed, which is gone; what serves stays even where nothing else does."""
+    registry = Registry(tmp_path / "data" / MODELS_FOLDER)
+    for age in range(1, 5):
+        registry.publish({"a": b"bytes"}, {}, version=f"v{age}", created=age, activate=age == 2)
+
+    def left() -> list[str]:
+        return sorted(
+            path.name for path in (tmp_path / "data" / MODELS_FOLDER / "versions").iterdir()
+        )
+
+    for keep, removed, stay in (
+        (3, ["v1"], ["v2", "v3", "v4"]),
+        (1, ["v3"], ["v2", "v4"]),
+        (1, [], ["v2", "v4"]),
+        (0, ["v4"], ["v2"]),
+        (0, [], ["v2"]),
+    ):
+        said = heed("models", "prune", "--keep", keep)
+        assert said.code == 0, said.err
+        told = [f"{version} removed" for version in removed] or ["There was nothing to remove."]
+        assert said.out.splitlines() == told
+        assert left() == stay
+    assert registry.current() == "v2"
+    assert heed("models", "activate", "v4").code == 1
+    for wrong in (("--keep", "-1"), ()):
+        said = heed("models", "prune", *wrong)
+        assert (said.code, "--keep" in said.err) == (2, True)
+
+
 def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: Path) -> None:
     """Each line is a message: stage and step, loss and epoch; the last one is the result."""
     data = world.copy(tmp_path / "world", trained=False)
