@@ -21,27 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.scorers import Additive, Scorer, check_width, cosine, scaled_dot, unit
-
-__all__ = [
-    "Additive",
-    "Attention",
-    "MultiHeadAttention",
-    "Scorer",
-    "attend",
-    "causal",
-    "check_temperature",
-    "context_only",
-    "cosine",
-    "exclude_self",
-    "logits",
-    "merge_heads",
-    "padding",
-    "scaled_dot",
-    "split_heads",
-    "unit",
-    "within",
-]
+from models.scorers import Scorer, check_width, cosine, scaled_dot, unit
 
 _FUSED_MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature may overflow float32
 

@@ -13,8 +13,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from models.attention import Attention, Scorer, attend, logits, scaled_dot
+from models.attention import Attention, attend, logits
 from models.memory import KeyValueMemory
+from models.scorers import Scorer, scaled_dot
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from models import coarse
-from models.attention import Attention, Scorer, check_temperature, cosine, scaled_dot
+from models.attention import Attention, check_temperature
 from models.coarse import CoarseIndex, Kind, Rows
 from models.lookup import Lookup
 from models.mass import estimate_mass
 from models.memory import KeyValueMemory
 from models.points import Floats, Mask
+from models.scorers import Scorer, cosine, scaled_dot
 
 _OVERSAMPLE = 4  # rows fetched for each one kept, where the index does not order by the true score
 _SPARE = 256  # hidden rows a search may wade through before targets with other masks search apart

@@ -15,22 +15,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention import (
-    Additive,
     Attention,
     MultiHeadAttention,
-    Scorer,
     attend,
     causal,
     context_only,
-    cosine,
     exclude_self,
     merge_heads,
     padding,
-    scaled_dot,
     split_heads,
     within,
 )
-from models.scorers import unit
+from models.scorers import Additive, Scorer, cosine, scaled_dot
 from tests.models import reference
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -400,44 +396,6 @@ def test_a_low_temperature_approaches_the_lookup() -> None:
     ]
     assert distances == sorted(distances, reverse=True)
     assert distances[-1] == 0
-
-
-def test_zero_vectors_have_cosine_zero() -> None:
-    """Neither the score nor its gradient is NaN, and the gradient of a zero vector is zero."""
-    query = torch.zeros(2, 3, requires_grad=True)
-    keys = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0]], requires_grad=True)
-    scores = cosine(query, keys)
-    assert torch.equal(scores, torch.zeros(2, 2))
-    grads = torch.autograd.grad(scores.sum(), (query, keys))
-    assert torch.equal(grads[0], torch.zeros(2, 3))
-    assert grads[1].isfinite().all()
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 3e37])
-def test_cosine_does_not_see_length(size: float) -> None:
-    """Squares that would overflow or vanish in float32 leave the direction intact."""
-    torch.testing.assert_close(
-        unit(torch.tensor([[3.0, 4.0]]) * size), torch.tensor([[0.6, 0.8]]), atol=1e-6, rtol=0
-    )
-
-
-def test_additive_in_blocks_equals_additive_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without gradients the pairs are scored in blocks of rows, to the same result."""
-    torch.manual_seed(0)
-    scorer = Additive(4, 3, 5)
-    query, keys = torch.randn(2, 6, 4), torch.randn(2, 11, 3)
-    at_once = scorer(query, keys)
-    monkeypatch.setattr("models.scorers._BLOCK", 2 * 6 * 5 * 3)
-    with torch.inference_mode():
-        in_blocks = scorer(query, keys)
-    torch.testing.assert_close(in_blocks, at_once.detach())
-
-
-def test_plain_additive_needs_no_training() -> None:
-    """W = U = I and w = 1: the score is the sum of tanh(q + k)."""
-    query, keys = torch.randn(2, 3), torch.randn(4, 3)
-    wanted = torch.tanh(query[:, None] + keys[None]).sum(-1)
-    torch.testing.assert_close(Additive.plain(3)(query, keys).detach(), wanted)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models import retrieval
-from models.attention import Additive, Scorer, cosine, exclude_self, scaled_dot
+from models.attention import exclude_self
 from models.coarse import Kind, recall
 from models.lookup import Lookup
 from models.mass import estimate_mass
 from models.memory import KeyValueMemory
 from models.retrieval import exact, index_heads, retrieve
+from models.scorers import Additive, Scorer, cosine, scaled_dot
 from tests.models import reference
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
