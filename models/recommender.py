@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.attention import MultiHeadAttention, context_only, merge_heads, split_heads
+from models.attention import context_only
 from models.encoder import HistoryEncoder
+from models.heads import MultiHeadAttention, merge_heads, split_heads
 from models.recency import RecencyBias
 
 

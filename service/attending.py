@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention import split_heads
+from models.heads import split_heads
 from models.memory import KeyValueMemory
 from models.recommender import ItemTables
 from models.retrieval import exact, index_heads, retrieve

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points",
-        "attention splits evaluate",
+        "attention heads splits evaluate",
         "memory transitions",
         "coarse lookup",
         "retrieval mass clusters explain baselines",

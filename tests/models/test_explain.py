@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention import MultiHeadAttention, attend, logits, merge_heads, split_heads
+from models.attention import attend, logits
 from models.explain import contributions, gains, leave_one_out, score_without
+from models.heads import MultiHeadAttention, merge_heads, split_heads
 from tests.models import reference
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
