@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from models.catalogue import ItemFilter
 from models.ranking import Ranked, recommend, similar
 from models.scoring import Attending, Reason, Scores, UserMemory, explain, score
-from models.search import Found, personal_bias, search
 from models.snapshot import Snapshot
 from service.asking import Asked, Pasts, attending
 from service.attending import attend_catalogue, attend_user, attend_vectors, vector_of
@@ -34,14 +33,13 @@ from service.queries import (
     VectorMemory,
 )
 from service.queries import UserMemory as AskedUser
+from service.searching import search_items
 from service.serving import Serving
 from service.summaries import Summaries
 from service.telemetry import Stages
 
 T = TypeVar("T")
 Rows = NDArray[np.int64]
-
-_PERSONAL = 200  # items found by text that a user's memory re-ranks
 
 
 class Answering:
@@ -145,37 +143,13 @@ class Answering:
         snapshot, asked, at = await self._ask(query.asker, stages)
         how = attending(query.asker, self._exact_up_to)
 
-        def answer() -> Found:
+        def answer() -> Answer:
             text = self._embeddings.query(query.query)
-            allowed = _allowed(snapshot, query.filter)
             user = self._summaries.remember(snapshot, asked, at)
-            bias = None
-            if len(user):
-                near = search(snapshot, text, limit=max(_PERSONAL, query.limit), allowed=allowed)
-                bias = personal_bias(snapshot, score(snapshot, user, near.rows, how), near.rows)
-            return search(
-                snapshot,
-                text,
-                limit=query.limit,
-                allowed=allowed,
-                temperature=query.asker.temperature,
-                hard=query.asker.hard,
-                bias=bias,
-            )
+            allowed = _allowed(snapshot, query.filter)
+            return search_items(query, snapshot, user, text, allowed=allowed, how=how)
 
-        found = await self._compute(stages, "attend", answer)
-        catalogue = snapshot.catalogue
-        items = tuple(
-            AnsweredItem(
-                catalogue.vocabulary.id(row),
-                float(found.scores[place]),
-                catalogue.titles[row],
-                weight=float(found.weights[place]),
-                matched=found.matched[place],
-            )
-            for place, row in enumerate(found.rows.tolist())
-        )
-        return Answer(items, snapshot.version, found.mode)
+        return await self._compute(stages, "attend", answer)
 
     async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
         """Items like one. Raises `NotFound`."""

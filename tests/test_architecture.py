@@ -32,7 +32,7 @@ LAYERS = {
         "histories importing",
         "asking serving",
         "summaries",
-        "answering attending",
+        "answering attending searching",
         "engine jobs training",
         "showing suggestions",
         "schemas problems openapi auth",
@@ -48,7 +48,7 @@ HTTP = (
     "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions "
     "bench cli"
 )
-ENGINE = "engine answering attending asking serving embeddings summaries"
+ENGINE = "engine answering attending searching asking serving embeddings summaries"
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,
