@@ -11,7 +11,8 @@ import numpy as np
 
 from models.catalogue import Catalogue, Entry
 from models.scoring import Past, remember, score
-from models.snapshot import UNTRAINED, Snapshot, Trained
+from models.snapshot import UNTRAINED, Snapshot
+from models.trained import Trained
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
 from service.errors import HeedError, ModelRejected

@@ -15,9 +15,9 @@ from models.catalogue import Catalogue
 from models.data import Interactions
 from models.evaluate import Metrics, Ranker, evaluate
 from models.recommender import RecommenderConfig
-from models.snapshot import Trained
 from models.splits import leave_one_out, min_counts
 from models.train import Fitted, Progress, RecommenderRanker, TrainConfig, fit
+from models.trained import Trained
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
 from service.errors import ModelRejected

@@ -20,6 +20,7 @@ LAYERS = {
         "retrieval mass clusters explain baselines",
         "encoder",
         "recommender catalogue",
+        "trained",
         "snapshot train",
         "scoring",
         "ranking search",

@@ -16,7 +16,8 @@ from models import coarse
 from models.catalogue import Catalogue
 from models.ranking import CANDIDATES, EXACT_WORK, candidates
 from models.scoring import Past, UserMemory, remember, score
-from models.snapshot import INDEX_FROM, Snapshot, Trained
+from models.snapshot import INDEX_FROM, Snapshot
+from models.trained import Trained
 from service.bench.ground import random_model
 from service.bench.timing import Spread, Told, alternate, silent
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from models.recommender import Recommender, RecommenderConfig
-from models.snapshot import Trained
 from models.text import StaticEncoder
+from models.trained import Trained
 from service.errors import NotFound
 from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item

@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 
-from models.snapshot import Trained
 from models.text import StaticEncoder
+from models.trained import Trained
 from service.layout import MODELS_FOLDER
 from service.registry import Registry
 from tests.acceptance.server import Server

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from models.snapshot import WEIGHTS
+from models.trained import WEIGHTS
 from service.layout import MODELS_FOLDER
 from service.registry import Registry
 from tests.acceptance.server import PATIENCE, Server

@@ -14,7 +14,8 @@ from models.catalogue import Catalogue, Entry
 from models.data import Interactions
 from models.recommender import Recommender, RecommenderConfig
 from models.scoring import Past
-from models.snapshot import Snapshot, Trained
+from models.snapshot import Snapshot
+from models.trained import Trained
 
 DIMENSION = 8  # of the text embeddings
 SECOND = 1_000_000

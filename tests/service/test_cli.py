@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from models.snapshot import WEIGHTS
+from models.trained import WEIGHTS
 from service import cli
 from service.datasets import lines
 from service.layout import MODELS_FOLDER, STORE_FILE

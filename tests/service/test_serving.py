@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from models.scoring import Past, remember, score
-from models.snapshot import DESCRIPTION, ITEMS, UNTRAINED, WEIGHTS, Snapshot
+from models.snapshot import UNTRAINED, Snapshot
 from models.text import StaticEncoder
+from models.trained import DESCRIPTION, ITEMS, WEIGHTS
 from service.embeddings import Embeddings
 from service.errors import Corrupt, HeedError, ModelRejected, NotFound
 from service.layout import MODELS_FOLDER, STORE_FILE

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.snapshot import WEIGHTS, Trained
 from models.text import StaticEncoder
 from models.train import Progress
+from models.trained import WEIGHTS, Trained
 from service import training
 from service.embeddings import Embeddings
 from service.errors import ModelRejected
