@@ -203,7 +203,8 @@ class Admission:
 
     A refusal costs next to nothing, so a service at three times its load still does what it can.
     Streams have places of their own and no deadline: they last as long as there is input. What
-    `is_exempt` picks (health, metrics) always gets in.
+    `is_unhurried` picks has a place like any other, and no deadline. What `is_exempt` picks
+    (health, metrics) always gets in.
     """
 
     def __init__(
@@ -238,7 +239,7 @@ class Admission:
             raise Overloaded(f"{self._max_in_flight} requests are in flight (HEED_MAX_IN_FLIGHT).")
         traffic.enter(stream=stream)
         try:
-            if stream:
+            if stream or is_unhurried(scope):
                 await self._app(scope, receive, send)
             else:
                 await self._in_time(scope, receive, send)
@@ -255,3 +256,18 @@ class Admission:
                 raise
             detail = f"Not done within {self._deadline:g} s (HEED_DEADLINE)."
             raise DeadlineExceeded(detail) from error
+
+
+def is_unhurried(scope: Scope) -> bool:
+    """True for `POST /v1/models/{version}/activate`, which takes as long as its model is large.
+
+    Every byte of the model is read, and it answers once, before it serves. That goes on when its
+    request is given up, so that a deadline would say 503 of what then succeeds.
+    """
+    parts = scope["path"].removeprefix(scope["root_path"]).split("/")
+    return (
+        scope["method"] == "POST"
+        and len(parts) == 5
+        and parts[:3] == ["", "v1", "models"]
+        and parts[4] == "activate"
+    )

@@ -82,7 +82,8 @@ class Settings(BaseSettings):
         1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds a request may take once its body has arrived; then it is a 503.",
+        description="Seconds a request may take once its body has arrived; then it is a 503. "
+        "Activating a model may take longer.",
     )
     body_timeout: float = Field(
         15.0,

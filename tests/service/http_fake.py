@@ -177,8 +177,7 @@ class FakeEngine:
         return [{"version": "v1", "active": True, "metrics": {"ndcg@10": 0.2}}]
 
     async def activate(self, version: str) -> Mapping[str, Any]:
-        if self.raises is not None:
-            raise self.raises
+        await self._work(version)
         if version != "v1":
             raise NotFound(f"There is no version {version!r}.")
         return {"version": version}

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 
 from service.app import create_app
+from service.limits import is_unhurried
 from service.settings import Settings
 from tests.service.http_fake import Client, FakeEngine, serving
 
@@ -149,6 +151,61 @@ def test_the_deadline_ends_a_request() -> None:
     assert late.headers["retry-after"] == "1"
     assert late.headers["x-request-id"] == late.json()["request_id"]
     assert after.status_code == 200
+
+
+def test_an_activation_has_no_deadline() -> None:
+    """Begun before a question that runs out of time, it outlasts it and ends well."""
+    with serving(deadline=0.01) as client:
+        client.engine.gate = asyncio.Event()
+
+        async def both() -> tuple[httpx.Response, httpx.Response]:
+            assert client.engine.gate is not None
+            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate"))
+            await client.engine.arrived.acquire()
+            late = await client.http.post("/v1/score", json=SCORE)
+            client.engine.gate.set()
+            return await begun, late
+
+        activated, late = client.runner.run(both())
+    assert (late.status_code, late.json()["title"]) == (503, "Deadline Exceeded")
+    assert (activated.status_code, activated.json()["version"]) == (200, "v1")
+
+
+def test_an_activation_takes_a_place() -> None:
+    """While it goes on there is room for one request less, and afterwards again for all."""
+    with serving(max_in_flight=1) as client:
+        client.engine.gate = asyncio.Event()
+
+        async def crowd() -> tuple[httpx.Response, httpx.Response]:
+            assert client.engine.gate is not None
+            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate"))
+            await client.engine.arrived.acquire()
+            refused = await client.http.post("/v1/score", json=SCORE)
+            client.engine.gate.set()
+            return await begun, refused
+
+        activated, refused = client.runner.run(crowd())
+        after = client.post("/v1/score", json=SCORE)
+    assert (activated.status_code, refused.status_code, after.status_code) == (200, 429, 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "unhurried"),
+    [
+        ("POST", "/v1/models/v1/activate", True),
+        ("POST", "/behind/v1/models/v1/activate", True),
+        ("GET", "/v1/models/v1/activate", False),
+        ("POST", "/v1/models/train", False),
+        ("POST", "/v1/models/v1/activate/", False),
+        ("POST", "/v1/models/v1/more/activate", False),
+        ("POST", "/v1/users/u/activate", False),
+        ("POST", "/v1/score", False),
+    ],
+)
+def test_nothing_else_goes_without_a_deadline(method: str, path: str, unhurried: bool) -> None:
+    """Method and path must both fit, also where the service stands behind a prefix."""
+    root = "/behind" if path.startswith("/behind") else ""
+    assert is_unhurried({"method": method, "path": path, "root_path": root}) is unhurried
 
 
 def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:
