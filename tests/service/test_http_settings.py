@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from models.scoring import EXACT_UP_TO, Attending
 from service.errors import Invalid
 from service.settings import Settings, refuse_exposure, unknown_variables
 
@@ -44,6 +45,11 @@ def test_a_wrong_setting_is_named(
     with pytest.raises(Invalid, match=variable) as caught:
         Settings.read()
     assert value in caught.value.detail
+
+
+def test_exact_means_the_same_over_http_and_in_the_models() -> None:
+    """Neither layer may read the other's default, so it stands twice: the two must agree."""
+    assert Settings.model_fields["exact_up_to"].default == EXACT_UP_TO == Attending().exact_up_to
 
 
 def test_settings_are_frozen_and_closed() -> None:
