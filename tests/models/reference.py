@@ -85,22 +85,6 @@ def attend(
     return weights, context
 
 
-def without_row(
-    scores: Sequence[float],
-    values: Array,
-    row: int,
-    temperature: float = 1.0,
-    hard: bool = False,
-) -> Array:
-    """Delete a row, really, and attend over what is left: a context [V]."""
-    kept = [j for j in range(len(scores)) if j != row]
-    weights = softmax([scores[j] for j in kept], temperature, hard)
-    out = np.zeros(values.shape[1])
-    for weight, j in zip(weights, kept, strict=True):
-        out += weight * values[j]
-    return out
-
-
 def slope(function: Callable[[Array], float], at: Array, step: float = 1e-6) -> Array:
     """Differentiate by central differences, one coordinate at a time."""
     out = np.zeros(at.shape)

@@ -387,6 +387,20 @@ def test_without_is_what_deleting_the_row_gives(
         assert reason.without == pytest.approx(rest + float(again.attention[0]), abs=1e-4)
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_without_the_event_that_held_everything_the_others_speak(
+    snapshot: Snapshot, hard: bool
+) -> None:
+    """Its weight leaves the others none, and without it they share as if it had never been."""
+    made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
+    how = Attending(hard=hard)
+    (reason,) = explain(snapshot, remember(snapshot, made, AT), 6, 1, how)
+    less = score(snapshot, remember(snapshot, without_event(made, 1), AT), np.array([6]), how)
+    assert reason.source == 1
+    assert reason.weight == pytest.approx(1, abs=1e-6)
+    assert reason.without == pytest.approx(float(less.attention[0]), abs=1e-5)
+
+
 def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
     """One event: it has all the weight, and without it there is the rest."""
     user = remember(snapshot, past([3], [0]), AT)
