@@ -50,7 +50,8 @@ class Settings(BaseSettings):
         256,
         ge=1,
         le=4096,
-        description="Dimensions of item embeddings and of the keys and values that events bring.",
+        description="Dimensions of item embeddings and of the keys and values that events bring; "
+        "must be those of the text encoder, 256.",
     )
     exact_up_to: int = Field(
         100_000,
@@ -123,6 +124,20 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             hint = f"; did you mean {close[0]}?" if close else ""
             sentences.append(f"{name} is not a setting{hint}")
     return sentences
+
+
+def refuse_dimension(settings: Settings, encoder: str, dimension: int) -> None:
+    """Refuse vectors of another length than those of the text encoder, which they stand beside.
+
+    Raises:
+        Invalid: naming the setting, and the one value that it may have.
+    """
+    if settings.embedding_dim != dimension:
+        raise Invalid(
+            "",
+            f"{PREFIX}EMBEDDING_DIM is {settings.embedding_dim}, but must be {dimension}: as many "
+            f"dimensions as the text encoder {encoder} gives",
+        )
 
 
 def refuse_exposure(settings: Settings) -> None:

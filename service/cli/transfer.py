@@ -186,9 +186,15 @@ def _export(file: Path, data: Path, what: str) -> None:
 
 def _dims() -> int:
     """What every vector must have, as the service that is to serve them is set."""
-    from service.settings import Settings
+    from service.settings import Settings, refuse_dimension
 
-    return Settings.read().embedding_dim
+    settings = Settings.read()
+    if "embedding_dim" in settings.model_fields_set:
+        # It takes seconds to load, so only what somebody set is compared with it.
+        from models.text import StaticEncoder
+
+        refuse_dimension(settings, StaticEncoder.name, StaticEncoder.dimension)
+    return settings.embedding_dim
 
 
 def _times(name: str) -> Any:

@@ -235,14 +235,25 @@ def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, fil
         assert f"line 1, {key}: has 1 dimensions" in heed("import", "events", path).err
 
 
-def test_the_setting_says_how_long_vectors_are(
+def test_vectors_no_service_could_serve_are_refused_before_they_are_stored(
     heed: Heed, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the service would take, an import takes."""
-    monkeypatch.setenv("HEED_EMBEDDING_DIM", "3")
+    """They must be as long as the text encoder's; the error names the setting and that length."""
     path = files / "vectors.jsonl"
     path.write_text('{"item_id": "b", "embedding": [1, 2, 3]}\n')
-    assert heed("import", "items", path).code == 0
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "3")
+    for command in (
+        ("import", "items", path),
+        ("import", "events", files / "events.csv"),
+        ("serve", "--port", 0),
+    ):
+        said = heed(*command)
+        assert said.code == 1
+        assert "HEED_EMBEDDING_DIM is 3, but" in said.err
+        assert "256" in said.err
+    assert counts(files / "data")["items"] == 0
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "256")
+    assert heed("import", "items", files / "items.jsonl").code == 0
 
 
 # ------------------------------------------------------------------ models

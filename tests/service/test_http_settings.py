@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from models.scoring import EXACT_UP_TO, Attending
+from models.text import StaticEncoder
 from service.errors import Invalid
-from service.settings import Settings, refuse_exposure, unknown_variables
+from service.settings import Settings, refuse_dimension, refuse_exposure, unknown_variables
 
 
 def test_every_setting_is_documented() -> None:
@@ -50,6 +51,13 @@ def test_a_wrong_setting_is_named(
 def test_exact_means_the_same_over_http_and_in_the_models() -> None:
     """Neither layer may read the other's default, so it stands twice: the two must agree."""
     assert Settings.model_fields["exact_up_to"].default == EXACT_UP_TO == Attending().exact_up_to
+
+
+def test_vectors_are_as_long_as_the_text_encoders_by_default() -> None:
+    """Nothing set is something that works; anything else names the setting and what it may be."""
+    refuse_dimension(Settings(), StaticEncoder.name, StaticEncoder.dimension)
+    with pytest.raises(Invalid, match=r"HEED_EMBEDDING_DIM is 3, but must be 8: .* encoder tiny"):
+        refuse_dimension(Settings(embedding_dim=3), "tiny", 8)
 
 
 def test_settings_are_frozen_and_closed() -> None:
