@@ -19,28 +19,13 @@ from service.bench.timing import Spread, Told, ratios, silent, spread
 from service.errors import Unavailable
 from service.records import Event
 from service.stores.encoding import body_digest
+from service.stores.sqlite_file import EVENTS
 from service.stores.writer import CHECKPOINT_PAGES
 from service.timestamps import to_rfc3339
 
 BATCH = 1_000  # events a request, and rows a transaction
 CONNECTIONS = 4  # requests under way at once: while one waits for the disk, others are read
 _USERS = 2_000
-
-# Heed's table of events and its index of their ids, without anything around them.
-TABLE = """
-CREATE TABLE events (
-  user_no   INTEGER NOT NULL,
-  timestamp INTEGER NOT NULL,
-  seq       INTEGER NOT NULL,
-  item_no   INTEGER NOT NULL,
-  type_no   INTEGER NOT NULL,
-  weight    REAL NOT NULL,
-  event_id  TEXT NOT NULL,
-  digest    INTEGER NOT NULL,
-  PRIMARY KEY (user_no, timestamp, seq)
-) STRICT, WITHOUT ROWID;
-CREATE UNIQUE INDEX events_by_id ON events (event_id);
-"""
 
 Row = tuple[int, int, int, int, int, float, str, int]
 
@@ -216,7 +201,7 @@ def _send(server: Server, cores: Cores, part: Sequence[Batch]) -> float:
 
 
 def _database(path: Path) -> apsw.Connection:
-    """An empty database, as durable as Heed's, with its cache and as seldom checkpointed."""
+    """Heed's table of events and nothing else, as durable, with its cache, as seldom checkpointed."""
     connection = apsw.Connection(str(path))
     for name, value in (
         ("journal_mode", "WAL"),
@@ -225,7 +210,7 @@ def _database(path: Path) -> apsw.Connection:
         ("wal_autocheckpoint", CHECKPOINT_PAGES),
     ):
         connection.pragma(name, value)
-    connection.execute(TABLE)
+    connection.execute(EVENTS)
     return connection
 
 

@@ -30,13 +30,29 @@ READ_WAIT = 250  # ms; readers wait for nobody but a recovery, and may sit on an
 # Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
 OLDEST_SQLITE = (3, 51, 3)
 
+# Apart from the other tables, because the bench measures against a database of nothing else.
+EVENTS = """\
+CREATE TABLE events ( -- clustered, so that a history is one short range
+  user_no   INTEGER NOT NULL,
+  timestamp INTEGER NOT NULL,
+  seq       INTEGER NOT NULL,
+  item_no   INTEGER NOT NULL,
+  type_no   INTEGER NOT NULL,
+  weight    REAL NOT NULL,
+  event_id  TEXT NOT NULL,
+  digest    INTEGER NOT NULL,
+  PRIMARY KEY (user_no, timestamp, seq)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX events_by_id ON events (event_id);
+"""
+
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
 # `items` and `types` are never deleted (a deleted item only loses its document), so that processes
 # may remember the numbers; rows of `users` are, so that nobody may.
 #
 # `state` has one row. Its clock gives all versions: one tick for each transaction that changes
 # anything, so that no version comes twice.
-SCHEMA = """
+SCHEMA = f"""
 CREATE TABLE state (
   only      INTEGER PRIMARY KEY CHECK (only = 1),
   clock     INTEGER NOT NULL,
@@ -70,19 +86,7 @@ CREATE TABLE types (
   type    TEXT NOT NULL UNIQUE
 ) STRICT;
 
-CREATE TABLE events ( -- clustered, so that a history is one short range
-  user_no   INTEGER NOT NULL,
-  timestamp INTEGER NOT NULL,
-  seq       INTEGER NOT NULL,
-  item_no   INTEGER NOT NULL,
-  type_no   INTEGER NOT NULL,
-  weight    REAL NOT NULL,
-  event_id  TEXT NOT NULL,
-  digest    INTEGER NOT NULL,
-  PRIMARY KEY (user_no, timestamp, seq)
-) STRICT, WITHOUT ROWID;
-CREATE UNIQUE INDEX events_by_id ON events (event_id);
-
+{EVENTS}
 CREATE TABLE vectors ( -- apart, so that rows without any stay small
   user_no INTEGER NOT NULL,
   seq     INTEGER NOT NULL,
