@@ -201,7 +201,7 @@ def _send(server: Server, cores: Cores, part: Sequence[Batch]) -> float:
 
 
 def _database(path: Path) -> apsw.Connection:
-    """Heed's table of events and nothing else, as durable, with its cache, as seldom checkpointed."""
+    """Heed's table of events alone, as durable as there, with its cache, as seldom checkpointed."""
     connection = apsw.Connection(str(path))
     for name, value in (
         ("journal_mode", "WAL"),
