@@ -1,4 +1,4 @@
-"""Why a target scored as it did: contributions that add up.
+"""Why a target scored as it did: contributions that add up, and the score without a row.
 
 After the softmax everything is linear. With α the weights, v the values, and o what a value must
 point at to raise the score, the attention part of a score is Σ_h Σ_j α^h_j ⟨v^h_j, o^h⟩: row j
@@ -8,7 +8,87 @@ A large weight on a value that does not matter explains nothing.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
+
+from models.attention import attend
+from models.scoring import SOFTMAX, Attending
+from models.snapshot import Snapshot
+from models.user_memory import FOREVER, UserMemory
+
+_BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
+
+
+class Reason(NamedTuple):
+    """What one row did to one target's score."""
+
+    source: int  # event of the past; -1 - i is profile entry i
+    weight: float  # mean over heads
+    contribution: float  # signed; all rows' sum to the attention part
+    without: float  # the score had this row not been there, the attention part recomputed
+
+
+@torch.inference_mode()
+def explain(
+    snapshot: Snapshot,
+    user: UserMemory,
+    target: int,
+    top: int,
+    how: Attending = SOFTMAX,
+    *,
+    rest: float = 0.0,
+    within: Tensor | None = None,
+) -> list[Reason]:
+    """The `top` rows by size of their contribution to one target's attention part.
+
+    `without` recomputes the attention over what would be left, at the positions the other events
+    would then have, so that it equals the score after deleting the event (the sequence part and
+    the prior, `rest`, are taken as they are).
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `remember` with the same snapshot.
+        target: an item row.
+        top: how many rows to name.
+        how: as in `score`.
+        rest: sequence + prior of the target.
+        within: bool [H, m], the rows that coarse retrieval kept; None = all.
+    """
+    if not len(user) or top < 1:
+        return []
+    if within is not None:  # what was not kept has no part in it, however long the memory is
+        kept = within.any(0).nonzero().flatten()
+        user, within = user.take(kept), within[:, kept]
+    tables = snapshot.tables
+    keys = user.memory.keys.transpose(0, 1)  # (H, m, d)
+    query = tables.queries[:, target, None]  # (H, 1, d)
+    gain = gains(user.memory.values.transpose(0, 1), tables.outputs[:, target])  # (H, m)
+    visible = torch.ones(len(user), dtype=torch.bool) if within is None else within
+    if how.exclude_self:
+        visible = visible & (user.rows != target)
+    visible = visible.expand(user.memory.heads, len(user))
+    found = attend(
+        query, keys, gain[..., None], bias=user.bias[:, None], visible=visible[:, None],
+        temperature=how.temperature, hard=how.hard,
+    )  # fmt: skip
+    weights = found.weights[:, 0]  # (H, m)
+    each = contributions(weights, gain)  # (m,)
+    order = torch.argsort(each.abs(), descending=True, stable=True)
+    order = order[weights.sum(0)[order] > 0][:top]
+
+    step = max(1, _BLOCK // (len(user) * user.memory.heads))
+    without = [
+        each_without
+        for block in torch.split(order, step)
+        for each_without in _without(snapshot, user, query, gain, visible, block, how).tolist()
+    ]
+    mean = weights.mean(0)
+    return [
+        Reason(int(user.source[row]), float(mean[row]), float(each[row]), rest + other)
+        for row, other in zip(order.tolist(), without, strict=True)
+    ]
 
 
 def gains(values: Tensor, outputs: Tensor) -> Tensor:
@@ -25,3 +105,34 @@ def contributions(weights: Tensor, gains: Tensor) -> Tensor:
     Signed; they sum to the attention part of the score.
     """
     return (weights * gains).sum(-2)
+
+
+def _without(
+    snapshot: Snapshot,
+    user: UserMemory,
+    query: Tensor,
+    gain: Tensor,
+    visible: Tensor,
+    rows: Tensor,
+    how: Attending,
+) -> Tensor:
+    """The attention part [J] without each of the rows [J], the others where they would then be.
+
+    query [H, 1, d], gain [H, m] and visible [H, m] of one target.
+    """
+    # Deleting event j moves the events before it one place nearer to the present: their biases
+    # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
+    older = user.distance[rows, None] < user.distance  # (J, m)
+    nearer = user.distance - (older & (user.distance < FOREVER)).long()
+    shifted = snapshot.model.recency(nearer[:, None], user.age.expand(len(rows), 1, -1))
+    left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
+    left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
+    return attend(
+        query,
+        user.memory.keys.transpose(0, 1),
+        gain[..., None],
+        bias=shifted + user.log_weights,  # (J, H, 1, m)
+        visible=left,
+        temperature=how.temperature,
+        hard=how.hard,
+    ).context.sum((1, 2, 3))

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.scoring import SOFTMAX, Attending, Scores, UserMemory, score
+from models.scoring import SOFTMAX, Attending, Scores, score
 from models.snapshot import Snapshot, popular_first
+from models.user_memory import UserMemory
 
 Rows = NDArray[np.int64]
 

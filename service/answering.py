@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue import ItemFilter
+from models.explain import Reason, explain
 from models.ranking import Ranked, recommend, similar
-from models.scoring import Attending, Reason, Scores, UserMemory, explain, score
+from models.scoring import Attending, Scores, score
 from models.snapshot import Snapshot
+from models.user_memory import UserMemory
 from service.asking import Asked, Pasts, attending
 from service.attending import attend_catalogue, attend_user, attend_vectors, vector_of
 from service.embeddings import Embeddings

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring import Attending, Past, Reason
+from models.explain import Reason
+from models.scoring import Attending
 from models.snapshot import Snapshot
+from models.user_memory import Past
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
 from service.histories import Histories, Materialised, weights_of

@@ -15,8 +15,9 @@ from models.memory import KeyValueMemory
 from models.recommender import ItemTables
 from models.retrieval import exact, index_heads, retrieve
 from models.scorers import Additive, Scorer, cosine, scaled_dot
-from models.scoring import DEFAULT_K, Attending, UserMemory
+from models.scoring import DEFAULT_K, Attending
 from models.snapshot import Snapshot
+from models.user_memory import UserMemory
 from service.errors import Invalid, NotFound
 from service.queries import Attended, AttendQuery, VectorMemory
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring import Attending, UserMemory, score
+from models.scoring import Attending, score
 from models.search import personal_bias, search
 from models.snapshot import Snapshot
+from models.user_memory import UserMemory
 from service.queries import Answer, AnsweredItem, SearchQuery
 
 _PERSONAL = 200  # items found by text that a user's memory re-ranks

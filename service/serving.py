@@ -10,9 +10,10 @@ from concurrent.futures import Executor
 import numpy as np
 
 from models.catalogue import Catalogue, Entry
-from models.scoring import Past, remember, score
+from models.scoring import score
 from models.snapshot import UNTRAINED, Snapshot
 from models.trained import Trained
+from models.user_memory import Past, remember
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
 from service.errors import HeedError, ModelRejected

@@ -8,8 +8,8 @@ from collections import OrderedDict
 import torch
 
 from models.recommender import ItemTables
-from models.scoring import UserMemory, remember, summarise
 from models.snapshot import Snapshot
+from models.user_memory import UserMemory, remember, summarise
 from service.asking import Asked
 
 _KEPT = 20_000  # summaries, a few hundred bytes each
@@ -32,7 +32,7 @@ class Summaries:
         return len(self._summaries)
 
     def remember(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory:
-        """`models.scoring.remember`, with the summary from here where it is known."""
+        """`models.user_memory.remember`, with the summary from here where it is known."""
         if asked.whole is None:
             return remember(snapshot, asked.past, at)
         user_id, version = asked.whole

@@ -15,9 +15,10 @@ from torch import Tensor
 from models import coarse
 from models.catalogue import Catalogue
 from models.ranking import CANDIDATES, EXACT_WORK, candidates
-from models.scoring import Past, UserMemory, remember, score
+from models.scoring import score
 from models.snapshot import INDEX_FROM, Snapshot
 from models.trained import Trained
+from models.user_memory import Past, UserMemory, remember
 from service.bench.ground import random_model
 from service.bench.timing import Spread, Told, alternate, silent
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from models.scoring import UserMemory, remember
 from models.snapshot import Snapshot
 from models.text import StaticEncoder
+from models.user_memory import UserMemory, remember
 from service.asking import Pasts
 from service.bench.ground import Ground
 from service.embeddings import Embeddings

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from models.catalogue import Catalogue, Entry
 from models.data import Interactions
 from models.recommender import Recommender, RecommenderConfig
-from models.scoring import Past
 from models.snapshot import Snapshot
 from models.trained import Trained
+from models.user_memory import Past
 
 DIMENSION = 8  # of the text embeddings
 SECOND = 1_000_000

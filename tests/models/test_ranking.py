@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 import models.ranking
 from models.catalogue import Entry, ItemFilter
+from models.explain import explain
 from models.ranking import candidates, recommend, similar
 from models.recommender import Recommender
-from models.scoring import Attending, Past, UserMemory, explain, remember, score
+from models.scoring import Attending, score
 from models.snapshot import Snapshot
+from models.user_memory import Past, UserMemory, remember
 from tests.models.small import DAY, catalogue, encode, past, random_model, random_past, trained
 from tests.models.small import snapshot as small_snapshot
 

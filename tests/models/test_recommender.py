@@ -14,8 +14,9 @@ from torch import Tensor
 
 from models.points import unit
 from models.recommender import ItemTables, Recommender, RecommenderConfig, identity
-from models.scoring import remember, score
+from models.scoring import score
 from models.snapshot import Snapshot
+from models.user_memory import remember
 from tests.models import reference
 from tests.models.reference_model import ReferenceModel
 from tests.models.small import DAY, DIMENSION, encode, entries, past, random_model

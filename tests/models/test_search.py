@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 import models.search
 from models.catalogue import Catalogue, Entry, ItemFilter
-from models.scoring import Scores, remember, score
+from models.scoring import Scores, score
 from models.search import FIELD_BIAS, PERSONAL, TEMPERATURE, personal_bias, search
 from models.snapshot import Snapshot
+from models.user_memory import remember
 from tests.models import reference
 from tests.models.small import DIMENSION, catalogue, encode, entries, past
 from tests.models.small import snapshot as small_snapshot

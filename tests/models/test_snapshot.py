@@ -5,10 +5,10 @@ import pytest
 
 from models.catalogue import Catalogue, Entry
 from models.ranking import recommend
-from models.scoring import remember
 from models.search import search
 from models.snapshot import UNTRAINED, Snapshot, popular_first
 from models.trained import Trained
+from models.user_memory import remember
 from models.vocabulary import Vocabulary
 from tests.models.small import (
     DIMENSION,

@@ -20,11 +20,12 @@ from models.catalogue import Catalogue
 from models.data import Interactions
 from models.evaluate import Metrics, Ranker, evaluate
 from models.recommender import Recommender, RecommenderConfig
-from models.scoring import Past, remember, score
+from models.scoring import score
 from models.snapshot import Snapshot
 from models.splits import Holdout, leave_one_out
 from models.train import Fitted, Progress, RecommenderRanker, TrainConfig, _Trainer, fit, for_size
 from models.trained import Trained
+from models.user_memory import Past, remember
 from tests.models.ranker_contract import RankerContract
 from tests.models.reference_model import ReferenceModel
 from tests.models.small import (

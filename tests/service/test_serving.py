@@ -15,10 +15,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from models.scoring import Past, remember, score
+from models.scoring import score
 from models.snapshot import UNTRAINED, Snapshot
 from models.text import StaticEncoder
 from models.trained import DESCRIPTION, ITEMS, WEIGHTS
+from models.user_memory import Past, remember
 from service.embeddings import Embeddings
 from service.errors import Corrupt, HeedError, ModelRejected, NotFound
 from service.layout import MODELS_FOLDER, STORE_FILE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from models.scoring import summarise
+from models.user_memory import summarise
 from service.engine import Engine, open_engine
 from service.queries import Asker, InlineEvent, ScoreQuery, Visible
 from service.records import Event, Item

@@ -1,0 +1,142 @@
+"""Pasts to attend over, as they may come, and their scores in float64 and plain loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from models.scoring import Attending
+from models.snapshot import Snapshot
+from models.user_memory import Past, UserMemory, remember
+from tests.models.reference_model import ReferenceModel
+from tests.models.small import DAY, encode, random_model, random_past
+from tests.models.small import snapshot as small_snapshot
+
+ITEMS, TRAINED, HEADS, WINDOW = 15, 12, 3, 5
+AT = 6 * DAY
+FOREVER = 2**62
+EVERY = np.arange(ITEMS)
+
+
+def drawn_snapshot() -> Snapshot:
+    """Every weight of its model is drawn, and its window is shorter than many pasts."""
+    return small_snapshot(ITEMS, random_model(11, window=WINDOW))
+
+
+def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:
+    """A memory of more events than `pasts` draws."""
+    return remember(snapshot, random_past(7, events, ITEMS), AT)
+
+
+def without_event(whole: Past, event: int) -> Past:
+    """The past as if that event had never been."""
+    left = [at for at in range(len(whole.rows)) if at != event]
+    return replace(
+        whole,
+        rows=whole.rows[left],
+        timestamps=whole.timestamps[left],
+        weights=whole.weights[left],
+        visible=None if whole.visible is None else whole.visible[left],
+        vectors={left.index(at): pair for at, pair in whole.vectors.items() if at != event},
+    )
+
+
+@st.composite
+def pasts(draw: st.DrawFn, least: int = 0) -> Past:
+    """Events on items trained, described and unknown; vectors of their own; masks; profiles."""
+    events = draw(st.integers(least, 9))
+    made = random_past(draw(st.integers(0, 10_000)), events, ITEMS)
+    rows = made.rows.copy()
+    vectors: dict[int, tuple[Any, Any]] = {}
+    for event in range(events):
+        kind = draw(st.sampled_from(["", "", "", "unknown", "own", "own unknown"]))
+        if "unknown" in kind:
+            rows[event] = draw(st.sampled_from([-1, ITEMS, ITEMS + 7]))
+        if "own" in kind.split():
+            key, value = encode([f"key {event}", f"value {event}"])
+            vectors[event] = draw(st.sampled_from([(key, value), (key, None), (None, value)]))
+    visible = None
+    if draw(st.booleans()):
+        visible = np.array(draw(st.lists(st.booleans(), min_size=events, max_size=events)), bool)
+    profile = np.array(draw(st.lists(st.integers(-1, ITEMS - 1), max_size=3)), np.int32)
+    words = (
+        encode([f"interest {at}" for at in range(len(profile))]) if (profile < 0).any() else None
+    )
+    return replace(made, rows=rows, vectors=vectors, visible=visible, profile_rows=profile,
+                   profile_content=words)  # fmt: skip
+
+
+ways = st.builds(
+    Attending,
+    temperature=st.sampled_from([1.0, 0.3, 5.0]),
+    hard=st.booleans(),
+    exclude_self=st.booleans(),
+)
+
+
+class Loop:
+    """The score of one target by one past, in float64 and plain loops."""
+
+    def __init__(self, snapshot: Snapshot, made: Past, at: int) -> None:
+        self.reference = ReferenceModel(snapshot.model, HEADS, WINDOW)
+        content = snapshot.catalogue.content.astype(np.float64)
+        self.items = [self.reference.vector(row if row < TRAINED else -1, content[row])
+                      for row in range(ITEMS)]  # fmt: skip
+        keys, values, rows, times, weights, known = [], [], [], [], [], []
+        for event, row in enumerate(made.rows.tolist()):
+            if made.visible is not None and not made.visible[event]:
+                continue
+            is_item = 0 <= row < ITEMS
+            key, value = made.vectors.get(event, (None, None))
+            if not is_item and key is None and value is None:
+                continue
+            own_key = None if key is None else self.reference.vector(-1, key)
+            own_value = None if value is None else self.reference.vector(-1, value)
+            item = self.items[row] if is_item else None
+            keys.append(first(own_key, item, own_value))
+            values.append(first(own_value, item, own_key))
+            rows.append(row if is_item else -1)
+            times.append(int(made.timestamps[event]))
+            weights.append(float(made.weights[event]))
+            known.append(is_item)
+        seen = [j for j in range(len(rows)) if known[j]]
+        self.summary = self.reference.summary(
+            [self.items[rows[j]] for j in seen], [times[j] for j in seen]
+        )
+        distances = list(range(len(rows) - 1, -1, -1))
+        ages = [max(0, at - time) for time in times]
+        for entry, row in enumerate(made.profile_rows.tolist()):
+            if row >= 0:
+                vector = self.items[row]
+            else:
+                assert made.profile_content is not None
+                vector = self.reference.vector(-1, made.profile_content[entry])
+            keys.append(vector)
+            values.append(vector)
+            rows.append(row)
+            distances.append(FOREVER)
+            ages.append(FOREVER)
+            weights.append(1.0)
+        self.rows = rows
+        self.distances, self.ages, self.weights = distances, ages, weights
+        self.keys, self.values = keys, values
+
+    def parts(
+        self, target: int, how: Attending
+    ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """The sequence part; weights [H, m] and gains [H, m] of the attention part."""
+        visible = [not how.exclude_self or row != target for row in self.rows]
+        alpha, gain = self.reference.attention(
+            self.items[target], self.keys, self.values, distances=self.distances,
+            ages=self.ages, weights=self.weights, visible=visible, temperature=how.temperature,
+            hard=how.hard,
+        )  # fmt: skip
+        return float(self.items[target] @ self.summary), alpha, gain
+
+
+def first(*options: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    return next(option for option in options if option is not None)
