@@ -23,21 +23,6 @@ pytestmark = pytest.mark.anyio
 KILLS = 60
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "heed.db"
-
-
-@pytest.fixture
-def disk(request: pytest.FixtureRequest) -> FaultyDisk:
-    return FaultyDisk(request.node.name)
-
-
 def notes(journal: Path) -> tuple[dict[str, int], set[str]]:
     """The batches that were tried, with their sizes, and those that were acknowledged."""
     lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []

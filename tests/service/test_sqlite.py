@@ -30,21 +30,6 @@ class TestSQLiteStore(StoreContract):
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "heed.db"
-
-
-@pytest.fixture
-def disk(request: pytest.FixtureRequest) -> FaultyDisk:
-    return FaultyDisk(request.node.name)
-
-
 def locked(path: Path) -> apsw.Connection:
     """Another process's transaction that keeps the store from writing."""
     connection = apsw.Connection(str(path), vfs=sqlite_file.checksum_vfs())

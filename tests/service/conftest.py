@@ -1,0 +1,27 @@
+"""What tests of the store share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.service.faulty_disk import FaultyDisk
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The one event loop that the service runs on."""
+    return "asyncio"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a store's file may be made."""
+    return tmp_path / "heed.db"
+
+
+@pytest.fixture
+def disk(request: pytest.FixtureRequest) -> FaultyDisk:
+    """A disk of this test's own, whose faults are switched on and off."""
+    return FaultyDisk(request.node.name)
