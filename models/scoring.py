@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention import attend, context_only
+from models.attention import attend, context_only, exclude_self
 from models.coarse import CoarseIndex
 from models.memory import KeyValueMemory
 from models.retrieval import index_heads, retrieve
@@ -119,7 +119,7 @@ def _attend_exact(
     query, output = tables.queries[:, targets], tables.outputs[:, targets]  # (H, T, d)
     keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
     bias = user.bias[:, None]  # (H, 1, m)
-    visible = targets[:, None] != user.rows if how.exclude_self else None  # (T, m)
+    visible = exclude_self(targets, user.rows) if how.exclude_self else None  # (T, m)
     if how.hard:
         context = attend(query, keys, values, bias=bias, visible=visible, hard=True).context
     else:
@@ -144,7 +144,7 @@ def _attend_coarse(
         user.memory,
         indexes or head_indexes(user.memory),
         k,
-        visible=(targets[:, None] != user.rows)[:, None] if how.exclude_self else None,
+        visible=exclude_self(targets, user.rows)[:, None] if how.exclude_self else None,
         temperature=how.temperature,
         hard=how.hard,
         probes=how.probes,
