@@ -319,18 +319,6 @@ def from_bytes(data: bytes) -> FaissIndex:
     return FaissIndex(kind, metric, points, offset, hidden, index, codes)
 
 
-def recall(found: Rows, wanted: Rows) -> float:
-    """Recall@k: the share of wanted rows [Q, k] that are among found [Q, m]; -1 is no row.
-
-    1 when nothing was wanted.
-    """
-    real = wanted >= 0
-    if not real.any():
-        return 1.0
-    hits = (wanted[:, :, None] == found[:, None, :]).any(2) & real
-    return float(hits.sum() / real.sum())
-
-
 def _flat(points: Floats) -> Any:
     index = faiss.IndexFlatIP(points.shape[1])
     index.add(points)

@@ -85,6 +85,18 @@ def attend(
     return weights, context
 
 
+def recall(found: NDArray[np.int64], wanted: NDArray[np.int64]) -> float:
+    """Recall@k: the share of wanted rows [Q, k] that are among found [Q, m]; -1 is no row.
+
+    1 when nothing was wanted.
+    """
+    real = wanted >= 0
+    if not real.any():
+        return 1.0
+    hits = (wanted[:, :, None] == found[:, None, :]).any(2) & real
+    return float(hits.sum() / real.sum())
+
+
 def slope(function: Callable[[Array], float], at: Array, step: float = 1e-6) -> Array:
     """Differentiate by central differences, one coordinate at a time."""
     out = np.zeros(at.shape)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.coarse import Kind, Metric, Rows, build, from_bytes, recall
+from models.coarse import Kind, Metric, Rows, build, from_bytes
 from models.points import Floats, Mask, equal_norms
+from tests.models.reference import recall
 
 import faiss  # isort: skip  # after torch, which models.coarse imports first
 

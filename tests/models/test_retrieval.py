@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models import retrieval
 from models.attention import exclude_self
-from models.coarse import Kind, recall
+from models.coarse import Kind
 from models.lookup import Lookup
 from models.mass import estimate_mass
 from models.memory import KeyValueMemory
@@ -404,7 +404,9 @@ def test_recall_and_mass_of_few_rows_are_reported(
         assert found.rows is not None
         assert found.mass is not None
         wanted = weights.topk(k, dim=2)
-        share = recall(found.rows.flatten(0, 1).numpy(), wanted.indices.flatten(0, 1).numpy())
+        share = reference.recall(
+            found.rows.flatten(0, 1).numpy(), wanted.indices.flatten(0, 1).numpy()
+        )
         record_testsuite_property(f"recall@{k} {kind}", round(share, 3))
         record_testsuite_property(f"mass@{k} {kind}", round(found.mass.mean().item(), 3))
         assert share > (0.999 if kind == "flat" else 0.75)
