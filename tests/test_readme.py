@@ -140,5 +140,11 @@ def assert_adds_up(answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
 def test_every_setting_is_in_the_readme(name: str) -> None:
-    """A setting that no one can find is no setting."""
-    assert f"`{PREFIX}{name.upper()}`" in README
+    """A setting that no one can find is no setting; its default and its words are the code's."""
+    start = f"| `{PREFIX}{name.upper()}` |"
+    (row,) = (line for line in README.splitlines() if line.startswith(start))
+    default, description = (cell.strip(" `") for cell in row.removeprefix(start).split("|")[:2])
+    field = Settings.model_fields[name]
+    read: dict[str, Any] = {name: default}
+    assert getattr(Settings(**read), name) == field.default
+    assert description == field.description
