@@ -17,9 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention import attend, logits
+from models.attention import attend
+from models.catalogue import Catalogue
+from models.lookup import Lookup
+from models.mass import estimate_mass
+from models.memory import KeyValueMemory
 from models.points import unit
-from models.scoring import Scores
+from models.scoring import SOFTMAX, Attending, Scores
 from models.snapshot import Snapshot
 
 Rows = NDArray[np.int64]
@@ -28,7 +32,24 @@ TEMPERATURE = 0.05  # of the cosines: two keys .1 apart differ sevenfold in weig
 # What a match in a field is worth against one in the title, in logits: labels say little.
 FIELD_BIAS = {"tags": -1.0, "categories": -3.0}
 PERSONAL = 1.0  # logits that one standard deviation of the personal scores is worth
-COARSE_KEYS = 2_000  # field keys that reach the exact softmax when they come from the index
+COARSE_KEYS = 2_000  # field keys that the coarse step names where no `k` is asked for
+_WIDE = 0.25  # share of open keys from which comparing all is faster than copying those out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matches:
+    """A query beside the field keys it attends: compared once, however often they are weighed."""
+
+    catalogue: Catalogue
+    query: Tensor  # [1, D] of unit length
+    open_keys: NDArray[np.bool_]  # [F] of what may be answered
+    places: Rows  # [K] the keys that are compared, ascending; only open ones are attended
+    keys: Tensor  # [K, D]
+    cosines: Tensor  # [1, K]
+    items: Rows  # [I] rows of the items behind the keys, ascending
+    item_of: Rows  # [K] the place of each key's item among them
+    how: Attending
+    mode: Literal["exact", "coarse"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,80 +61,105 @@ class Found:
     scores: NDArray[np.float32]  # [L] log of the weight before normalising, plus any personal part
     matched: tuple[dict[str, float], ...]  # [L] each field's share of the item's weight
     mode: Literal["exact", "coarse"]
+    keys: int  # that were attended
+    mass: float  # share of the softmax over all open keys that these hold; estimated where many
 
 
 @torch.inference_mode()
-def search(
+def match(
     snapshot: Snapshot,
     query: NDArray[np.float32],
     *,
-    limit: int,
     allowed: NDArray[np.bool_],
-    temperature: float = 1.0,
-    hard: bool = False,
-    bias: NDArray[np.float32] | None = None,
-) -> Found:
-    """The items whose keys match a query vector.
+    how: Attending = SOFTMAX,
+) -> Matches:
+    """Compare a query vector with the field keys that may matter.
+
+    `exact` takes every key of the allowed items. `coarse` takes the `k` nearest ones (the index
+    names them; without an index all are compared), keys newer than the index, and the other keys
+    of the same items, so that an item's fields share its weight. `auto` decides by how many keys
+    the allowed items have.
 
     Args:
         snapshot: the catalogue.
         query: [D], of the catalogue's text encoder; a zero vector matches nothing.
-        limit: how many items.
         allowed: bool [N], what may be answered.
-        temperature: multiplies the default one.
-        hard: the item of the best key alone.
-        bias: [N], what the asker's memory adds to the logits of each item's keys.
+        how: the softmax, its temperature in units of `TEMPERATURE`, and how keys are found.
     """
     catalogue = snapshot.catalogue
-    mode: Literal["exact", "coarse"] = "coarse" if snapshot.key_index is not None else "exact"
-    places = _candidate_keys(snapshot, query, allowed)
-    if not len(places) or not np.any(query):
-        nothing = np.zeros(0, np.float32)
-        return Found(np.zeros(0, np.int64), nothing, nothing, (), mode)
-    owners = catalogue.owners[places].astype(np.int64)
+    asked = torch.from_numpy(unit(query[None]))
+    open_keys = allowed[catalogue.owners]
+    count = int(np.count_nonzero(open_keys))
+    mode = how.over(count)
+    if not np.any(query):
+        places = np.zeros(0, np.int64)
+    elif mode == "exact":
+        wide = count > _WIDE * len(open_keys)
+        places = np.arange(len(open_keys)) if wide else np.flatnonzero(open_keys)
+    else:
+        named = np.zeros(len(catalogue), dtype=np.bool_)
+        named[catalogue.owners[_near(snapshot, asked, open_keys, how)]] = True
+        places = np.flatnonzero(named[catalogue.owners] & open_keys)
     everything = len(places) == len(catalogue.keys)
     keys = torch.from_numpy(catalogue.keys if everything else catalogue.keys[places])
-    scale = TEMPERATURE * temperature
-    worth = np.array([FIELD_BIAS.get(name, 0.0) for name in catalogue.field_names], np.float32)
-    bias_of_key = worth[catalogue.field_codes[places]] - catalogue.common[places]
-    if bias is not None:
-        bias_of_key = bias_of_key + bias[owners]
-    # `attend` adds the bias before it divides by the temperature.
-    added = torch.from_numpy(bias_of_key)[None] * scale
-    asked = torch.from_numpy(unit(query[None]))
-    # The items themselves are the values: what is asked for is who holds the weight.
-    scored = logits(asked, keys, bias=added, score=_of_units)  # (1, K), before the temperature
-    found = attend(
+    items, item_of = np.unique(catalogue.owners[places].astype(np.int64), return_inverse=True)
+    return Matches(
+        catalogue,
         asked,
+        open_keys,
+        places,
         keys,
-        keys.new_zeros(len(keys), 0),
-        bias=added,
-        score=_of_units,
-        temperature=scale,
-        hard=hard,
+        _of_units(asked, keys),
+        items,
+        item_of,
+        how,
+        mode,
     )
-    weights = found.weights[0].numpy()  # [K]
-    items, item_of = np.unique(owners, return_inverse=True)
-    gathered = np.zeros(len(items), dtype=np.float32)
-    np.add.at(gathered, item_of, weights)
-    order = np.argsort(-gathered, kind="stable")[:limit]
-    order = order[gathered[order] > 0]
+
+
+@torch.inference_mode()
+def nearest(matches: Matches, count: int) -> Rows:
+    """The items [≤ count] that match best by text alone, whatever is asked of the softmax."""
+    bias = _bias(matches, matches.places, None, TEMPERATURE)
+    weights = _weigh(matches, bias, TEMPERATURE, hard=False)
+    return matches.items[_best(matches, weights, count)[0]]
+
+
+@torch.inference_mode()
+def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None = None) -> Found:
+    """The items whose keys match, by the weight they gather.
+
+    Args:
+        matches: from `match`.
+        limit: how many items.
+        personal: [N], what the asker's memory adds to the logits of each item's keys.
+    """
+    catalogue, places, how = matches.catalogue, matches.places, matches.how
+    scale = TEMPERATURE * how.temperature
+    bias = _bias(matches, places, personal, scale)
+    weights = _weigh(matches, bias, scale, hard=how.hard)
+    order, gathered = _best(matches, weights, limit)
+    by_item = np.argsort(matches.item_of, kind="stable")  # keys of one item side by side
+    starts = np.searchsorted(matches.item_of[by_item], np.arange(len(matches.items) + 1))
     matched: list[dict[str, float]] = []
     for item in order.tolist():
         share: dict[str, float] = {}
-        for place in np.flatnonzero((item_of == item) & (weights > 0)).tolist():
+        own = by_item[starts[item] : starts[item + 1]]
+        for place in own[weights[own] > 0].tolist():
             name = catalogue.field_names[catalogue.field_codes[places[place]]]
             share[name] = share.get(name, 0.0) + float(weights[place] / gathered[item])
         matched.append(dict(sorted(share.items(), key=lambda pair: -pair[1])))
     # Over the sum of exponentials, a weight is comparable between queries.
-    total = np.float32(torch.logsumexp(scored[0] / scale, 0))
-    scores: NDArray[np.float32] = np.log(gathered[order]) + total
-    return Found(items[order], gathered[order], scores, tuple(matched), mode)
-
-
-def _of_units(query: Tensor, keys: Tensor) -> Tensor:
-    """The cosine of unit vectors: `cosine` would scale all keys anew for each query."""
-    return query @ keys.mT
+    total = np.float32(torch.logsumexp((matches.cosines + bias)[0] / scale, 0))
+    return Found(
+        matches.items[order],
+        gathered[order],
+        np.log(gathered[order]) + total,
+        tuple(matched),
+        matches.mode,
+        int(np.count_nonzero(matches.open_keys[places])),
+        _mass(matches, personal, scale),
+    )
 
 
 def personal_bias(snapshot: Snapshot, scores: Scores, rows: Rows) -> NDArray[np.float32]:
@@ -131,20 +177,83 @@ def personal_bias(snapshot: Snapshot, scores: Scores, rows: Rows) -> NDArray[np.
     return bias
 
 
-def _candidate_keys(
-    snapshot: Snapshot, query: NDArray[np.float32], allowed: NDArray[np.bool_]
-) -> Rows:
-    """The field keys that may matter: all of the allowed items', or what the index names of them.
+def _near(snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], how: Attending) -> Rows:
+    """The places of the `k` open keys nearest to a query [1, D], and of those newer than the index.
 
-    Of each item that the index names, every key is kept, so that its fields share its weight.
+    Fewer where there are fewer, or where the probed part of the index holds fewer.
     """
-    catalogue = snapshot.catalogue
-    open_keys = allowed[catalogue.owners]
+    k = min(how.k or COARSE_KEYS, int(np.count_nonzero(open_keys)))
+    if k == 0:
+        return np.zeros(0, np.int64)
     if snapshot.key_index is None:
-        return np.flatnonzero(open_keys)
+        cosines = _of_units(asked, torch.from_numpy(snapshot.catalogue.keys))[0]
+        cosines.masked_fill_(~torch.from_numpy(open_keys), -torch.inf)
+        return torch.topk(cosines, k).indices.numpy()
     indexed = snapshot.indexed_keys
-    near = snapshot.key_index.search(query[None], COARSE_KEYS, allow=open_keys[:indexed]).rows[0]
-    named = np.zeros(len(catalogue), dtype=np.bool_)
-    named[catalogue.owners[near[near >= 0]]] = True
-    named[catalogue.owners[indexed:][open_keys[indexed:]]] = True
-    return np.flatnonzero(named[catalogue.owners] & open_keys)
+    near = snapshot.key_index.search(
+        asked.numpy(), k, allow=open_keys[:indexed], probes=how.probes
+    ).rows[0]
+    return np.concatenate([near[near >= 0], np.flatnonzero(open_keys[indexed:]) + indexed])
+
+
+def _bias(
+    matches: Matches,
+    places: Rows | slice,
+    personal: NDArray[np.float32] | None,
+    scale: float,
+) -> Tensor:
+    """What is added to the cosines of some keys [K], in units of the cosine; -inf hides a key.
+
+    `attend` adds it before it divides by the temperature, which it must not depend on.
+    """
+    catalogue = matches.catalogue
+    worth = np.array([FIELD_BIAS.get(name, 0.0) for name in catalogue.field_names], np.float32)
+    bias = worth[catalogue.field_codes[places]] - catalogue.common[places]
+    if personal is not None:
+        bias = bias + personal[catalogue.owners[places]]
+    bias[~matches.open_keys[places]] = -np.inf
+    return torch.from_numpy(bias) * scale
+
+
+def _weigh(matches: Matches, bias: Tensor, scale: float, *, hard: bool) -> NDArray[np.float32]:
+    """The softmax over the attended keys [K]."""
+    found = attend(
+        matches.query,
+        matches.keys,
+        # The items themselves are the values: what is asked for is who holds the weight.
+        matches.keys.new_zeros(len(matches.keys), 0),
+        bias=bias[None],
+        score=lambda _query, _keys: matches.cosines.clone(),  # `attend` writes over it
+        temperature=scale,
+        hard=hard,
+    )
+    return found.weights[0].numpy()
+
+
+def _best(
+    matches: Matches, weights: NDArray[np.float32], count: int
+) -> tuple[Rows, NDArray[np.float32]]:
+    """Places [≤ count] of the items of most weight, best first; and what every item gathers [I]."""
+    gathered = np.zeros(len(matches.items), dtype=np.float32)
+    np.add.at(gathered, matches.item_of, weights)
+    order = np.argsort(-gathered, kind="stable")[:count]
+    return order[gathered[order] > 0], gathered
+
+
+def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) -> float:
+    """The share of the softmax over all open keys that the attended ones hold."""
+    attended, open_keys = len(matches.places), int(np.count_nonzero(matches.open_keys))
+    if not attended or attended >= open_keys:
+        return 1.0
+    keys = torch.from_numpy(matches.catalogue.keys)[:, None]  # (F, 1, D)
+    bias = _bias(matches, slice(None), personal, scale)
+    memory = KeyValueMemory(keys, keys.new_zeros(len(keys), 1, 0), bias=bias)
+    lookup = Lookup(matches.query[None], memory, score=_of_units)
+    rows = torch.from_numpy(matches.places)[None, None]
+    hard = matches.how.hard
+    return float(estimate_mass(lookup, rows, temperature=scale, hard=hard).share)
+
+
+def _of_units(query: Tensor, keys: Tensor) -> Tensor:
+    """The cosine of unit vectors: `cosine` would scale all keys anew for each query."""
+    return query @ keys.mT

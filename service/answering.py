@@ -35,7 +35,7 @@ from service.queries import (
     VectorMemory,
 )
 from service.queries import UserMemory as AskedUser
-from service.searching import search_items
+from service.searching import found_answer, search_items
 from service.serving import Serving
 from service.summaries import Summaries
 from service.telemetry import Stages
@@ -149,7 +149,8 @@ class Answering:
             text = self._embeddings.query(query.query)
             user = self._summaries.remember(snapshot, asked, at)
             allowed = _allowed(snapshot, query.filter)
-            return search_items(query, snapshot, user, text, allowed=allowed, how=how)
+            searched = search_items(query, snapshot, user, text, allowed=allowed, how=how)
+            return found_answer(snapshot, searched)
 
         return await self._compute(stages, "attend", answer)
 

@@ -197,7 +197,7 @@ class AnsweredItem:
     explanation: tuple[Contribution, ...] | None = None
     weight: float | None = None  # search: the softmax weight gathered over the item's keys
     matched: Mapping[str, float] | None = None  # search: each field's share of that weight
-    mass: float | None = None  # share of the full softmax that the attended rows cover
+    mass: float | None = None  # share of the softmax over a memory that the attended rows hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,8 @@ class Answer:
     model_version: str
     retrieval: str = "exact"  # what was done: exact | coarse
     degraded: bool = False
+    keys: int | None = None  # search: field keys that were attended
+    mass: float | None = None  # search: share of the softmax over all field keys that they hold
 
 
 @dataclass(frozen=True, slots=True)

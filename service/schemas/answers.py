@@ -187,16 +187,22 @@ class AnsweredItemOut(BaseModel):
     explanation: list[ContributionOut] | None = None
     weight: float | None = Field(None, description="The softmax weight over the item's keys.")
     matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")
-    mass: float | None = Field(None, description="Share of the full softmax that was attended.")
+    mass: float | None = Field(
+        None, description="Share of the softmax over the asker's memory that was attended."
+    )
 
 
 class AnswerOut(BaseModel):
-    """Items from one model version."""
+    """Items from one model version; `keys` and `mass` are those of a search."""
 
     items: list[AnsweredItemOut]
     model_version: str
-    retrieval: str = Field(description="What was done: exact or coarse.")
+    retrieval: str = Field(description="What was done: exact, or coarse where any part of it was.")
     degraded: bool = Field(description="True when a part that is down was left out.")
+    keys: int | None = Field(None, description="How many field keys were attended.")
+    mass: float | None = Field(
+        None, description="Share of the softmax over all field keys that was attended."
+    )
 
 
 class AttendedOut(BaseModel):
@@ -223,12 +229,17 @@ def answer_out(answer: Answer) -> dict[str, Any]:
             for number in (row.weight, row.contribution, row.without)
         ),
     )
-    return {
+    out = {
         "items": [_answered(item) for item in answer.items],
         "model_version": answer.model_version,
         "retrieval": answer.retrieval,
         "degraded": answer.degraded,
     }
+    if answer.keys is not None:
+        out["keys"] = answer.keys
+    if answer.mass is not None:
+        out["mass"] = answer.mass
+    return out
 
 
 def _answered(item: AnsweredItem) -> dict[str, Any]:

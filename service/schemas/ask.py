@@ -194,7 +194,11 @@ class RecommendIn(Ask):
 
 
 class SearchIn(Ask):
-    """Search the catalogue by text; with a user, the answer is re-ranked for them."""
+    """Search the catalogue by text; with a user, the answer is re-ranked for them.
+
+    `retrieval`, `temperature` and `hard` hold for both memories: the fields of the catalogue's
+    items, where `k` is of field keys, and the user's history.
+    """
 
     model_config = example(query="gentle introduction to asyncio", limit=10)
 

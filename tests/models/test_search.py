@@ -5,14 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.search
+from models import coarse
 from models.catalogue import Catalogue, Entry, ItemFilter
-from models.scoring import Scores, score
-from models.search import FIELD_BIAS, PERSONAL, TEMPERATURE, personal_bias, search
+from models.scoring import SOFTMAX, Attending, Mode, Scores, score
+from models.search import FIELD_BIAS, PERSONAL, TEMPERATURE, Found, match, nearest, personal_bias
 from models.snapshot import Snapshot
 from models.user_memory import remember
 from tests.models import reference
@@ -48,13 +49,30 @@ def snapshot() -> Snapshot:
     return serve(Catalogue.empty(DIMENSION).updated(made, [], encode))
 
 
+def search(
+    snapshot: Snapshot,
+    query: NDArray[np.float32],
+    *,
+    limit: int,
+    allowed: NDArray[np.bool_],
+    how: Attending = SOFTMAX,
+    personal: NDArray[np.float32] | None = None,
+) -> Found:
+    """Both steps at once."""
+    matches = match(snapshot, query, allowed=allowed, how=how)
+    return models.search.search(matches, limit=limit, personal=personal)
+
+
 def unit(seed: int) -> NDArray[np.float32]:
     drawn = np.random.default_rng(seed).normal(size=DIMENSION)
     return (drawn / np.linalg.norm(drawn)).astype(np.float32)
 
 
 class Loop:
-    """What the softmax over keys gives each item, in float64 and plain loops."""
+    """What the softmax over keys gives each item, in float64 and plain loops.
+
+    With `k`, over the keys of the items that the k keys of largest cosine belong to.
+    """
 
     def __init__(
         self,
@@ -62,25 +80,37 @@ class Loop:
         query: NDArray[np.float32],
         allowed: NDArray[np.bool_],
         *,
-        temperature: float = 1.0,
-        hard: bool = False,
-        bias: NDArray[np.float32] | None = None,
+        how: Attending = SOFTMAX,
+        personal: NDArray[np.float32] | None = None,
+        k: int | None = None,
     ) -> None:
         places = [p for p in range(len(made.keys)) if allowed[made.owners[p]]]
         equal = {p: sum(np.array_equal(made.keys[p], other) for other in made.keys) for p in places}
-        logits = []
+        cosines, logits = [], []
         for place in places:
-            logit = reference.cosine(query.tolist(), made.keys[place].tolist())
-            logit /= TEMPERATURE * temperature
+            cosines.append(reference.cosine(query.tolist(), made.keys[place].tolist()))
+            logit = cosines[-1] / (TEMPERATURE * how.temperature)
             logit += FIELD_BIAS.get(made.field_names[made.field_codes[place]], 0.0)
             logit -= math.log(equal[place])
-            logits.append(logit + (0.0 if bias is None else float(bias[made.owners[place]])))
+            owner = made.owners[place]
+            logits.append(logit + (0.0 if personal is None else float(personal[owner])))
+        ranked = sorted(range(len(places)), key=lambda at: -cosines[at])[:k]
+        # Which of two equal cosines is the k-th is anybody's choice.
+        self.tied = k is not None and any(
+            abs(cosines[ranked[-1]] - cosines[at]) < 1e-6
+            for at in range(len(places)) if at not in ranked
+        )  # fmt: skip
+        named = {int(made.owners[places[at]]) for at in ranked}
+        kept = [at for at in range(len(places)) if made.owners[places[at]] in named]
+        full = reference.softmax(logits, 1.0, how.hard)
+        self.mass = math.fsum(full[at] for at in kept)
+        self.keys = len(kept)
         self.weight: dict[int, float] = {}
         self.share: dict[int, dict[str, float]] = {}
         self.score: dict[int, float] = {}
-        for place, logit, weight in zip(
-            places, logits, reference.softmax(logits, 1.0, hard), strict=True
-        ):
+        weights = reference.softmax([logits[at] for at in kept], 1.0, how.hard)
+        for at, weight in zip(kept, weights, strict=True):
+            place, logit = places[at], logits[at]
             row, name = int(made.owners[place]), made.field_names[made.field_codes[place]]
             self.weight[row] = self.weight.get(row, 0.0) + weight
             fields = self.share.setdefault(row, {})
@@ -95,30 +125,12 @@ class Loop:
 # ---------------------------------------------------------------------------- the softmax
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 1000),
-    temperature=st.sampled_from([0.5, 1.0, 4.0, 100.0]),
-    hard=st.booleans(),
-    biased=st.booleans(),
-    barred=st.sets(st.integers(0, 39), max_size=30),
-)
-def test_weights_equal_the_loop(
-    snapshot: Snapshot, seed: int, temperature: float, hard: bool, biased: bool, barred: set[int]
-) -> None:
+def check(found: Found, loop: Loop, *, hard: bool) -> None:
     """Of every item: weight, score and each field's share; over all items they sum to 1."""
-    made = snapshot.catalogue
-    allowed = made.listed.copy()
-    allowed[list(barred)] = False
-    rng = np.random.default_rng(seed)
-    bias = rng.normal(size=40).astype(np.float32) if biased else None
-    query = unit(seed)
-    found = search(snapshot, query, limit=100, allowed=allowed, temperature=temperature,
-                   hard=hard, bias=bias)  # fmt: skip
-    loop = Loop(made, query, allowed, temperature=temperature, hard=hard, bias=bias)
     assert set(found.rows.tolist()) <= set(loop.order())
     assert all(loop.weight[row] < 1e-30 for row in set(loop.order()) - set(found.rows.tolist()))
-    assert sum(found.weights.tolist()) == pytest.approx(1, abs=1e-5)
+    if loop.weight:
+        assert sum(found.weights.tolist()) == pytest.approx(1, abs=1e-5)
     assert found.weights.tolist() == sorted(found.weights.tolist(), reverse=True)
     for place, row in enumerate(found.rows.tolist()):
         assert found.weights[place] == pytest.approx(loop.weight[row], rel=1e-4, abs=1e-7)
@@ -128,7 +140,72 @@ def test_weights_equal_the_loop(
             assert share == pytest.approx(shares.get(name, 0.0), abs=1e-4)
         if not hard:
             assert found.scores[place] == pytest.approx(loop.score[row], abs=1e-4)
-    assert found.mode == "exact"
+    assert found.keys == loop.keys
+
+
+drawn = {
+    "seed": st.integers(0, 1000),
+    "temperature": st.sampled_from([0.5, 1.0, 4.0, 100.0]),
+    "hard": st.booleans(),
+    "biased": st.booleans(),
+    "barred": st.sets(st.integers(0, 39), max_size=38),
+}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(**drawn, mode=st.sampled_from(["exact", "auto"]))
+def test_weights_equal_the_loop(
+    snapshot: Snapshot,
+    seed: int,
+    temperature: float,
+    hard: bool,
+    biased: bool,
+    barred: set[int],
+    mode: Mode,
+) -> None:
+    """Over every key of what may be answered, whether most of them may be or few."""
+    made = snapshot.catalogue
+    allowed = made.listed.copy()
+    allowed[list(barred)] = False
+    rng = np.random.default_rng(seed)
+    personal = rng.normal(size=40).astype(np.float32) if biased else None
+    query = unit(seed)
+    how = Attending(temperature, hard, mode=mode, k=3)
+    found = search(snapshot, query, limit=100, allowed=allowed, how=how, personal=personal)
+    check(found, Loop(made, query, allowed, how=how, personal=personal), hard=hard)
+    assert (found.mode, found.mass) == ("exact", 1)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(**drawn, k=st.integers(1, 90), indexed=st.booleans())
+def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
+    snapshot: Snapshot,
+    seed: int,
+    temperature: float,
+    hard: bool,
+    biased: bool,
+    barred: set[int],
+    k: int,
+    indexed: bool,
+) -> None:
+    """The k nearest keys, the others of their items, and no more; and the mass is what they hold.
+
+    So few keys are scanned exactly, with an index or without one.
+    """
+    made = snapshot.catalogue
+    allowed = made.listed.copy()
+    allowed[list(barred)] = False
+    rng = np.random.default_rng(seed)
+    personal = rng.normal(size=40).astype(np.float32) if biased else None
+    query = unit(seed)
+    how = Attending(temperature, hard, mode="coarse", k=k)
+    loop = Loop(made, query, allowed, how=how, personal=personal, k=k)
+    assume(not loop.tied)
+    served = serve(made, index_from=1) if indexed else snapshot
+    found = search(served, query, limit=100, allowed=allowed, how=how, personal=personal)
+    check(found, loop, hard=hard)
+    assert found.mode == "coarse"
+    assert found.mass == pytest.approx(loop.mass, abs=1e-5)
 
 
 def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
@@ -214,18 +291,19 @@ def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
 def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool) -> None:
     """A zero vector is like nothing at all."""
     served = serve(snapshot.catalogue, index_from=1) if indexed else snapshot
+    how = Attending(mode="coarse" if indexed else "exact")
     found = search(served, np.zeros(DIMENSION, np.float32), limit=5,
-                   allowed=snapshot.catalogue.listed)  # fmt: skip
+                   allowed=snapshot.catalogue.listed, how=how)  # fmt: skip
     assert found.rows.tolist() == []
     assert found.matched == ()
-    assert found.mode == ("coarse" if indexed else "exact")
+    assert (found.mode, found.keys, found.mass) == (how.mode, 0, 1)
 
 
 def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
     """One item with all the weight, matched in one field."""
     made = snapshot.catalogue
     query = encode(["title 12"])[0]
-    found = search(snapshot, query, limit=9, allowed=made.listed, hard=True)
+    found = search(snapshot, query, limit=9, allowed=made.listed, how=Attending(hard=True))
     assert found.rows.tolist() == [12]
     assert found.weights.tolist() == [1]
     assert found.matched == ({"title": 1.0},)
@@ -235,7 +313,8 @@ def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
 def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: float) -> None:
     """Near the limits of what is accepted: the best item alone, and nearly no difference."""
     query, allowed = encode(["title 12"])[0], snapshot.catalogue.listed
-    found = search(snapshot, query, limit=100, allowed=allowed, temperature=temperature)
+    how = Attending(temperature)
+    found = search(snapshot, query, limit=100, allowed=allowed, how=how)
     assert np.isfinite(found.weights).all()
     assert np.isfinite(found.scores).all()
     assert found.weights.sum() == pytest.approx(1, abs=1e-5)
@@ -244,13 +323,20 @@ def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: floa
         assert found.weights[0] == pytest.approx(1, abs=1e-5)
 
 
-def test_nothing_allowed_is_nothing_found(snapshot: Snapshot) -> None:
-    """Nor in a catalogue without any text."""
+@pytest.mark.parametrize("how", [SOFTMAX, Attending(hard=True), Attending(mode="coarse")])
+def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, how: Attending) -> None:
+    """Nor in a catalogue without any text; and nothing was left out."""
     nothing = np.zeros(40, dtype=np.bool_)
-    assert search(snapshot, unit(5), limit=5, allowed=nothing).rows.tolist() == []
     bare = serve(Catalogue.empty(DIMENSION).updated([Entry("a")], [], encode))
-    found = search(bare, unit(5), limit=5, allowed=bare.catalogue.listed)
-    assert found.rows.tolist() == []
+    for served, allowed in (
+        (snapshot, nothing),
+        (serve(snapshot.catalogue, index_from=1), nothing),
+        (bare, bare.catalogue.listed),
+    ):
+        found = search(served, unit(5), limit=5, allowed=allowed, how=how)
+        assert found.rows.tolist() == []
+        assert (found.keys, found.mass) == (0, 1)
+        assert nearest(match(served, unit(5), allowed=allowed, how=how), 5).tolist() == []
 
 
 # ---------------------------------------------------------------------------- coarse
@@ -262,58 +348,113 @@ def large() -> Snapshot:
     return serve(catalogue(600), index_from=100)
 
 
+COARSE = Attending(mode="coarse")
+
+
 def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred keys from the index give the best items nearly the weights of all keys."""
     monkeypatch.setattr(models.search, "COARSE_KEYS", 150)
-    exact = serve(large.catalogue)
     allowed = large.catalogue.listed
     for seed in range(10):
-        found = search(large, unit(seed), limit=10, allowed=allowed)
-        true = search(exact, unit(seed), limit=10, allowed=allowed)
+        found = search(large, unit(seed), limit=1000, allowed=allowed, how=COARSE)
+        true = search(large, unit(seed), limit=1000, allowed=allowed)
         assert (found.mode, true.mode) == ("coarse", "exact")
-        assert len(set(found.rows.tolist()) & set(true.rows.tolist())) >= 9
+        assert len(set(found.rows[:10].tolist()) & set(true.rows[:10].tolist())) >= 9
         weight = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
         for row, expected in zip(true.rows[:5].tolist(), true.weights[:5], strict=True):
             assert weight[row] == pytest.approx(expected, rel=0.15)
+        # Weights are shares of what was attended, and the mass says of how much of it all.
+        held = [w for row, w in zip(true.rows, true.weights.tolist(), strict=True) if row in weight]
+        assert found.mass == pytest.approx(sum(held), abs=1e-4)
+        assert found.keys == 2 * len(weight) < true.keys == 1200
 
 
-def test_coarse_search_over_everything_is_exact(large: Snapshot) -> None:
-    """With room for every key, the index changes nothing."""
+def test_more_keys_hold_more(large: Snapshot) -> None:
+    """`k` is how many keys the coarse step names: of that many items each, or of fewer."""
+    masses = []
+    for k in (1, 10, 100, 1000):
+        how = Attending(mode="coarse", k=k)
+        found = search(large, unit(4), limit=1000, allowed=large.catalogue.listed, how=how)
+        assert k <= found.keys <= 2 * k
+        masses.append(found.mass)
+    assert masses == sorted(masses)
+    assert masses[0] < 0.5
+    assert masses[-1] > 0.99
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("k", [1200, 1201, 100_000])
+def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, k: int) -> None:
+    """With room for every key, finding keys first changes nothing."""
     allowed = large.catalogue.listed
-    found = search(large, unit(3), limit=50, allowed=allowed)
-    true = search(serve(large.catalogue), unit(3), limit=50, allowed=allowed)
+    served = large if indexed else serve(large.catalogue)
+    how = Attending(mode="coarse", k=k)
+    found = search(served, unit(3), limit=50, allowed=allowed, how=how)
+    true = search(large, unit(3), limit=50, allowed=allowed)
     np.testing.assert_array_equal(found.rows, true.rows)
-    np.testing.assert_allclose(found.weights, true.weights, atol=1e-6)
+    np.testing.assert_array_equal(found.weights, true.weights)
+    np.testing.assert_array_equal(found.scores, true.scores)
+    assert (found.matched, found.keys, found.mass) == (true.matched, true.keys, true.mass)
+    assert (found.mode, true.mode) == ("coarse", "exact")
 
 
-def test_coarse_search_keeps_to_the_filter(
+def test_probes_are_how_much_of_the_index_is_searched(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A filter few pass is exact: all of them, and no other."""
-    monkeypatch.setattr(models.search, "COARSE_KEYS", 20)
+    """One cluster holds less of the softmax than the nearest keys of all of them."""
+    monkeypatch.setattr(coarse, "_NARROW_ROWS", 0)
+    masses = {}
+    for probes in (1, 1000):
+        how = Attending(mode="coarse", k=200, probes=probes)
+        masses[probes] = [
+            search(large, unit(seed), limit=9, allowed=large.catalogue.listed, how=how).mass
+            for seed in range(5)
+        ]
+    assert sum(masses[1]) < sum(masses[1000])
+    scanned = Attending(mode="coarse", k=200)
+    for seed, mass in enumerate(masses[1000]):
+        every = serve(large.catalogue)
+        found = search(every, unit(seed), limit=9, allowed=every.catalogue.listed, how=scanned)
+        assert mass == pytest.approx(found.mass, abs=1e-5)
+
+
+def test_auto_is_exact_up_to_so_many_keys_of_what_may_be_answered(large: Snapshot) -> None:
+    """The rule of every memory: two keys each of 600 items, and of the 3 that pass a filter."""
     few = np.zeros(600, dtype=np.bool_)
     few[[3, 77, 500]] = True
-    found = search(large, unit(6), limit=10, allowed=few)
+    for allowed, keys in ((large.catalogue.listed, 1200), (few, 6)):
+        for limit, mode in ((keys, "exact"), (keys - 1, "coarse")):
+            how = Attending(exact_up_to=limit, k=2)
+            found = search(large, unit(6), limit=9, allowed=allowed, how=how)
+            assert found.mode == mode
+            assert (found.keys == keys) is (mode == "exact")
+
+
+def test_coarse_search_keeps_to_the_filter(large: Snapshot) -> None:
+    """A filter few pass is exact: all of them, and no other."""
+    few = np.zeros(600, dtype=np.bool_)
+    few[[3, 77, 500]] = True
+    how = Attending(mode="coarse", k=20)
+    found = search(large, unit(6), limit=10, allowed=few, how=how)
     assert sorted(found.rows.tolist()) == [3, 77, 500]
     loop = Loop(large.catalogue, unit(6), few)
     assert found.rows.tolist() == loop.order()
     np.testing.assert_allclose(found.weights, [loop.weight[r] for r in loop.order()], rtol=1e-4)
+    assert (found.keys, found.mass) == (6, 1)
 
 
-def test_items_newer_than_the_index_are_found(
-    large: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
     """Their keys stand beside it."""
-    monkeypatch.setattr(models.search, "COARSE_KEYS", 20)
+    how = Attending(mode="coarse", k=20)
     later = large.catalogue.updated(entries(3, first=600), [], encode)
     now = large.refreshed(later, large.counts)
     assert now.key_index is not None
-    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.listed)
+    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.listed, how=how)
     assert found.rows.tolist() == [601]
     assert found.mode == "coarse"
     hidden = later.allowed(ItemFilter())
     hidden[601] = False
-    other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden)
+    other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden, how=how)
     assert 601 not in other.rows
 
 
@@ -326,14 +467,57 @@ def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
     plain = search(snapshot, query, limit=100, allowed=allowed)
     bias = np.zeros(40, np.float32)
     bias[plain.rows[4]] = 2.0
-    lifted = search(snapshot, query, limit=100, allowed=allowed, bias=bias)
+    lifted = search(snapshot, query, limit=100, allowed=allowed, personal=bias)
     before, after = (dict(zip(f.rows.tolist(), f.weights.tolist(), strict=True))
                      for f in (plain, lifted))  # fmt: skip
     first, fifth = int(plain.rows[0]), int(plain.rows[4])
     change = after[fifth] / after[first] / (before[fifth] / before[first])
     assert change == pytest.approx(math.exp(2), rel=1e-3)
     bias[fifth] = 50.0
-    assert search(snapshot, query, limit=1, allowed=allowed, bias=bias).rows[0] == fifth
+    assert search(snapshot, query, limit=1, allowed=allowed, personal=bias).rows[0] == fifth
+
+
+@pytest.mark.parametrize("how", [SOFTMAX, Attending(3.0), Attending(mode="coarse", k=9)])
+def test_a_bias_of_nothing_is_the_impersonal_search(snapshot: Snapshot, how: Attending) -> None:
+    """To the last bit, in weights and in order."""
+    allowed = snapshot.catalogue.listed
+    plain = search(snapshot, unit(8), limit=100, allowed=allowed, how=how)
+    zero = np.zeros(40, np.float32)
+    found = search(snapshot, unit(8), limit=100, allowed=allowed, how=how, personal=zero)
+    np.testing.assert_array_equal(found.rows, plain.rows)
+    np.testing.assert_array_equal(found.weights, plain.weights)
+    np.testing.assert_array_equal(found.scores, plain.scores)
+
+
+@pytest.mark.parametrize("how", [SOFTMAX, Attending(50.0), Attending(hard=True)])
+def test_the_nearest_items_are_those_of_the_plain_search(
+    snapshot: Snapshot, how: Attending
+) -> None:
+    """Whom a memory may re-rank depends on the text, not on the softmax that is asked for."""
+    allowed = snapshot.catalogue.listed
+    plain = Loop(snapshot.catalogue, unit(9), allowed).order()
+    matches = match(snapshot, unit(9), allowed=allowed, how=how)
+    assert nearest(matches, 7).tolist() == plain[:7]
+    assert nearest(matches, 100).tolist() == plain
+
+
+def test_a_query_is_compared_with_the_keys_once(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weighing them by text alone and then with a memory takes no second product."""
+    compared = []
+    product = models.search._of_units
+
+    def counting(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        compared.append(len(keys))
+        return product(query, keys)
+
+    monkeypatch.setattr(models.search, "_of_units", counting)
+    matches = match(snapshot, unit(9), allowed=snapshot.catalogue.listed)
+    nearest(matches, 7)
+    models.search.search(matches, limit=9, personal=np.ones(40, np.float32))
+    models.search.search(matches, limit=9)
+    assert compared == [len(snapshot.catalogue.keys)]
 
 
 def test_the_personal_bias_is_a_standardised_score() -> None:

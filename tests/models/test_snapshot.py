@@ -5,7 +5,7 @@ import pytest
 
 from models.catalogue import Catalogue, Entry
 from models.ranking import recommend
-from models.search import search
+from models.search import match, search
 from models.snapshot import UNTRAINED, Snapshot, popular_first
 from models.trained import Trained
 from models.user_memory import remember
@@ -146,7 +146,8 @@ def test_an_empty_service_has_a_snapshot() -> None:
         allowed = snapshot.catalogue.listed
         ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=nothing)
         assert len(ranked.rows) == 0
-        assert len(search(snapshot, encode(["x"])[0], limit=3, allowed=allowed).rows) == 0
+        matches = match(snapshot, encode(["x"])[0], allowed=allowed)
+        assert len(search(matches, limit=3).rows) == 0
 
 
 def test_a_model_of_another_text_space_is_refused(made: Trained) -> None:

@@ -190,6 +190,27 @@ def test_recommend_and_search_pass_their_filters(client: Client) -> None:
     assert (search.query, search.asker.user_id) == ("asyncio", "u")
 
 
+def test_a_search_reaches_the_engine_whole(client: Client) -> None:
+    """Every common field of a question is one of a search, and a misspelt one is refused."""
+    common = {
+        "user_id": "u",
+        "history": [{"item_id": "a"}],
+        "visible": {"types": ["like"]},
+        "retrieval": {"mode": "coarse", "k": 10, "probes": 4},
+        "temperature": 0.5,
+        "hard": True,
+        "exclude_self": True,
+        "at": "1970-01-01T00:00:03Z",
+        "explain": 50,
+    }
+    client.post("/v1/score", json={"item_ids": []} | common)
+    client.post("/v1/search", json={"query": "asyncio"} | common)
+    score, search = client.engine.asked
+    assert search.asker == score.asker
+    for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
+        assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
+
+
 def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
     """`any`, `all` and `none` may be repeated; an unknown item is 404."""
     client.post("/v1/items", json={"items": [{"item_id": "a"}, {"item_id": "b"}]})

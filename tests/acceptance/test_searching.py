@@ -1,0 +1,172 @@
+"""Search over HTTP: how its keys are found, and whose memory re-ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.search import FIELD_BIAS, TEMPERATURE
+from models.text import StaticEncoder
+from tests import tiny
+from tests.acceptance.server import Server
+from tests.models import reference
+from tests.tiny import AT, item_id
+
+QUERY = "rocket garlic castle"
+FIELDS = ("title", "description", "tags", "categories")
+EVERY = {"query": QUERY, "limit": 1000, "at": AT}
+SESSION = [
+    {"item_id": item_id(genre, n), "type": kind, "timestamp": f"2026-01-01T11:{10 * genre + n}:00Z"}
+    for genre, n, kind in ((1, 2, "view"), (1, 5, "buy"), (2, 3, "view"), (3, 1, "view"))
+]
+
+
+def ask(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    """The answer to a question, which must be one."""
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def search(http: httpx.Client, **more: Any) -> dict[str, Any]:
+    """All items that the query finds."""
+    return ask(http, "/v1/search", **EVERY | more)
+
+
+class Keys:
+    """Every field key of the catalogue with its logit, in float64, from the items' texts."""
+
+    def __init__(self, http: httpx.Client, temperature: float = 1.0) -> None:
+        items = http.get("/v1/items", params={"limit": 1000}).json()["items"]
+        encoder = StaticEncoder()
+        asked = encoder.encode([QUERY])[0].astype(np.float64).tolist()
+        self.owners: list[str] = []
+        self.fields: list[str] = []
+        self.cosines: list[float] = []
+        self.logits: list[float] = []
+        texts = []
+        for item in items:
+            for name in FIELDS:
+                text = item[name] if isinstance(item[name], str) else ", ".join(item[name])
+                if text:
+                    self.owners.append(item["item_id"])
+                    self.fields.append(name)
+                    texts.append(text)
+        vectors = encoder.encode(texts).astype(np.float16).astype(np.float64)
+        alike = (vectors[:, None] == vectors).all(2).sum(1)  # the order of words is not encoded
+        for vector, count, name in zip(vectors.tolist(), alike, self.fields, strict=True):
+            self.cosines.append(reference.cosine(asked, vector))
+            logit = self.cosines[-1] / (TEMPERATURE * temperature)
+            self.logits.append(logit + FIELD_BIAS.get(name, 0.0) - math.log(count))
+
+    def nearest(self, least: int) -> set[int]:
+        """The keys of largest cosine: so many, and those as near as the last of them."""
+        ranked = sorted(self.cosines, reverse=True)
+        return {at for at, cosine in enumerate(self.cosines) if cosine > ranked[least - 1] - 1e-4}
+
+    def weights(self, kept: set[int], *, hard: bool = False) -> dict[str, float]:
+        """What each item gathers of the softmax over some keys."""
+        places = sorted(kept)
+        found: dict[str, float] = {}
+        each = reference.softmax([self.logits[at] for at in places], 1.0, hard)
+        for at, weight in zip(places, each, strict=True):
+            found[self.owners[at]] = found.get(self.owners[at], 0.0) + weight
+        return found
+
+
+# ------------------------------------------------------------------ how keys are found
+
+
+@pytest.mark.parametrize("retrieval", [{}, {"mode": "auto", "k": 5}, {"mode": "exact", "k": 5}])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 6.0])
+def test_exact_search_is_the_softmax_over_every_field(
+    http: httpx.Client, retrieval: dict[str, Any], temperature: float
+) -> None:
+    """So is what a small catalogue is asked automatically; `k` has no part in it."""
+    keys = Keys(http, temperature)
+    found = search(http, retrieval=retrieval, temperature=temperature)
+    weights = keys.weights(set(range(len(keys.logits))))
+    assert {item["item_id"] for item in found["items"]} == weights.keys()
+    for item in found["items"]:
+        assert item["weight"] == pytest.approx(weights[item["item_id"]], rel=1e-3)
+        assert "mass" not in item
+    assert (found["retrieval"], found["keys"], found["mass"]) == ("exact", len(keys.logits), 1)
+
+
+@pytest.mark.parametrize("least", [1, 4, 23])
+@pytest.mark.parametrize("hard", [False, True])
+def test_coarse_search_is_the_softmax_over_the_items_of_the_nearest_fields(
+    http: httpx.Client, least: int, hard: bool
+) -> None:
+    """Every field of the items that the k nearest belong to; the mass is what all of them hold."""
+    keys = Keys(http)
+    nearest = keys.nearest(least)
+    named = {keys.owners[at] for at in nearest}
+    kept = {at for at, owner in enumerate(keys.owners) if owner in named}
+    whole = keys.weights(set(range(len(keys.logits))), hard=hard)
+    found = search(http, retrieval={"mode": "coarse", "k": len(nearest)}, hard=hard)
+    weights = {name: weight for name, weight in keys.weights(kept, hard=hard).items() if weight}
+    assert {item["item_id"] for item in found["items"]} == weights.keys()
+    for item in found["items"]:
+        assert item["weight"] == pytest.approx(weights[item["item_id"]], rel=1e-3)
+    assert (found["retrieval"], found["keys"]) == ("coarse", len(kept))
+    assert found["mass"] == pytest.approx(sum(whole[name] for name in named), rel=1e-3)
+
+
+def test_coarse_search_with_room_for_every_key_is_exact(http: httpx.Client) -> None:
+    """Items, weights, scores and fields; with somebody's memory too."""
+    askers: list[dict[str, Any]] = [{}, {"user_id": "u3"}, {"history": SESSION}]
+    for who in askers:
+        exact = search(http, **who, retrieval={"mode": "exact"})
+        whole = search(http, **who, retrieval={"mode": "coarse", "k": 1000})
+        assert (exact["retrieval"], whole["retrieval"]) == ("exact", "coarse")
+        assert [item["item_id"] for item in whole["items"]] == [
+            item["item_id"] for item in exact["items"]
+        ]
+        for one, other in zip(whole["items"], exact["items"], strict=True):
+            for name in ("score", "weight", "matched"):
+                assert one[name] == pytest.approx(other[name], rel=1e-4)
+        assert (whole["keys"], whole["mass"]) == (exact["keys"], exact["mass"])
+
+
+def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
+    """Coarse beyond so many keys of what may be answered, exact up to there, unless told."""
+    few = {"filter": {"categories": {"all": ["space", "odd"]}}}
+    with Server(world.copy(tmp_path / "data"), exact_up_to=50) as server, server.client() as http:
+        assert search(http)["retrieval"] == "coarse"
+        assert search(http, retrieval={"mode": "exact"})["retrieval"] == "exact"
+        narrow = search(http, **few)
+        assert (narrow["retrieval"], narrow["keys"]) == ("exact", 4 * 7)
+
+
+# ------------------------------------------------------------------ whose search it is
+
+
+@pytest.mark.parametrize("who", [{"user_id": "u3"}, {"user_id": "u3", "history": SESSION}])
+def test_a_memory_adds_its_standardised_score(http: httpx.Client, who: dict[str, Any]) -> None:
+    """The log of each item's weight grows by (s - mean) / deviation of what /v1/score says."""
+    plain = {item["item_id"]: item["score"] for item in search(http)["items"]}
+    scored = ask(http, "/v1/score", **who, item_ids=list(plain), at=AT)["items"]
+    values = np.array([item["score"] for item in scored])
+    standard = (values - values.mean()) / values.std()
+    expected = {
+        item["item_id"]: plain[item["item_id"]] + added
+        for item, added in zip(scored, standard.tolist(), strict=True)
+    }
+    found = search(http, **who)["items"]
+    assert {item["item_id"]: item["score"] for item in found} == pytest.approx(expected, abs=1e-3)
+    assert [item["item_id"] for item in found] == sorted(expected, key=lambda id_: -expected[id_])
+
+
+def test_a_coarse_memory_makes_the_answer_coarse(http: httpx.Client) -> None:
+    """Each item's mass is that of the memory; the answer's own, that of the keys."""
+    found = search(http, user_id="u3", retrieval={"mode": "coarse", "k": 4})
+    assert found["retrieval"] == "coarse"
+    assert 0 < found["mass"] < 1
+    assert all(0 < item["mass"] < 1 for item in found["items"])
