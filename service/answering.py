@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue import ItemFilter
-from models.explain import Reason, explain
+from models.explain import Reason
 from models.ranking import Ranked, recommend, similar
-from models.scoring import Attending, Scores, score
+from models.scoring import Scores, score
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 from service.asking import Asked, Pasts, attending
 from service.attending import attend_catalogue, attend_user, attend_vectors, vector_of
 from service.embeddings import Embeddings
 from service.errors import Invalid, NotFound
+from service.explaining import reasons_of
 from service.queries import (
     Answer,
     AnsweredItem,
@@ -35,7 +36,7 @@ from service.queries import (
     VectorMemory,
 )
 from service.queries import UserMemory as AskedUser
-from service.searching import found_answer, search_items
+from service.searching import Searched, found_answer, search_items
 from service.serving import Serving
 from service.summaries import Summaries
 from service.telemetry import Stages
@@ -88,7 +89,7 @@ class Answering:
         def answer() -> tuple[Scores, list[list[Reason]]]:
             user = self._summaries.remember(snapshot, asked, at)
             scores = score(snapshot, user, targets, how)
-            return scores, _explained(
+            return scores, reasons_of(
                 snapshot, user, targets, scores, how=how, top=query.asker.explain
             )
 
@@ -123,7 +124,7 @@ class Answering:
                 diversity=query.diversity,
                 how=how,
             )
-            reasons = _explained(
+            reasons = reasons_of(
                 snapshot, user, ranked.rows, ranked.scores, how=how, top=query.asker.explain
             )
             return ranked, reasons
@@ -141,18 +142,25 @@ class Answering:
         return replace(answered, retrieval=ranked.mode)
 
     async def search(self, query: SearchQuery, stages: Stages) -> Answer:
-        """Search items by text; the memory of whoever asks re-ranks what was found."""
+        """Search items by text; the memory of whoever asks re-ranks what was found.
+
+        Reasons are of the score by which it does.
+        """
         snapshot, asked, at = await self._ask(query.asker, stages)
         how = attending(query.asker, self._exact_up_to)
 
-        def answer() -> Answer:
+        def answer() -> Searched:
             text = self._embeddings.query(query.query)
             user = self._summaries.remember(snapshot, asked, at)
             allowed = _allowed(snapshot, query.filter)
-            searched = search_items(query, snapshot, user, text, allowed=allowed, how=how)
-            return found_answer(snapshot, searched)
+            return search_items(query, snapshot, user, text, allowed=allowed, how=how)
 
-        return await self._compute(stages, "attend", answer)
+        searched = await self._compute(stages, "attend", answer)
+        with stages("explain"):
+            named = await self._pasts.explained(
+                snapshot, query.asker.user_id, asked, searched.reasons
+            )
+        return found_answer(query.asker, snapshot, searched, named)
 
     async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
         """Items like one. Raises `NotFound`."""
@@ -240,9 +248,7 @@ class Answering:
     ) -> Answer:
         catalogue = snapshot.catalogue
         with stages("explain"):
-            flat = [reason for group in reasons for reason in group]
-            named = await self._pasts.explained(snapshot, asker.user_id, asked, flat)
-        at = 0  # how many of the named reasons are given out
+            named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
         items = []
         reason = snapshot.personal if scores.memory else "popular"
         for place, (row, total, sequence, attention, prior, mass) in enumerate(
@@ -256,11 +262,6 @@ class Answering:
                 strict=True,
             )
         ):
-            explanation = None
-            if asker.explain:
-                count = len(reasons[place])
-                explanation = named[at : at + count]
-                at += count
             items.append(
                 AnsweredItem(
                     catalogue.vocabulary.id(row),
@@ -268,7 +269,7 @@ class Answering:
                     catalogue.titles[row],
                     parts={"sequence": sequence, "attention": attention, "prior": prior},
                     reason=reason,
-                    explanation=explanation,
+                    explanation=named[place] if asker.explain else None,
                     mass=mass,
                 )
             )
@@ -289,30 +290,3 @@ def _allowed(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
             wanted.published_until,
         )
     )
-
-
-def _explained(
-    snapshot: Snapshot,
-    user: UserMemory,
-    rows: NDArray[np.int32] | Rows,
-    scores: Scores,
-    *,
-    how: Attending,
-    top: int,
-) -> list[list[Reason]]:
-    """The reasons of each of the rows; none where none were asked for."""
-    if not top:
-        return []
-    rest = (scores.sequence + scores.prior).tolist()
-    return [
-        explain(
-            snapshot,
-            user,
-            row,
-            top,
-            how,
-            rest=rest[place],
-            within=None if scores.within is None else scores.within[place],
-        )
-        for place, row in enumerate(rows.tolist())
-    ]

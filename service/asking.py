@@ -93,12 +93,19 @@ class Pasts:
         return Asked(past, rows, seqs, types, interests, whole)
 
     async def explained(
-        self, snapshot: Snapshot, user_id: str | None, asked: Asked, reasons: Sequence[Reason]
-    ) -> tuple[Contribution, ...]:
-        """Reasons with the names of what they speak of."""
-        events = [reason.source for reason in reasons if reason.source >= 0]
+        self,
+        snapshot: Snapshot,
+        user_id: str | None,
+        asked: Asked,
+        reasons: Sequence[Sequence[Reason]],
+    ) -> list[tuple[Contribution, ...]]:
+        """Reasons, of some items each, with the names of what they speak of."""
+        events = [reason.source for each in reasons for reason in each if reason.source >= 0]
         names = await self._event_ids(user_id, asked, events)
-        return tuple(self._contribution(snapshot, asked, reason, names) for reason in reasons)
+        return [
+            tuple(self._contribution(snapshot, asked, reason, names) for reason in each)
+            for each in reasons
+        ]
 
     async def names(self, user_id: str, asked: Asked, sources: Sequence[int]) -> tuple[str, ...]:
         """What rows of a memory are called: event ids, and the interests of profile entries."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.explain import Reason
 from models.scoring import Attending, Scores, score
 from models.search import Found, match, nearest, personal_bias, search
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
-from service.queries import Answer, AnsweredItem, SearchQuery
+from service.explaining import reasons_of
+from service.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
 
 _PERSONAL = 200  # items found by text that a user's memory re-ranks
 
@@ -22,7 +25,8 @@ class Searched:
 
     found: Found
     scores: Scores  # of [P] items; of none without a memory
-    places: NDArray[np.int64]  # [L] of the items found among those, -1 = not re-ranked
+    places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
+    reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
 
 
 def search_items(
@@ -42,7 +46,7 @@ def search_items(
         user: from `remember` with the same snapshot; an empty one re-ranks nothing.
         text: [D] what was asked for, encoded.
         allowed: bool [N], what may be answered.
-        how: the field keys are attended, and the user's memory.
+        how: both are attended, the field keys and the user's memory.
     """
     matches = match(snapshot, text, allowed=allowed, how=how)
     near = nearest(matches, max(_PERSONAL, query.limit)) if len(user) else np.zeros(0, np.int64)
@@ -51,25 +55,39 @@ def search_items(
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
-    return Searched(found, scores, np.array(places, np.int64))
+    top = query.asker.explain
+    reasons = reasons_of(snapshot, user, found.rows, scores, how=how, top=top, places=places)
+    return Searched(found, scores, places, reasons)
 
 
-def found_answer(snapshot: Snapshot, searched: Searched) -> Answer:
-    """The answer to a search."""
+def found_answer(
+    asker: Asker,
+    snapshot: Snapshot,
+    searched: Searched,
+    named: Sequence[tuple[Contribution, ...]],
+) -> Answer:
+    """The answer to a search.
+
+    Args:
+        asker: who asked; without a user or a history there is nobody to explain by.
+        snapshot: the catalogue.
+        searched: what was found.
+        named: the reasons, with names.
+    """
     found, scores, catalogue = searched.found, searched.scores, snapshot.catalogue
     masses = scores.mass.tolist()
+    explained = asker.explain and (asker.user_id is not None or asker.history is not None)
     items = tuple(
         AnsweredItem(
             catalogue.vocabulary.id(row),
             float(found.scores[at]),
             catalogue.titles[row],
+            explanation=named[at] if explained else None,
             weight=float(found.weights[at]),
             matched=found.matched[at],
             mass=masses[place] if place >= 0 else None,
         )
-        for at, (row, place) in enumerate(
-            zip(found.rows.tolist(), searched.places.tolist(), strict=True)
-        )
+        for at, (row, place) in enumerate(zip(found.rows.tolist(), searched.places, strict=True))
     )
     coarse = "coarse" in {found.mode, scores.mode}
     return Answer(

@@ -34,6 +34,7 @@ LAYERS = {
         "histories importing",
         "asking serving",
         "summaries",
+        "explaining",
         "answering attending searching",
         "engine jobs training",
         "showing suggestions",
@@ -50,7 +51,7 @@ HTTP = (
     "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions "
     "bench cli"
 )
-ENGINE = "engine answering attending searching asking serving embeddings summaries"
+ENGINE = "engine answering attending searching explaining asking serving embeddings summaries"
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,

@@ -184,7 +184,11 @@ class AnsweredItemOut(BaseModel):
     title: str
     parts: dict[str, float] | None = Field(None, description="They add up to the score.")
     reason: str | None = Field(None, description="personal, popular or content.")
-    explanation: list[ContributionOut] | None = None
+    explanation: list[ContributionOut] | None = Field(
+        None,
+        description="The events behind the score; in a search, behind the one that re-ranks, which "
+        "is that of /v1/score. Empty where there is none: no memory, or too far down to re-rank.",
+    )
     weight: float | None = Field(None, description="The softmax weight over the item's keys.")
     matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")
     mass: float | None = Field(

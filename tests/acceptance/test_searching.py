@@ -1,4 +1,4 @@
-"""Search over HTTP: how its keys are found, and whose memory re-ranks."""
+"""Search over HTTP: how its keys are found, whose memory re-ranks, and which events that says."""
 
 from __future__ import annotations
 
@@ -164,9 +164,60 @@ def test_a_memory_adds_its_standardised_score(http: httpx.Client, who: dict[str,
     assert [item["item_id"] for item in found] == sorted(expected, key=lambda id_: -expected[id_])
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"temperature": 3.0},
+        {"hard": True},
+        {"exclude_self": True},
+        {"visible": {"types": ["view"], "since": "2025-11-25T00:00:00Z"}},
+        {"at": "2031-01-01T12:00:00Z"},
+        {"retrieval": {"mode": "coarse", "k": 3}},
+        {"retrieval": {"mode": "exact", "k": 3}},
+        {"explain": 2},
+    ],
+)
+@pytest.mark.parametrize("who", [{"user_id": "u3"}, {"user_id": "u3", "history": SESSION}])
+def test_reasons_are_those_of_the_score(
+    http: httpx.Client, who: dict[str, Any], how: dict[str, Any]
+) -> None:
+    """The same events with the same numbers, however the memory is attended; and its mass."""
+    asked = {"at": AT, "explain": 50} | who | how
+    found = search(http, **asked)["items"]
+    scored = ask(http, "/v1/score", item_ids=[item["item_id"] for item in found], **asked)["items"]
+    assert found
+    told = 0
+    for item, other in zip(found, scored, strict=True):
+        assert item["mass"] == pytest.approx(other["mass"], abs=1e-5)
+        assert len(item["explanation"]) == len(other["explanation"])
+        for reason, same in zip(item["explanation"], other["explanation"], strict=True):
+            numbers = {"weight", "contribution", "without"}
+            assert {k: reason[k] for k in reason if k not in numbers} == {
+                k: same[k] for k in same if k not in numbers
+            }
+            for name in numbers:
+                assert reason[name] == pytest.approx(same[name], abs=1e-4)
+            told += 1
+    assert told
+
+
 def test_a_coarse_memory_makes_the_answer_coarse(http: httpx.Client) -> None:
     """Each item's mass is that of the memory; the answer's own, that of the keys."""
     found = search(http, user_id="u3", retrieval={"mode": "coarse", "k": 4})
     assert found["retrieval"] == "coarse"
     assert 0 < found["mass"] < 1
     assert all(0 < item["mass"] < 1 for item in found["items"])
+
+
+def test_without_a_memory_there_are_no_reasons(http: httpx.Client) -> None:
+    """Asked for by nobody they add nothing; a memory that is empty has none."""
+    plain = search(http)
+    asked = search(http, explain=5)
+    assert asked == plain
+    nobodies: list[dict[str, Any]] = [{"user_id": "nobody yet"}, {"history": []}]
+    for who in nobodies:
+        empty = search(http, explain=5, **who)
+        assert [item.pop("explanation") for item in empty["items"]] == [[]] * len(plain["items"])
+        assert empty == plain
+        assert search(http, **who) == plain
