@@ -33,7 +33,10 @@ async def recommend(body: RecommendIn, context: In) -> Response:
 
 @router.post("/v1/search", responses={200: {"model": AnswerOut}})
 async def search(body: SearchIn, context: In) -> Response:
-    """Search the catalogue by meaning, best first, with the fields that matched."""
+    """Search the catalogue by meaning, best first, with the fields that matched.
+
+    With a user, items are re-ranked by the score of each; `explain` names the events behind it.
+    """
     answer = await context.engine.search(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))

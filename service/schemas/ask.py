@@ -196,8 +196,8 @@ class RecommendIn(Ask):
 class SearchIn(Ask):
     """Search the catalogue by text; with a user, the answer is re-ranked for them.
 
-    `retrieval`, `temperature` and `hard` hold for both memories: the fields of the catalogue's
-    items, where `k` is of field keys, and the user's history. `explain` names events of the latter.
+    `retrieval`, `temperature` and `hard` hold for both memories that are attended: the fields of
+    the catalogue's items, and the user's history, whose events `explain` names.
     """
 
     model_config = example(query="gentle introduction to asyncio", limit=10)
