@@ -26,7 +26,7 @@ from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item, User
 from service.registry import Registry, Version
 from service.serving import Serving
-from service.settings import Settings
+from service.settings import Settings, refuse_dimension
 from service.stores.base import Appended, Store
 from service.stores.sqlite import SQLiteStore
 from service.timestamps import to_rfc3339
@@ -247,12 +247,7 @@ async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None)
         Invalid: when the text encoder's dimension is not the configured one.
     """
     encoder = encoder or StaticEncoder()
-    if encoder.dimension != settings.embedding_dim:
-        raise Invalid(
-            "",
-            f"HEED_EMBEDDING_DIM is {settings.embedding_dim}, but the text encoder "
-            f"{encoder.name} gives {encoder.dimension} dimensions: they must agree",
-        )
+    refuse_dimension(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
     store = SQLiteStore(settings.data / STORE_FILE)
     engine = Engine(settings, store, Registry(settings.data / MODELS_FOLDER), encoder=encoder)
