@@ -160,7 +160,8 @@ class Answering:
             named = await self._pasts.explained(
                 snapshot, query.asker.user_id, asked, searched.reasons
             )
-        return found_answer(query.asker, snapshot, searched, named)
+        answered = found_answer(query.asker, snapshot, searched, named)
+        return replace(answered, degraded=self._serving.degraded)
 
     async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
         """Items like one. Raises `NotFound`."""
@@ -180,7 +181,7 @@ class Answering:
             AnsweredItem(catalogue.vocabulary.id(other), float(value), catalogue.titles[other])
             for other, value in zip(rows.tolist(), cosines, strict=True)
         )
-        return Answer(items, snapshot.version)
+        return Answer(items, snapshot.version, degraded=self._serving.degraded)
 
     async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
         """The bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
@@ -273,7 +274,7 @@ class Answering:
                     mass=mass,
                 )
             )
-        return Answer(tuple(items), snapshot.version, scores.mode)
+        return Answer(tuple(items), snapshot.version, scores.mode, degraded=self._serving.degraded)
 
 
 def _allowed(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:

@@ -46,6 +46,7 @@ class Serving:
         self._catalogue_version = 0
         self._token: object = None
         self._snapshot: Snapshot | None = None
+        self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
 
     @property
@@ -54,6 +55,11 @@ class Serving:
         if self._snapshot is None:
             raise RuntimeError("not opened")
         return self._snapshot
+
+    @property
+    def degraded(self) -> bool:
+        """True while what was made current cannot be served, and an older version answers."""
+        return self._degraded
 
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model.
@@ -97,7 +103,7 @@ class Serving:
     async def follow(self) -> None:
         """Serve what another process made current; to be asked now and then.
 
-        What cannot be served is logged, once, and the old version goes on serving.
+        What cannot be served is logged, once, and the old version goes on serving, `degraded`.
         """
         if self._registry.current_token() == self._token:
             return
@@ -111,7 +117,9 @@ class Serving:
                         self._executor, self._load, version, self.snapshot.catalogue
                     )
                     _log.info("serving model %s", version)
+                self._degraded = False
             except HeedError as error:
+                self._degraded = True
                 _log.error(
                     "what was made current is not served, model %s goes on: %s",
                     self.snapshot.version,
@@ -172,6 +180,7 @@ class Serving:
             )
             await loop.run_in_executor(self._executor, self._registry.activate, version)
             self._snapshot = new
+            self._degraded = False
         _log.info("serving model %s", version)
         return new
 

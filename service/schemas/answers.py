@@ -202,7 +202,10 @@ class AnswerOut(BaseModel):
     items: list[AnsweredItemOut]
     model_version: str
     retrieval: str = Field(description="What was done: exact, or coarse where any part of it was.")
-    degraded: bool = Field(description="True when a part that is down was left out.")
+    degraded: bool = Field(
+        description="True when a part that is down was left out: the model that was made current "
+        "cannot be loaded, and an older one answers."
+    )
     keys: int | None = Field(None, description="How many field keys were attended.")
     mass: float | None = Field(
         None, description="Share of the softmax over all field keys that was attended."
