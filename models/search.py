@@ -99,7 +99,7 @@ def match(
     else:
         named = np.zeros(len(catalogue), dtype=np.bool_)
         named[catalogue.owners[_near(snapshot, asked, open_keys, how)]] = True
-        places = np.flatnonzero(named[catalogue.owners] & open_keys)
+        places = np.flatnonzero(named[catalogue.owners])
     everything = len(places) == len(catalogue.keys)
     keys = torch.from_numpy(catalogue.keys if everything else catalogue.keys[places])
     items, item_of = np.unique(catalogue.owners[places].astype(np.int64), return_inverse=True)

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 import models.search
-from models.scoring import SOFTMAX, score
+from models.scoring import SOFTMAX, Attending, score
 from models.user_memory import UserMemory, remember
 from service import searching
 from service.queries import Answer, Asker, Contribution, SearchQuery
 from service.searching import Searched, found_answer, search_items
-from tests.models.small import encode, past, snapshot
+from tests.models.small import encode, past, random_past, snapshot
 
 SERVED = snapshot(15)
 USER = remember(SERVED, past([1, 3], [0, 5]), 9)
 NOBODY = remember(SERVED, past([], []), 9)
 
 
-def find(text: str, limit: int, user: UserMemory) -> Searched:
+def find(text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX) -> Searched:
     """What is found, with every reason."""
     query = SearchQuery(Asker(explain=50), text, limit)
     allowed = SERVED.catalogue.listed
-    return search_items(query, SERVED, user, encode([text])[0], allowed=allowed, how=SOFTMAX)
+    return search_items(query, SERVED, user, encode([text])[0], allowed=allowed, how=how)
 
 
 def answer(found: Searched, asker: Asker) -> Answer:
@@ -34,9 +34,13 @@ def answer(found: Searched, asker: Asker) -> Answer:
     return found_answer(asker, SERVED, found, named)
 
 
-def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some that are further down come up all the same: by their text, and so without a reason."""
-    monkeypatch.setattr(searching, "_PERSONAL", 2)
+@pytest.mark.parametrize("least", [1, 2])
+def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    """As many as are answered, at the least. Some that are further down come up all the same.
+
+    That is by their text, and so without a reason.
+    """
+    monkeypatch.setattr(searching, "_PERSONAL", least)
     moved = 0
     for n in range(15):
         text = f"about {n}"
@@ -70,6 +74,22 @@ def test_a_memory_that_counts_for_nothing_changes_nothing(monkeypatch: pytest.Mo
     np.testing.assert_array_equal(found.weights, plain.weights)
     np.testing.assert_array_equal(found.scores, plain.scores)
     assert found.matched == plain.matched
+
+
+def test_the_answer_is_exact_where_both_memories_were() -> None:
+    """Of thirty keys and of three hundred events, either may be too many."""
+    user = remember(SERVED, random_past(7, 300, 15), 9)
+    modes = {}
+    for limit in (300, 30, 29):
+        found = find("about 3", 5, user, Attending(exact_up_to=limit, k=4))
+        told = answer(found, Asker("u"))
+        modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
+        assert (told.keys, told.mass) == (found.found.keys, found.found.mass)
+    assert modes == {
+        300: ("exact", "exact", "exact"),
+        30: ("exact", "coarse", "coarse"),
+        29: ("coarse", "coarse", "coarse"),
+    }
 
 
 @pytest.mark.parametrize(
