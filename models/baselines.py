@@ -1,4 +1,4 @@
-"""The rankers every model has to beat: popularity, transition counts, EASE.
+"""The rankers every model has to beat: popularity, repeats, transition counts, EASE.
 
 Each is fitted with `fit(log)` and then satisfies `evaluate.Ranker`. None draws random numbers.
 """
@@ -37,6 +37,33 @@ class Popularity:
         """[B, n_items] counts, the same row for everyone (a read-only view)."""
         _same_catalogue(history, len(self.counts))
         return np.broadcast_to(self.counts, (len(users), len(self.counts)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """What a user took most often, ties and the rest by popularity."""
+
+    share: NDArray[np.float32]  # [n_items] popularity, below 1
+    name: str = "repeats"
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Self:
+        """Count the events of each item."""
+        counts = log.item_counts()
+        return cls((counts / (counts.max(initial=0) + 1)).astype(np.float32))
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+    ) -> NDArray[np.float32]:
+        """[B, n_items] the user's own counts + popularity in [0, 1)."""
+        _same_catalogue(history, len(self.share))
+        batch, events = history.gather(users)
+        flat = batch * len(self.share) + history.items[events]
+        own = np.bincount(flat, minlength=len(users) * len(self.share))
+        return own.reshape(len(users), -1).astype(np.float32) + self.share
 
 
 @dataclass(frozen=True, slots=True, eq=False)

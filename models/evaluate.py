@@ -83,10 +83,13 @@ def evaluate(
     k: int = 10,
     batch: int = 256,
     exclude_seen: bool = True,
+    seen: int | None = None,
     use_target_time: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Metrics:
     """Rank each target among all items; with exclude_seen, all but those in the user's history.
+
+    `seen` leaves out the items of that many newest events only.
 
     Ties rank against us: a target stands behind every candidate of the same score, so a constant
     ranker gets nothing. A target that was seen before stays a candidate. use_target_time tells
@@ -105,7 +108,7 @@ def evaluate(
         _check(ranker.name, scores, (len(targets), holdout.history.n_items))
         candidates = np.ones(scores.shape, dtype=np.bool_)
         if exclude_seen:
-            cases, events = holdout.history.gather(holdout.users[rows])
+            cases, events = holdout.history.gather(holdout.users[rows], last=seen)
             candidates[cases, holdout.history.items[events]] = False
         ranks[rows] = _target_ranks(scores, targets, candidates)
         candidates[np.arange(len(targets)), targets] = True

@@ -4,6 +4,10 @@ After the softmax everything is linear. With α the weights, v the values, and o
 point at to raise the score, the attention part of a score is Σ_h Σ_j α^h_j ⟨v^h_j, o^h⟩: row j
 contributes Σ_h α^h_j g^h_j with the gain g^h_j = ⟨v^h_j, o^h⟩. Contributions are signed and exact.
 A large weight on a value that does not matter explains nothing.
+
+The transitions λ log(1 + 2 Σ_j f_j) are a sum over the newest events inside a monotone function of
+one variable: event j contributes the share f_j / Σ f of it. That is its Aumann-Shapley value, the
+gradient along the straight path from no event to all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import torch
 from torch import Tensor
 
 from models.attention import attend
+from models.followers import share
+from models.recommender import Recommender
 from models.scoring import SOFTMAX, Attending
 from models.snapshot import Snapshot
 from models.user_memory import FOREVER, UserMemory
@@ -26,8 +32,9 @@ class Reason(NamedTuple):
 
     source: int  # event of the past; -1 - i is profile entry i
     weight: float  # mean over heads
-    contribution: float  # signed; all rows' sum to the attention part
-    without: float  # the score had this row not been there, the attention part recomputed
+    contribution: float  # signed; all rows' sum to attention + transitions
+    without: float  # the score had this row not been there, attention and transitions recomputed
+    without_exact: float | None = None  # the same with the sequence part: see `models.left_out`
 
 
 @torch.inference_mode()
@@ -41,11 +48,11 @@ def explain(
     rest: float = 0.0,
     within: Tensor | None = None,
 ) -> list[Reason]:
-    """The `top` rows by size of their contribution to one target's attention part.
+    """The `top` rows by size of their contribution to one target's attention and transitions.
 
-    `without` recomputes the attention over what would be left, at the positions the other events
-    would then have, so that it equals the score after deleting the event (the sequence part and
-    the prior, `rest`, are taken as they are).
+    `without` recomputes both over what would be left, at the positions the other events would then
+    have, so that it equals the score after deleting the event (the sequence part and the prior,
+    `rest`, are taken as they are).
 
     Args:
         snapshot: the model and the catalogue.
@@ -59,7 +66,9 @@ def explain(
     if not len(user) or top < 1:
         return []
     if within is not None:  # what was not kept has no part in it, however long the memory is
-        kept = within.any(0).nonzero().flatten()
+        part = within.any(0)
+        part[user.recent] = True
+        kept = part.nonzero().flatten()
         user, within = user.take(kept), within[:, kept]
     tables = snapshot.tables
     keys = user.memory.keys.transpose(0, 1)  # (H, m, d)
@@ -75,14 +84,22 @@ def explain(
     )  # fmt: skip
     weights = found.weights[:, 0]  # (H, m)
     each = contributions(weights, gain)  # (m,)
+    model, item = snapshot.model, int(snapshot.trained_rows[target])
+    shares = _shares(model, user.recent_items, item)
+    if shares.any():
+        part = model.transitions(user.summary, shares.sum()) * shares / shares.sum()
+        each[user.recent[: len(part)]] += part
     order = torch.argsort(each.abs(), descending=True, stable=True)
-    order = order[weights.sum(0)[order] > 0][:top]
+    order = order[(weights.sum(0) > 0)[order] | (each != 0)[order]][:top]
 
     step = max(1, _BLOCK // (len(user) * user.memory.heads))
     without = [
         each_without
         for block in torch.split(order, step)
-        for each_without in _without(snapshot, user, query, gain, visible, block, how).tolist()
+        for each_without in (
+            _without(snapshot, user, query, gain, visible, block, how)
+            + _transitions_without(model, user, item, block)
+        ).tolist()
     ]
     mean = weights.mean(0)
     return [
@@ -124,7 +141,8 @@ def _without(
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
     older = user.distance[rows, None] < user.distance  # (J, m)
     nearer = user.distance - (older & (user.distance < FOREVER)).long()
-    shifted = snapshot.model.recency(nearer[:, None], user.age.expand(len(rows), 1, -1))
+    shifted = snapshot.model.recency(nearer, user.age.expand(len(rows), -1))  # (H, J, m)
+    shifted = shifted.transpose(0, 1)[:, :, None]  # (J, H, 1, m)
     left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
     left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
     return attend(
@@ -136,3 +154,20 @@ def _without(
         temperature=how.temperature,
         hard=how.hard,
     ).context.sum((1, 2, 3))
+
+
+def _shares(model: Recommender, items: Tensor, target: int) -> Tensor:
+    """What each of the newest events adds to F(target), [at most DEPTH]."""
+    if not model.has_transitions:
+        return torch.zeros(0)
+    return share(model.followers, items, target)
+
+
+def _transitions_without(model: Recommender, user: UserMemory, target: int, rows: Tensor) -> Tensor:
+    """The transitions part [J] without each of the rows [J], older events a place nearer."""
+    if not model.has_transitions or not len(rows):
+        return torch.zeros(len(rows))
+    totals = [
+        share(model.followers, user.recent_items[user.recent != row], target).sum() for row in rows
+    ]
+    return model.transitions(user.summary, torch.stack(totals))

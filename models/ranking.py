@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.followers import followed
 from models.scoring import SOFTMAX, Attending, Scores, score
 from models.snapshot import Snapshot, popular_first
 from models.user_memory import UserMemory
@@ -81,10 +82,11 @@ def recommend(
 def candidates(
     snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
 ) -> Rows:
-    """The `count` allowed items of the largest approximate score, rows in no order.
+    """The allowed items of the largest approximate score, at most twice `count`, by row.
 
-    One inner product with the user's pooled query stands in for every target's own attention; the
-    index answers for the items it holds, and newer ones are compared exactly beside it.
+    What most followed the newest items is among them. For the rest one inner product with the
+    user's pooled query stands in for every target's own attention; the index answers for the items
+    it holds, and newer ones are compared exactly beside it.
     """
     query = snapshot.model.candidate_query(
         user.summary, user.memory.values.transpose(0, 1), user.bias
@@ -99,7 +101,20 @@ def candidates(
         near = snapshot.candidate_keys[first:] @ query
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
-    return np.concatenate([found, open_rows])
+    followers = _followers(snapshot, user, count)
+    return np.unique(np.concatenate([found, open_rows, followers[allowed[followers]]]))
+
+
+def _followers(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
+    """The items that most followed the newest ones, which the pooled query knows nothing of."""
+    trained = snapshot.trained
+    if trained is None or not snapshot.model.has_transitions or not len(user.recent):
+        return np.zeros(0, dtype=np.int64)
+    total = followed(snapshot.model.followers, user.recent_items)
+    top = torch.topk(total, min(count, len(total)))
+    items = top.indices[top.values > 0].tolist()
+    ids = [trained.item_ids[item] for item in items]
+    return snapshot.catalogue.rows(ids).astype(np.int64)
 
 
 @torch.inference_mode()
@@ -152,6 +167,7 @@ def _take(scores: Scores, order: Tensor) -> Scores:
     return scores._replace(
         total=scores.total[order],
         sequence=scores.sequence[order],
+        transitions=scores.transitions[order],
         attention=scores.attention[order],
         prior=scores.prior[order],
         mass=scores.mass[order],

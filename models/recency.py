@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 POSITION_BUCKETS = 32
 AGE_BUCKETS = 40
+BUCKETS = POSITION_BUCKETS * AGE_BUCKETS  # of position and age together
 _EXACT = 16  # distances below this have a bucket each
 
 
@@ -30,8 +31,22 @@ def age_bucket(age: Tensor) -> Tensor:
 
     Args:
         age: integers of any shape; negative (a clock that ran backwards) counts as 0.
+
+    Returns:
+        Tensor: int32, of the same shape.
     """
-    return torch.bucketize(age.contiguous(), _AGE_EDGES, right=True)
+    edges = _AGE_EDGES.to(age.device)
+    return torch.bucketize(age.contiguous(), edges, right=True, out_int32=True)
+
+
+def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
+    """The bucket of position and age together: int32 in [0, BUCKETS), position-major.
+
+    Args:
+        distance: integers, broadcastable against `age`.
+        age: integers in microseconds.
+    """
+    return age_bucket(age) + (position_bucket(distance) * AGE_BUCKETS).int()
 
 
 def _age_edges() -> Tensor:
@@ -53,38 +68,37 @@ _AGE_EDGES = _age_edges()
 
 
 class RecencyBias(nn.Module):
-    """A per-head bias b_h = P_h[position bucket] + T_h[age bucket] on attention scores.
+    """A per-head bias b_h = P_h[position] + T_h[age] + J_h[position, age] on attention scores.
 
     P starts as a line falling with the bucket, at a slope of its own for each head (from flat to
-    steep, as ALiBi does), so that heads differ in reach before anything is learned; T starts at 0.
+    steep, as ALiBi does), so that heads differ in reach before anything is learned; T and J start
+    at 0.
     """
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        fall = -torch.linspace(0, 1, POSITION_BUCKETS)[:, None]
-        self.position = nn.Parameter(fall * torch.linspace(0, 4, heads))  # [buckets, H]
-        self.age = nn.Parameter(torch.zeros(AGE_BUCKETS, heads))  # [buckets, H]
+        fall = -torch.linspace(0, 1, POSITION_BUCKETS)
+        self.position = nn.Parameter(torch.linspace(0, 4, heads)[:, None] * fall)  # [H, positions]
+        self.age = nn.Parameter(torch.zeros(heads, AGE_BUCKETS))
+        self.joint = nn.Parameter(torch.zeros(heads, BUCKETS))
 
-    def forward(self, distance: Tensor, age: Tensor, visible: Tensor | None = None) -> Tensor:
-        """The bias [..., H, *last two] for distances in events and ages in microseconds.
+    def table(self) -> Tensor:
+        """The bias of every bucket of `recency_bucket`, [H, BUCKETS]."""
+        sums: Tensor = (self.position[:, :, None] + self.age[:, None, :]).flatten(1) + self.joint
+        return sums
+
+    def forward(self, distance: Tensor, age: Tensor) -> Tensor:
+        """The bias [H, ...] for distances in events and ages in microseconds [...].
 
         Args:
-            distance: integers, broadcastable against `age`, [..., Q, K].
-            age: integers [..., Q, K].
-            visible: bool, of the shape of `distance`; where False the bias is -inf.
-
-        Returns:
-            Tensor: [..., H, Q, K].
+            distance: integers, broadcastable against `age`.
+            age: integers [...].
         """
-        near = _looked_up(position_bucket(distance), self.position)
-        if visible is not None:  # masked while it is small, before it meets the batch
-            near = near.masked_fill(~visible, -torch.inf)
-        old = _looked_up(age_bucket(age), self.age)  # (H, ..., Q, K)
-        return near.movedim(0, -3) + old.movedim(0, -3)
+        return looked_up(recency_bucket(distance, age), self.table())
 
 
 class _Lookup(torch.autograd.Function):
-    """table[bucket] by head: indices [...] and a table [buckets, H] -> [H, ...].
+    """table[:, bucket]: indices [...] and a table [H, buckets] -> [H, ...].
 
     The gradient of a small table is a weighted count of its indices, which is several times
     faster than the scatter-add of an embedding's backward.
@@ -93,19 +107,21 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bucket: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(bucket)
-        ctx.size = len(table)
-        columns = table.T.contiguous()  # (H, buckets)
-        return columns.index_select(1, bucket.reshape(-1)).view(len(columns), *bucket.shape)
+        ctx.size = table.shape[1]
+        return table.index_select(1, bucket.reshape(-1)).view(len(table), *bucket.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (bucket,) = ctx.saved_tensors
-        flat = bucket.reshape(-1)
-        counts = [
-            torch.bincount(flat, weights=head.reshape(-1), minlength=ctx.size) for head in gradient
-        ]
-        return None, torch.stack(counts, dim=1).to(gradient.dtype)
+        return None, counted(bucket.reshape(-1), gradient.flatten(1), ctx.size)
 
 
-def _looked_up(bucket: Tensor, table: Tensor) -> Tensor:
+def looked_up(bucket: Tensor, table: Tensor) -> Tensor:
+    """table[:, bucket] with a fast gradient: bucket [...], table [H, buckets] -> [H, ...]."""
     return cast(Tensor, _Lookup.apply(bucket, table))  # type: ignore[no-untyped-call]
+
+
+def counted(bucket: Tensor, weights: Tensor, size: int) -> Tensor:
+    """Sums of the weights [H, n] by bucket [n]: [H, size]."""
+    heads = [torch.bincount(bucket, weights=head, minlength=size) for head in weights]
+    return torch.stack(heads).to(weights.dtype)

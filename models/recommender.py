@@ -1,10 +1,11 @@
 """The recommender: item tower, history encoder and target cross-attention as one module.
 
-    s(u, c) = ⟨x_c, h_u⟩  +  Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩  +  prior_c
-               sequence        target attention                 popularity
+    s(u, c) = ⟨x_c, h_u⟩ + λ(h_u) log(1 + 2 F_u(c)) + Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + prior_c
+               sequence     transitions                target attention              popularity
 
-x is the item tower's vector, h_u the encoder's summary of the recent events, α the softmax over
-the user's memory with per-head position and age biases, v = W_V x and o_c = W_O^T x_c.
+x is the item tower's vector, h_u the encoder's summary of the recent events as asked at a time,
+F_u(c) how often c followed the user's last items in other histories, α the softmax over the user's
+memory with per-head position and age biases, v = W_V x and o_c = W_O^T x_c.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 
 from models.attention import context_only
 from models.encoder import HistoryEncoder
+from models.followers import Followers
 from models.heads import MultiHeadAttention, merge_heads, split_heads
-from models.recency import RecencyBias
+from models.recency import POSITION_BUCKETS, RecencyBias
+
+UNBOUNDED = 2**60  # microseconds, a horizon that no request is beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +34,17 @@ class RecommenderConfig:
 
     items: int  # rows of the id embedding
     content: int = 256  # dimension of the text embeddings
-    dim: int = 64
+    dim: int = 128
     heads: int = 4
-    blocks: int = 2  # of the history encoder; 0 leaves the sequence part out
+    blocks: int = 3  # of the history encoder; 0 leaves the sequence and the transitions out
+    followers: int = 512  # kept of each item; 0 leaves the transitions out
     window: int = 200  # recent events that the encoder reads
     dropout: float = 0.3
     tied: bool = False  # W_V = W_K
 
     def __post_init__(self) -> None:
         least = {"items": 0, "content": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
-        for name, lowest in least.items():
+        for name, lowest in {**least, "followers": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < lowest:
                 raise ValueError(
@@ -71,6 +76,10 @@ class ItemTables(NamedTuple):
 class Recommender(nn.Module):
     """Trained by `models.train.fit`, served through its `tables`."""
 
+    columns: Tensor
+    counts: Tensor
+    horizon: Tensor
+
     def __init__(self, config: RecommenderConfig) -> None:
         super().__init__()
         self.config = config
@@ -86,11 +95,39 @@ class Recommender(nn.Module):
             if config.blocks
             else None
         )
+        self.scale = nn.Linear(dim, 1)  # λ, of the transitions
+        nn.init.zeros_(self.scale.weight)
+        nn.init.constant_(self.scale.bias, 0.5)
+        shape = (config.items, config.followers)
+        self.register_buffer("columns", torch.full(shape, config.items, dtype=torch.int32))
+        self.register_buffer("counts", torch.zeros(shape))
+        self.register_buffer("horizon", torch.tensor(UNBOUNDED))  # microseconds, see `within`
         self.norm = nn.LayerNorm(dim)
         self.cross = MultiHeadAttention(dim, config.heads, tied=config.tied)
-        nn.init.normal_(self.cross.w_o.weight, std=0.5 / dim**0.5)
+        nn.init.zeros_(self.cross.w_o.weight)  # nothing is attended before something is learned
         self.recency = RecencyBias(config.heads)
         self.prior = nn.Parameter(torch.zeros(max(1, config.items)))
+
+    @property
+    def has_transitions(self) -> bool:
+        """Whether there is such a part; λ is read off the summary, so that needs an encoder."""
+        return self.encoder is not None and self.config.followers > 0
+
+    @property
+    def followers(self) -> Followers:
+        """What follows each item, by rows of the id embedding."""
+        return Followers(self.columns, self.counts)
+
+    def memorise(self, kept: Followers, horizon: int) -> None:
+        """Take these as what follows each item, and a horizon in microseconds.
+
+        Raises ValueError for followers of another shape.
+        """
+        shape = (self.config.items, self.config.followers)
+        if kept.columns.shape != shape or kept.counts.shape != shape:
+            raise ValueError(f"followers must be {shape}, not {tuple(kept.columns.shape)}")
+        self.columns, self.counts = kept.columns, kept.counts
+        self.horizon = torch.tensor(horizon)
 
     # ------------------------------------------------------------------ item tower
 
@@ -130,14 +167,31 @@ class Recommender(nn.Module):
         outputs = split_heads(normed @ self.cross.w_o.weight, self.config.heads)
         return ItemTables(vectors, self.cross.queries(normed), keys, values, outputs, prior)
 
-    # ------------------------------------------------------------------ the two parts
+    # ------------------------------------------------------------------ the parts
 
-    def summaries(self, events: Tensor, timestamps: Tensor) -> Tensor:
+    def summaries(self, events: Tensor, timestamps: Tensor, asked: Tensor) -> Tensor:
         """h_t of each prefix, [B, L, dim]; zero without an encoder. Arguments as the encoder's."""
         if self.encoder is None or events.shape[1] == 0:
             return torch.zeros_like(events)
-        summary: Tensor = self.encoder(events, timestamps)
+        summary: Tensor = self.encoder(events, timestamps, asked)
         return summary
+
+    def within(self, asked: Tensor, newest: Tensor) -> Tensor:
+        """A request's time, no longer after the newest event than nearly all of training was.
+
+        A time further off says nothing more, and was never learned. All int64 microseconds.
+        """
+        return torch.minimum(asked, newest + self.horizon)
+
+    def transitions(self, summary: Tensor, total: Tensor) -> Tensor:
+        """λ(h) log(1 + 2F).
+
+        Args:
+            summary: h, [..., dim].
+            total: F of the targets, [..., T].
+        """
+        part: Tensor = self.scale(summary) * torch.log1p(2 * total)
+        return part
 
     def target_attention(
         self, tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor
@@ -157,7 +211,7 @@ class Recommender(nn.Module):
         return torch.einsum("bhnd,hnd->bn", context, tables.outputs)
 
     def target_attention_prefixes(
-        self, tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor
+        self, queries: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, bias: Tensor
     ) -> Tensor:
         """The same for T prefixes of each history at once, in matrix products.
 
@@ -167,7 +221,8 @@ class Recommender(nn.Module):
         L exponentials a target instead of T·L.
 
         Args:
-            tables: the targets, N items.
+            queries: of N targets for each history or for all, [B, H, N, d] or [H, N, d].
+            outputs: likewise.
             keys: [B, H, L, d].
             values: [B, H, L, d].
             bias: [B, H, T, L]; -inf hides a row from a prefix; no prefix may be empty.
@@ -175,13 +230,13 @@ class Recommender(nn.Module):
         Returns:
             Tensor: [B, T, N].
         """
-        score = (tables.queries @ keys.mT) / keys.shape[-1] ** 0.5  # (B, H, N, L)
-        gain = tables.outputs @ values.mT  # (B, H, N, L)
+        score = (queries @ keys.mT).float() / keys.shape[-1] ** 0.5  # (B, H, N, L)
+        gain = outputs @ values.mT  # (B, H, N, L)
         # Softmax does not see what is subtracted from all its scores; the peaks keep e^x small.
         shared = torch.exp(score - score.detach().amax(-1, keepdim=True))
         prefix = torch.exp(bias - bias.detach().amax(-1, keepdim=True)).mT  # (B, H, L, T)
-        total = shared @ prefix
-        weighted = (shared * gain) @ prefix
+        total = (shared @ prefix).float()
+        weighted = ((shared * gain) @ prefix).float()
         # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.
         return (weighted / total.clamp(min=1e-30)).sum(1).mT  # (B, N, T) -> (B, T, N)
 
@@ -219,7 +274,9 @@ def identity(dimension: int) -> Recommender:
     Args:
         dimension: of the text embeddings.
     """
-    config = RecommenderConfig(items=0, content=dimension, dim=dimension, heads=1, blocks=0)
+    config = RecommenderConfig(
+        items=0, content=dimension, dim=dimension, heads=1, blocks=0, followers=0
+    )
     model = Recommender(config)
     eye = torch.eye(dimension)
     with torch.no_grad():
@@ -229,5 +286,5 @@ def identity(dimension: int) -> Recommender:
             if projection is not None:
                 projection.weight.copy_(eye)
         model.cross.w_o.weight.copy_(eye / dimension)
-        model.recency.position.copy_(-torch.linspace(0, 1, len(model.recency.position))[:, None])
+        model.recency.position.copy_(-torch.linspace(0, 1, POSITION_BUCKETS))
     return model.eval()

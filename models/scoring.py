@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.attention import attend, context_only, exclude_self
 from models.coarse import CoarseIndex
+from models.followers import followed
 from models.memory import KeyValueMemory
 from models.retrieval import index_heads, retrieve
 from models.snapshot import Snapshot
@@ -55,10 +56,11 @@ SOFTMAX = Attending()
 
 
 class Scores(NamedTuple):
-    """Scores of T targets: total = sequence + attention + prior."""
+    """Scores of T targets: total = sequence + transitions + attention + prior."""
 
     total: Tensor  # [T]
     sequence: Tensor  # [T]
+    transitions: Tensor  # [T]
     attention: Tensor  # [T]
     prior: Tensor  # [T]
     mass: Tensor  # [T] share of the full softmax that was attended, least of the heads
@@ -88,6 +90,7 @@ def score(
     tables = snapshot.tables
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     sequence = tables.vectors[chosen] @ user.summary
+    transitions = _transitions(snapshot, user, chosen)
     prior = tables.prior[chosen]
     mode = how.over(len(user))
     within = None
@@ -99,13 +102,23 @@ def score(
         step = max(1, _TARGET_BLOCK // (len(user) * user.memory.heads))
         parts = [_attend_exact(snapshot, user, block, how) for block in torch.split(chosen, step)]
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
-    total = sequence + attention + prior
-    return Scores(total, sequence, attention, prior, mass, within, mode, len(user))
+    total = sequence + transitions + attention + prior
+    return Scores(total, sequence, transitions, attention, prior, mass, within, mode, len(user))
 
 
 def head_indexes(memory: KeyValueMemory) -> tuple[CoarseIndex, ...]:
     """One coarse index for each head of a user's memory, over its keys and its bias."""
     return index_heads(memory, "ivf" if len(memory) > _CLUSTERED_FROM else "flat")
+
+
+def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
+    """The transitions part [T]: what followed the newest items in other histories."""
+    model = snapshot.model
+    if not model.has_transitions or not len(user.recent):
+        return torch.zeros(len(targets))
+    rows = snapshot.trained_rows[targets]
+    total = followed(model.followers, user.recent_items)[rows.clamp(min=0)] * (rows >= 0)
+    return model.transitions(user.summary, total)
 
 
 def _attend_exact(

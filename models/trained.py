@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from models.recommender import Recommender, RecommenderConfig
+from models.recommender import UNBOUNDED, Recommender, RecommenderConfig
 
 Counts = NDArray[np.int64]
 
-FORMAT = 1
+FORMAT = 2
+_EVENTS = "events"  # the tensor of events per item
+_WHOLE = {"columns": torch.int32, "horizon": torch.int64}  # tensors of whole numbers
 WEIGHTS, DESCRIPTION, ITEMS = "weights.safetensors", "model.json", "items.json"
 
 
@@ -48,11 +50,18 @@ class Trained:
         for name, weight in self.model.state_dict().items():
             if not torch.isfinite(weight).all():
                 raise ValueError(f"weight {name} is not finite everywhere")
+        columns, counts = self.model.followers
+        if ((columns < 0) | (columns > items)).any():
+            raise ValueError(f"followers must be rows of {items} items, or {items} for none")
+        if (counts < 0).any():
+            raise ValueError("counts of followers must not be negative")
+        if not 0 <= int(self.model.horizon) <= UNBOUNDED:
+            raise ValueError(f"the horizon must be in [0, {UNBOUNDED}] microseconds")
 
     def pack(self) -> dict[str, bytes]:
         """Named byte strings: safetensors and JSON, nothing pickled."""
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
-        tensors["counts"] = torch.from_numpy(self.counts)
+        tensors[_EVENTS] = torch.from_numpy(self.counts)
         description = {
             "format": FORMAT,
             "config": self.model.config.as_dict(),
@@ -92,16 +101,19 @@ class Trained:
             _check_distinct(item_ids)
         with _blamed(WEIGHTS):
             tensors = load(files[WEIGHTS])
-            counts = tensors.pop("counts")
+            counts = tensors.pop(_EVENTS)
             if counts.dtype != torch.int64:
                 raise ValueError(f"counts must be int64, not {counts.dtype}")
             for name, weight in tensors.items():
-                if weight.dtype != torch.float32:
-                    raise ValueError(f"weight {name} must be float32, not {weight.dtype}")
+                wanted = _WHOLE.get(name, torch.float32)
+                if weight.dtype != wanted:
+                    raise ValueError(f"weight {name} must be {wanted}, not {weight.dtype}")
             # Before a model of the size that the description claims takes any memory.
-            last = f"encoder.blocks.{config.blocks - 1}.qkv.weight"
-            if tensors["content.weight"].shape != (config.dim, config.content) or (
-                config.blocks and last not in tensors
+            last = f"encoder.blocks.{config.blocks - 1}.out.weight"
+            if (
+                tensors["content.weight"].shape != (config.dim, config.content)
+                or tensors["columns"].shape != (config.items, config.followers)
+                or (config.blocks and last not in tensors)
             ):
                 raise ValueError(f"its weights are not of the shape that {DESCRIPTION} gives")
             model = Recommender(config)

@@ -1,17 +1,21 @@
-"""A user's memory: keys and values of what they did and said, and the summary of the recent."""
+"""A user's memory: keys and values of what they did and said, and what the encoder read of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.batches import window_start
+from models.encoder import EncoderState
+from models.followers import DEPTH
 from models.memory import KeyValueMemory
-from models.recommender import ItemTables
+from models.recommender import ItemTables, Recommender
 from models.snapshot import Snapshot
 
 Vector = NDArray[np.float32]
@@ -38,6 +42,27 @@ class Past:
         """No event and no profile."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
+    def without(self, source: int) -> Past:
+        """This past without one event, or without profile entry -1 - source where that is below 0.
+
+        Raises IndexError where there is no such event or entry.
+        """
+        if source < 0:
+            entry, content = -1 - source, self.profile_content
+            return replace(
+                self,
+                profile_rows=np.delete(self.profile_rows, entry),
+                profile_content=None if content is None else np.delete(content, entry, 0),
+            )
+        return replace(
+            self,
+            rows=np.delete(self.rows, source),
+            timestamps=np.delete(self.timestamps, source),
+            weights=np.delete(self.weights, source),
+            visible=None if self.visible is None else np.delete(self.visible, source),
+            vectors={at - (at > source): own for at, own in self.vectors.items() if at != source},
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserMemory:
@@ -51,12 +76,19 @@ class UserMemory:
     age: Tensor  # int64 [m] microseconds at the request
     log_weights: Tensor  # [m]
     summary: Tensor  # [dim] h_u, zero without events
+    recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
+    recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
+    past: Past  # what this is the memory of
+    at: int  # microseconds, the request's time
+    encoded: Encoded | None  # what the summary was read from, unless it was given
 
     def __len__(self) -> int:
         return len(self.memory)
 
     def take(self, rows: Tensor) -> UserMemory:
-        """The memory of these rows [k] alone, int64; their places and ages stay."""
+        """The memory of these rows [k] alone, the recent among them; places and ages stay."""
+        moved = torch.full((len(self),), -1)
+        moved[rows] = torch.arange(len(rows))
         return UserMemory(
             self.memory.take(rows),
             self.bias[:, rows],
@@ -66,24 +98,62 @@ class UserMemory:
             self.age[rows],
             self.log_weights[rows],
             self.summary,
+            moved[self.recent],
+            self.recent_items,
+            self.past,
+            self.at,
+            self.encoded,
         )
 
 
+class Encoded(NamedTuple):
+    """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""
+
+    start: int  # the first event on an item that was read
+    events: Tensor  # [n, dim] item vectors
+    state: EncoderState  # with their timestamps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.events.nbytes + self.state.nbytes
+
+
 @torch.inference_mode()
-def summarise(snapshot: Snapshot, past: Past) -> Tensor:
-    """h_u [dim], the encoder's summary of the newest events that can be seen; zero without any."""
-    model = snapshot.model
-    source, rows = _attendable(snapshot, past)
-    items = rows[rows >= 0][-model.config.window :]
-    if model.encoder is None or not len(items):
-        return torch.zeros(model.config.dim)
-    times = torch.from_numpy(past.timestamps[source])[rows >= 0][-model.config.window :]
-    return model.summaries(snapshot.tables.vectors[items][None], times[None])[0, -1]
+def encode(snapshot: Snapshot, past: Past, before: Encoded | None = None) -> Encoded | None:
+    """What the encoder keeps of the newest events that can be seen; None without an encoder.
+
+    Args:
+        snapshot: the model and the catalogue.
+        past: what the asker did.
+        before: from an earlier call with the same model. Where it read a beginning of the same
+            events, with the same vectors, only the rest is computed; else it is of no use.
+    """
+    encoder = snapshot.model.encoder
+    if encoder is None:
+        return None
+    source, rows = attendable(snapshot, past)
+    on_items = rows >= 0
+    items, times = rows[on_items], torch.from_numpy(past.timestamps[source])[on_items]
+    start = window_start(len(items), snapshot.model.config.window)
+    events, times = snapshot.tables.vectors[items[start:]], times[start:]
+    state, read = encoder.begin(), 0
+    if before is not None and before.start == start and len(before.events) <= len(events):
+        size = len(before.events)
+        same = torch.equal(before.state.timestamps, times[:size])
+        if same and torch.equal(before.events, events[:size]):
+            state, read = before.state, size
+    return Encoded(start, events, encoder.append(state, events[read:], times[read:]))
 
 
 @torch.inference_mode()
 def remember(
-    snapshot: Snapshot, past: Past, at: int, *, summary: Tensor | None = None
+    snapshot: Snapshot,
+    past: Past,
+    at: int,
+    *,
+    encoded: Encoded | None = None,
+    summary: Tensor | None = None,
 ) -> UserMemory:
     """The memory of a past: what cannot be seen is left out as if it had never happened.
 
@@ -91,10 +161,11 @@ def remember(
         snapshot: whose tables hold the keys and values.
         past: what the asker did.
         at: the request's time, microseconds UTC; an event after it has age 0.
-        summary: from `summarise` with the same arguments, where the caller has it.
+        encoded: from `encode` with the same snapshot and past, where the caller has it.
+        summary: h_u [dim], where the caller has even that.
     """
     tables = snapshot.tables
-    source, rows = _attendable(snapshot, past)
+    source, rows = attendable(snapshot, past)
     keys = _heads_last(tables.keys, rows)  # (n, H, d)
     values = _heads_last(tables.values, rows)
     own = [(at_row, past.vectors[int(event)]) for at_row, event in enumerate(source)
@@ -114,7 +185,10 @@ def remember(
     age = (at - times).clamp(min=0)
 
     if summary is None:
-        summary = summarise(snapshot, past)
+        encoded = encode(snapshot, past) if encoded is None else encoded
+        summary = _summary(snapshot.model, encoded, at)
+    recent = (rows >= 0).nonzero().flatten().flip(0)[: DEPTH + 1]
+    recent_items = snapshot.trained_rows[rows[recent]]
     profile = _profile(snapshot, past)
     if profile is not None:
         extra_keys, extra_values, extra_rows = profile
@@ -126,12 +200,34 @@ def remember(
         age = torch.cat([age, torch.full((count,), FOREVER)])
         log_weights = torch.cat([log_weights, torch.zeros(count)])
         source = np.concatenate([source, -1 - np.arange(count)])
-    bias = snapshot.model.recency(distance[None], age[None])[:, 0] + log_weights  # (H, m)
+    bias = snapshot.model.recency(distance, age) + log_weights  # (H, m)
     memory = KeyValueMemory(keys, values, bias=bias)
-    return UserMemory(memory, bias, rows, source, distance, age, log_weights, summary)
+    return UserMemory(
+        memory,
+        bias,
+        rows,
+        source,
+        distance,
+        age,
+        log_weights,
+        summary,
+        recent,
+        recent_items,
+        past,
+        at,
+        encoded,
+    )
 
 
-def _attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tensor]:
+def _summary(model: Recommender, encoded: Encoded | None, at: int) -> Tensor:
+    """h_u [dim] as asked at a time."""
+    if model.encoder is None or encoded is None or not len(encoded.state):
+        return torch.zeros(model.config.dim)
+    asked = model.within(torch.tensor(at), encoded.state.timestamps[-1])
+    return model.encoder.summarise(encoded.state, int(asked))
+
+
+def attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tensor]:
     """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
     inside = (past.rows >= 0) & (past.rows < len(snapshot.known))
     attendable = np.zeros(len(past.rows), dtype=np.bool_)

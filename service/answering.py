@@ -20,6 +20,7 @@ from models.user_memory import UserMemory
 from service.asking import Asked, Pasts, attending
 from service.attending import attend_catalogue, attend_user, attend_vectors, vector_of
 from service.embeddings import Embeddings
+from service.encodings import Encodings
 from service.errors import Invalid, NotFound
 from service.explaining import reasons_of
 from service.queries import (
@@ -38,7 +39,6 @@ from service.queries import (
 from service.queries import UserMemory as AskedUser
 from service.searching import Searched, found_answer, search_items
 from service.serving import Serving
-from service.summaries import Summaries
 from service.telemetry import Stages
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class Answering:
         *,
         workers: Executor,
         exact_up_to: int,
+        encoding_cache_bytes: int,
         clock: Callable[[], int],
     ) -> None:
         self._serving = serving
@@ -73,7 +74,7 @@ class Answering:
         self._workers = workers
         self._exact_up_to = exact_up_to
         self._clock = clock
-        self._summaries = Summaries()
+        self._encodings = Encodings(encoding_cache_bytes)
 
     async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
@@ -87,11 +88,9 @@ class Answering:
         how = attending(query.asker, self._exact_up_to)
 
         def answer() -> tuple[Scores, list[list[Reason]]]:
-            user = self._summaries.remember(snapshot, asked, at)
+            user = self._encodings.remember(snapshot, asked, at)
             scores = score(snapshot, user, targets, how)
-            return scores, reasons_of(
-                snapshot, user, targets, scores, how=how, top=query.asker.explain
-            )
+            return scores, reasons_of(snapshot, user, targets, scores, how=how, asker=query.asker)
 
         scores, reasons = await self._compute(stages, "attend", answer)
         return await self._answer(
@@ -114,7 +113,7 @@ class Answering:
         excluded = excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
 
         def answer() -> tuple[Ranked, list[list[Reason]]]:
-            user = self._summaries.remember(snapshot, asked, at)
+            user = self._encodings.remember(snapshot, asked, at)
             ranked = recommend(
                 snapshot,
                 user,
@@ -125,7 +124,7 @@ class Answering:
                 how=how,
             )
             reasons = reasons_of(
-                snapshot, user, ranked.rows, ranked.scores, how=how, top=query.asker.explain
+                snapshot, user, ranked.rows, ranked.scores, how=how, asker=query.asker
             )
             return ranked, reasons
 
@@ -151,7 +150,7 @@ class Answering:
 
         def answer() -> Searched:
             text = self._embeddings.query(query.query)
-            user = self._summaries.remember(snapshot, asked, at)
+            user = self._encodings.remember(snapshot, asked, at)
             allowed = _allowed(snapshot, query.filter)
             return search_items(query, snapshot, user, text, allowed=allowed, how=how)
 
@@ -211,7 +210,7 @@ class Answering:
         snapshot, past, at = await self._ask(asker, stages)
 
         def answer() -> tuple[Attended, UserMemory]:
-            user = self._summaries.remember(snapshot, past, at)
+            user = self._encodings.remember(snapshot, past, at)
             return attend_user(query, snapshot, user, asked, self._exact_up_to), user
 
         attended, user = await self._compute(stages, "attend", answer)
@@ -252,23 +251,17 @@ class Answering:
             named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
         items = []
         reason = snapshot.personal if scores.memory else "popular"
-        for place, (row, total, sequence, attention, prior, mass) in enumerate(
-            zip(
-                rows.tolist(),
-                scores.total.tolist(),
-                scores.sequence.tolist(),
-                scores.attention.tolist(),
-                scores.prior.tolist(),
-                scores.mass.tolist(),
-                strict=True,
-            )
+        parts = ("sequence", "transitions", "attention", "prior")
+        columns = zip(*(getattr(scores, part).tolist() for part in parts), strict=True)
+        for place, (row, total, values, mass) in enumerate(
+            zip(rows.tolist(), scores.total.tolist(), columns, scores.mass.tolist(), strict=True)
         ):
             items.append(
                 AnsweredItem(
                     catalogue.vocabulary.id(row),
                     total,
                     catalogue.titles[row],
-                    parts={"sequence": sequence, "attention": attention, "prior": prior},
+                    parts=dict(zip(parts, values, strict=True)),
                     reason=reason,
                     explanation=named[place] if asker.explain else None,
                     mass=mass,

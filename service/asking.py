@@ -208,7 +208,7 @@ class Pasts:
         reason: Reason,
         names: dict[int, str | None],
     ) -> Contribution:
-        numbers = (reason.weight, reason.contribution, reason.without)
+        _, *numbers = reason
         if reason.source < 0:
             word = asked.interests[-1 - reason.source]
             row = snapshot.catalogue.row(word)

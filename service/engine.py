@@ -69,6 +69,7 @@ class Engine(Answering):
             embeddings,
             workers=workers,
             exact_up_to=settings.exact_up_to,
+            encoding_cache_bytes=settings.encoding_cache_bytes,
             clock=clock,
         )
         self._pool = workers
@@ -206,6 +207,8 @@ class Engine(Answering):
             "catalogue_rows": float(len(self._serving.snapshot.catalogue)),
             "cached_histories": float(len(self._histories)),
             "cached_history_bytes": float(self._histories.nbytes),
+            "cached_encodings": float(len(self._encodings)),
+            "cached_encoding_bytes": float(self._encodings.nbytes),
             "history_hits": float(self._histories.hits),
             "history_misses": float(self._histories.misses),
         }
@@ -217,14 +220,19 @@ class Engine(Answering):
         argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
         argv += ["--data", str(self._settings.data.resolve())]
         for name, value in options.items():
-            kind = TRAIN_OPTIONS.get(name)
-            if kind is None:
-                allowed = ", ".join(sorted(TRAIN_OPTIONS))
+            allowed = TRAIN_OPTIONS.get(name)
+            if allowed is None:
+                names = ", ".join(sorted(TRAIN_OPTIONS))
                 raise Invalid(
-                    f"/options/{name}", f"is not an option of training; those are {allowed}"
+                    f"/options/{name}", f"is not an option of training; those are {names}"
                 )
-            if isinstance(value, bool) or not isinstance(value, int) or value < kind:
-                raise Invalid(f"/options/{name}", f"must be a whole number of at least {kind}")
+            if isinstance(allowed, int):
+                if isinstance(value, bool) or not isinstance(value, int) or value < allowed:
+                    raise Invalid(
+                        f"/options/{name}", f"must be a whole number of at least {allowed}"
+                    )
+            elif value not in allowed:
+                raise Invalid(f"/options/{name}", f"must be one of {', '.join(allowed)}")
             argv += [f"--{name}", str(value)]
         return argv
 
@@ -235,7 +243,12 @@ class Engine(Answering):
             await self._serving.activate(version)
 
 
-TRAIN_OPTIONS = {"epochs": 1, "seed": 0}  # name -> least value
+# name -> least value, or the values there are
+TRAIN_OPTIONS: Mapping[str, int | tuple[str, ...]] = {
+    "epochs": 1,
+    "preset": ("quick", "best"),
+    "seed": 0,
+}
 
 
 async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None) -> Engine:

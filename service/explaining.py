@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.explain import Reason, explain
+from models.left_out import scores_without
 from models.scoring import Attending, Scores
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
+from service.queries import Asker
 
 
 def reasons_of(
@@ -20,10 +22,10 @@ def reasons_of(
     scores: Scores,
     *,
     how: Attending,
-    top: int,
+    asker: Asker,
     places: Sequence[int] | None = None,
 ) -> list[list[Reason]]:
-    """The `top` reasons of each of some items; no lists at all where none were asked for.
+    """The foremost reasons of each of some items; no lists at all where none were asked for.
 
     Args:
         snapshot: the model and the catalogue.
@@ -31,25 +33,48 @@ def reasons_of(
         rows: item rows [L].
         scores: of these rows, or of more.
         how: as the scores were made.
-        top: how many reasons of each.
+        asker: who says how many reasons of each, and how exact.
         places: [L] of the rows among the scores, -1 = not scored, which has no reasons; in order
             if left out.
     """
-    if not top:
+    if not asker.explain:
         return []
     rest = (scores.sequence + scores.prior).tolist()
     where = range(len(rows)) if places is None else places
-    return [
+    reasons = [
         []
         if place < 0
         else explain(
             snapshot,
             user,
             row,
-            top,
+            asker.explain,
             how,
             rest=rest[place],
             within=None if scores.within is None else scores.within[place],
         )
         for row, place in zip(rows.tolist(), where, strict=True)
+    ]
+    return _exact(snapshot, user, rows, reasons, how) if asker.explain_exact else reasons
+
+
+def _exact(
+    snapshot: Snapshot,
+    user: UserMemory,
+    rows: NDArray[np.int32] | NDArray[np.int64],
+    reasons: Sequence[Sequence[Reason]],
+    how: Attending,
+) -> list[list[Reason]]:
+    """The reasons of items, rows [L], each with the score had its event never happened.
+
+    An event that moved several items is left out once, and then scores all of them.
+    """
+    moved: dict[int, list[int]] = {}
+    for row, each in zip(rows.tolist(), reasons, strict=True):
+        for reason in each:
+            moved.setdefault(reason.source, []).append(row)
+    scores = scores_without(snapshot, user, moved, how)
+    return [
+        [reason._replace(without_exact=scores[reason.source, row]) for reason in each]
+        for row, each in zip(rows.tolist(), reasons, strict=True)
     ]

@@ -4,3 +4,4 @@ STORE_FILE = "heed.db"
 MODELS_FOLDER = "models"
 CACHE_FOLDER = "cache"  # downloads; may be deleted
 EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted
+CHECKPOINT_FILE = "training.checkpoint"  # of a training under way; may be deleted

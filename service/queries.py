@@ -86,6 +86,7 @@ class Asker:
     exclude_self: bool = False
     at: int | None = None  # request time; None = now
     explain: int = 0  # how many events to name for each item
+    explain_exact: bool = False  # and what the score would be had each never happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,8 @@ class Contribution:
     timestamp: int | None
     weight: float  # mean over heads of the softmax weight
     contribution: float  # signed; all rows' contributions sum to the attention part
-    without: float  # the score had this row not been there (attention part recomputed)
+    without: float  # the score had this row not been attended, the sequence part as it is
+    without_exact: float | None = None  # had it never happened; None where that was not asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,9 @@ def search_items(
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
-    top = query.asker.explain
-    reasons = reasons_of(snapshot, user, found.rows, scores, how=how, top=top, places=places)
+    reasons = reasons_of(
+        snapshot, user, found.rows, scores, how=how, asker=query.asker, places=places
+    )
     return Searched(found, scores, places, reasons)
 
 

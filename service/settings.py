@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     history_cache_bytes: int = Field(
         256 * _MiB, ge=0, description="Memory for materialised user histories, in bytes."
     )
+    encoding_cache_bytes: int = Field(
+        64 * _MiB, ge=0, description="Memory for what the encoder keeps of histories, in bytes."
+    )
 
     # ---- limits
     max_body: int = Field(

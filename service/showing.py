@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from models.evaluate import Metrics
 from models.train import Progress as Training
 from service.registry import Version
 from service.timestamps import to_rfc3339
@@ -95,7 +95,8 @@ def _json_lines() -> Told:
         message: dict[str, Any] = {"stage": stage, "step": done, "steps": total}
         if training is not None:
             message |= {"epoch": training.epoch, "epochs": training.epochs, "loss": training.loss}
-            message["eta_s"] = training.seconds / max(1, done) * (total - done)
+            if math.isfinite(training.left):
+                message["eta_s"] = training.left
             if training.validation is not None:
                 found = training.validation
                 message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
@@ -120,32 +121,6 @@ def trained(result: Mapping[str, Any]) -> str:
         f"(popularity {metrics['popularity_ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
         f"(popularity {metrics['popularity_hr']:.4f}), {result['seconds']:.0f} s"
     )
-
-
-def comparison(
-    table: Mapping[str, tuple[Metrics, Metrics, float]], sizes: Mapping[str, int]
-) -> RenderableType:
-    """The models side by side, test first."""
-    shown = Table(
-        title=f"{sizes['users']:,} users, {sizes['items']:,} items, {sizes['events']:,} events; "
-        "last event of each user held out, whole catalogue ranked"
-    )
-    shown.add_column("model")
-    for name in ("HR@10", "NDCG@10", "MRR", "coverage", "val HR@10", "val NDCG@10", "fit s"):
-        shown.add_column(name, justify="right")
-    for name, (test, validation, seconds) in table.items():
-        hr_error, ndcg_error = test.errors()
-        shown.add_row(
-            name,
-            f"{test.hr:.4f} ±{hr_error:.4f}",
-            f"{test.ndcg:.4f} ±{ndcg_error:.4f}",
-            f"{test.mrr:.4f}",
-            f"{test.coverage:.3f}",
-            f"{validation.hr:.4f}",
-            f"{validation.ndcg:.4f}",
-            f"{seconds:.1f}",
-        )
-    return shown
 
 
 def versions(found: Sequence[Version]) -> RenderableType:

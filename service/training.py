@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.baselines import EASE, Popularity, TransitionCounts
+from models.baselines import Popularity
 from models.catalogue import Catalogue
+from models.checkpoint import CannotResume
 from models.data import Interactions
-from models.evaluate import Metrics, Ranker, evaluate
-from models.recommender import RecommenderConfig
-from models.splits import leave_one_out, min_counts
-from models.train import Fitted, Progress, RecommenderRanker, TrainConfig, fit
+from models.evaluate import Metrics, evaluate
+from models.presets import Preset
+from models.ranker import RecommenderRanker
+from models.splits import Holdout, leave_one_out
+from models.train import Fitted, Progress, fit
 from models.trained import Trained
 from models.vocabulary import Vocabulary
+from service import durable
+from service.datasets import Dataset
 from service.embeddings import Embeddings
 from service.errors import ModelRejected
 from service.registry import Registry
 from service.serving import entry_of
 from service.stores.base import Store
+
+_log = logging.getLogger(__name__)
 
 Told = Callable[[str, int, int, Progress | None], None]
 """Called as work goes on: the stage, how much is done, of how much, and the training's own."""
@@ -77,17 +84,55 @@ def read(store: Store, embeddings: Embeddings, told: Told | None = None) -> Corp
     return Corpus(log, item_ids, catalogue.content)
 
 
+def read_dataset(dataset: Dataset, embeddings: Embeddings) -> Corpus:
+    """The same of a data set, without a store. Raises what its readers raise."""
+    users, items, types = Vocabulary(), Vocabulary(), Vocabulary()
+    who, what, kinds, when, weights = [], [], [], [], []
+    for event in dataset.events():
+        who.append(users.add(event.user_id))
+        what.append(items.add(event.item_id))
+        kinds.append(types.add(event.type))
+        when.append(event.timestamp or 0)
+        weights.append(event.weight)
+    log = Interactions.from_columns(
+        np.array(who, dtype=np.int64),
+        np.array(what, dtype=np.int64),
+        np.array(when, dtype=np.int64),
+        np.array(weights, dtype=np.float32),
+        np.array(kinds, dtype=np.int16),
+        n_users=len(users),
+        n_items=len(items),
+    )
+    item_ids = tuple(items.id(row) for row in range(len(items)))
+    catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
+    entries = (entry_of(item, embeddings.dimension) for item in dataset.items())
+    touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
+    return Corpus(log, item_ids, catalogue.updated(touched, [], embeddings.encode).content)
+
+
 def train(
     corpus: Corpus,
     registry: Registry,
     encoder: str,
     *,
-    config: TrainConfig,
+    preset: Preset,
     seed: int = 0,
     activate: bool = True,
     told: Told | None = None,
+    checkpoint: Path | None = None,
 ) -> dict[str, Any]:
     """Fit on all but each user's last event, judge on those, publish what beats popularity.
+
+    Args:
+        corpus: what is learned from.
+        registry: where the model is published.
+        encoder: the name of the text encoder.
+        preset: the model's shape and its training.
+        seed: of the training.
+        activate: whether the model becomes current.
+        told: called as work goes on.
+        checkpoint: where the training's state is kept after every epoch; one that is there, of the
+            same events and settings, is gone on from. It is removed at the end.
 
     Returns:
         dict: the version and its metrics.
@@ -105,96 +150,86 @@ def train(
     history, cases = split.test.history, split.test
     if not len(cases):
         raise ModelRejected("no user has three events: there is no order to learn or to judge by")
-    fitted = fit(
-        history,
-        corpus.content,
-        config=config,
-        validation=cases,
-        seed=seed,
-        progress=None if told is None else lambda p: _pass_on(told, p),
-    )
+    done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint)
     popularity = evaluate(Popularity.fit(history), cases)
-    judged = evaluate(RecommenderRanker(fitted.model, corpus.content), cases)
+    judged = evaluate(RecommenderRanker(done.model, corpus.content), cases)
     metrics = _numbers(judged) | {
         "popularity_ndcg": popularity.ndcg,
         "popularity_hr": popularity.hr,
     }
     if judged.ndcg <= popularity.ndcg:
+        _forget(checkpoint)
         raise ModelRejected(
             f"the model reaches NDCG@10 {judged.ndcg:.4f} on validation, popularity "
             f"{popularity.ndcg:.4f}: it is not published"
         )
     trained = Trained(
-        fitted.model, corpus.item_ids, history.item_counts(), encoder, _described(fitted, seed)
+        done.model,
+        corpus.item_ids,
+        history.item_counts(),
+        encoder,
+        _described(done, preset, seed),
     )
     version = registry.publish(
         trained.pack(),
         {"metrics": metrics, "items": len(corpus.item_ids), "events": len(corpus.log),
-         **_described(fitted, seed)},
+         **_described(done, preset, seed)},
         activate=activate,
     )  # fmt: skip
-    return {"version": version, "metrics": metrics, "seconds": fitted.seconds}
-
-
-def compare(
-    corpus: Corpus, *, config: TrainConfig, seed: int = 0, told: Told | None = None
-) -> tuple[dict[str, tuple[Metrics, Metrics, float]], dict[str, int]]:
-    """Heed and the baselines on a benchmark's terms: test and validation metrics and seconds.
-
-    Items and users with fewer than five events are left out, the last event of each user is the
-    test case, the one before the validation case, and the whole catalogue is ranked.
-
-    Raises:
-        ModelRejected: when nothing is left.
-    """
-    log = corpus.log
-    keep = min_counts(log.users, log.items, 5)
-    users, items = np.unique(log.users[keep]), np.unique(log.items[keep])
-    if not len(users):
-        raise ModelRejected("no users and items have five events each: there is nothing to compare")
-    small = Interactions.from_columns(
-        np.searchsorted(users, log.users[keep]),
-        np.searchsorted(items, log.items[keep]),
-        log.timestamps[keep],
-        log.weights[keep],
-        log.types[keep],
-        n_users=len(users),
-        n_items=len(items),
-    )
-    content = corpus.content[items]
-    split = leave_one_out(small)
-    table: dict[str, tuple[Metrics, Metrics, float]] = {}
-
-    def judge(name: str, make: Callable[[], Ranker]) -> None:
-        started = time.monotonic()
-        ranker = make()
-        seconds = time.monotonic() - started
-        table[name] = (evaluate(ranker, split.test), evaluate(ranker, split.validation), seconds)
-
-    makers: Mapping[str, Callable[[], Ranker]] = {
-        "popularity": lambda: Popularity.fit(split.train),
-        "EASE": lambda: EASE.fit(split.train),
-        "transition counts": lambda: TransitionCounts.fit(split.train),
+    _forget(checkpoint)
+    return {
+        "version": version,
+        "metrics": metrics,
+        "seconds": done.seconds,
+        "preset": str(preset),
     }
-    for at, (name, make) in enumerate(makers.items()):
-        if told is not None:
-            told(f"baseline: {name}", at, len(makers), None)
-        judge(name, make)
 
-    def heed() -> Ranker:
-        fitted = fit(
-            split.train,
+
+def fitted(
+    log: Interactions,
+    content: NDArray[np.float32],
+    cases: Holdout | None,
+    preset: Preset,
+    seed: int,
+    told: Told | None,
+    checkpoint: Path | None = None,
+) -> Fitted:
+    """`models.train.fit`, going on from the checkpoint where there is one of this training."""
+
+    def run(resume: bytes | None) -> Fitted:
+        return fit(
+            log,
             content,
-            shape=RecommenderConfig(items=len(items), content=content.shape[1]),
-            config=config,
-            validation=split.validation,
+            shape=preset.shape(log.n_items, content.shape[1]),
+            config=preset.config,
+            validation=cases,
             seed=seed,
             progress=None if told is None else lambda p: _pass_on(told, p),
+            save=None if checkpoint is None else lambda data: _keep(checkpoint, data),
+            resume=resume,
         )
-        return RecommenderRanker(fitted.model, content)
 
-    judge("heed", heed)
-    return table, {"users": len(users), "items": len(items), "events": len(small)}
+    if checkpoint is not None and checkpoint.exists():
+        if told is not None:
+            told("going on from the checkpoint", 0, 0, None)
+        try:
+            return run(checkpoint.read_bytes())
+        except CannotResume as error:
+            _log.warning("training starts anew: %s", error)
+    return run(None)
+
+
+def _keep(checkpoint: Path, data: bytes) -> None:
+    """Training can go on without a checkpoint; what it publishes needs room of its own."""
+    try:
+        durable.replace(checkpoint, data)
+    except OSError as error:
+        _log.warning("the checkpoint could not be written: %s", error)
+
+
+def _forget(checkpoint: Path | None) -> None:
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
 
 
 def _pass_on(told: Told, progress: Progress) -> None:
@@ -202,8 +237,9 @@ def _pass_on(told: Told, progress: Progress) -> None:
     told("training", done, progress.epochs * progress.steps, progress)
 
 
-def _described(fitted: Fitted, seed: int) -> dict[str, Any]:
+def _described(fitted: Fitted, preset: Preset, seed: int) -> dict[str, Any]:
     return {
+        "preset": preset.name,
         "epoch": fitted.epoch,
         "seconds": round(fitted.seconds, 1),
         "seed": seed,

@@ -13,18 +13,20 @@ ROOT = Path(__file__).parents[1]
 # keep their place.
 LAYERS = {
     "models": [
-        "scorers recency vocabulary text columns data metrics points",
-        "attention heads splits evaluate",
+        "scorers recency vocabulary text columns data metrics points dropout precision entropy",
+        "attention heads splits evaluate causal batches",
         "memory transitions",
-        "coarse lookup",
+        "coarse lookup followers",
         "retrieval mass clusters baselines",
         "encoder",
         "recommender catalogue",
-        "trained",
-        "snapshot train",
+        "losses ranker trained protocols",
+        "snapshot checkpoint",
+        "train",
+        "presets",
         "user_memory",
         "scoring",
-        "explain ranking search",
+        "explain left_out ranking search",
     ],
     "service": [
         "errors names timestamps durable child layout listening",
@@ -33,11 +35,11 @@ LAYERS = {
         "stores registry datasets job_files embeddings",
         "histories importing",
         "asking serving",
-        "summaries",
-        "explaining",
+        "encodings explaining",
         "answering attending searching",
         "engine jobs training",
-        "showing suggestions",
+        "benchmarking",
+        "showing suggestions comparing",
         "schemas problems openapi auth",
         "routes playground",
         "app loadtest",
@@ -51,13 +53,13 @@ HTTP = (
     "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions "
     "bench cli"
 )
-ENGINE = "engine answering attending searching explaining asking serving embeddings summaries"
+ENGINE = "engine answering attending searching explaining asking serving embeddings encodings"
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
-    "models": f"{ENGINE} histories registry jobs training showing bench cli",
+    "models": f"{ENGINE} histories registry jobs training benchmarking comparing showing bench cli",
     "service.engine": "suggestions app serving_http bench",
 }
 

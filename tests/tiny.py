@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from models.presets import Preset
 from models.text import StaticEncoder
 from models.train import TrainConfig
 from service import training
@@ -31,8 +32,23 @@ DAY = 86_400 * SECOND
 NOON = 1_767_268_800 * SECOND  # after everything that happened
 AT = "2026-01-01T12:00:00Z"  # the same, as the wire has it
 
-# A whole training in a second or two: the batches are as small as the world.
-QUICK = TrainConfig(epochs=12, batch_tokens=120, warmup=20, learning_rate=3e-3, average=0.9)
+# A whole training in a few seconds: the batches are as small as the world.
+QUICK = Preset(
+    "tiny",
+    dim=32,
+    blocks=2,
+    dropout=0.1,
+    followers=20,
+    config=TrainConfig(
+        epochs=10,
+        attention_epochs=4,
+        batch_tokens=120,
+        attention_tokens=120,
+        warmup=20,
+        learning_rate=3e-3,
+        average=0.9,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +129,7 @@ def train(data: Path, *, seed: int = 0, activate: bool = True) -> str:
             corpus,
             Registry(data / MODELS_FOLDER),
             embeddings.name,
-            config=QUICK,
+            preset=QUICK,
             seed=seed,
             activate=activate,
         )

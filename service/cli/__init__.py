@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.console import DATA, Data, err, one_store, out
+from service.cli.benchmark import benchmark
+from service.cli.console import DATA, Data, err, one_store, out, threads, training_threads
 from service.cli.transfer import exports, imports, print_imported
 from service.errors import HeedError
-from service.layout import CACHE_FOLDER, MODELS_FOLDER
+from service.layout import CACHE_FOLDER, CHECKPOINT_FILE, MODELS_FOLDER
+
+Preset = Literal["quick", "best"]
 
 app = typer.Typer(
     name="heed",
@@ -35,6 +37,7 @@ versions = typer.Typer(
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
+app.command("benchmark")(benchmark)
 
 
 # ---------------------------------------------------------------------------------- serving
@@ -62,7 +65,7 @@ def demo(
                 source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
             print_imported(importing.load(store, source, out))
     if Registry(data / MODELS_FOLDER).current() is None:
-        _train(data, epochs=None, seed=0, activate=True, tell_json=False)
+        _train(data, preset=None, epochs=None, seed=0, activate=True, tell_json=False)
     if not prepare:
         _serve(data, host, port, insecure=None, examples=True)
 
@@ -91,6 +94,13 @@ def serve(
 @app.command()
 def train(
     data: Data = DATA,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="quick takes minutes; best takes longer and ranks better where there are many "
+            "events. By default quick up to 300,000 events, best beyond.",
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     activate: Annotated[
@@ -100,13 +110,23 @@ def train(
         bool, typer.Option("--json-progress", help="Say progress as JSON lines on stdout.")
     ] = False,
 ) -> None:
-    """Train on everything stored, and publish the model if it beats popularity."""
-    _train(data, epochs, seed, activate=activate, tell_json=json_progress)
+    """Train on everything stored, and publish the model if it beats popularity.
+
+    A training that was killed goes on where it stopped, if the events are still the same.
+    """
+    _train(data, preset, epochs, seed, activate=activate, tell_json=json_progress)
 
 
 @app.command()
 def evaluate(
     data: Data = DATA,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="quick takes minutes; best takes longer and ranks better where there are many "
+            "events. By default quick up to 300,000 events, best beyond.",
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the training.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
@@ -116,26 +136,26 @@ def evaluate(
     Items and users with fewer than five events are left out; the last event of each user is the
     test case and the one before it the validation case; the whole catalogue is ranked.
     """
-    _training_threads()
-    from service import showing, training
+    training_threads()
+    from models.protocols import protocol_a
+    from service import benchmarking, comparing, showing, training
     from service.embeddings import Embeddings
+    from service.errors import ModelRejected
 
     with one_store(data) as store, showing.bars(out) as told:
         corpus = training.read(store, Embeddings(*_encoder(data)), told)
-        table, sizes = training.compare(
-            corpus, config=_train_config(corpus, epochs), seed=seed, told=told
+        try:
+            task = protocol_a(corpus.log)
+        except ValueError as error:
+            raise ModelRejected(str(error)) from error
+        chosen = _preset(corpus, preset, epochs)
+        table = benchmarking.compare(
+            task, corpus.content[task.items], chosen, first_seed=seed, told=told
         )
-    out.print(showing.comparison(table, sizes))
+    out.print(comparing.shown(task, table))
     if json_file is not None:
-        rows = {
-            name: {
-                split: {"hr": m.hr, "ndcg": m.ndcg, "mrr": m.mrr, "coverage": m.coverage}
-                for split, m in (("test", test), ("validation", validation))
-            }
-            | {"seconds": seconds}
-            for name, (test, validation, seconds) in table.items()
-        }
-        json_file.write_text(json.dumps({"data": sizes, "models": rows}, indent=1) + "\n")
+        report = comparing.as_json(task, table, str(chosen))
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 @versions.command("list")
@@ -194,7 +214,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:
     """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run."""
-    _threads(1)
+    threads(1)
     from service import bench as benches
 
     report = benches.run(out, data=data, quick=quick)
@@ -220,7 +240,7 @@ def _serve(
     data: Path, host: str | None, port: int | None, insecure: bool | None, *, examples: bool
 ) -> None:
     # Requests run beside each other, one thread each; must be set before torch and FAISS load.
-    _threads(1)
+    threads(1)
     from service import serving_http
     from service.settings import Settings
 
@@ -229,8 +249,16 @@ def _serve(
     serving_http.run(settings, out, examples=examples)
 
 
-def _train(data: Path, epochs: int | None, seed: int, *, activate: bool, tell_json: bool) -> None:
-    _training_threads()
+def _train(
+    data: Path,
+    preset: str | None,
+    epochs: int | None,
+    seed: int,
+    *,
+    activate: bool,
+    tell_json: bool,
+) -> None:
+    training_threads()
     from service import showing, training
     from service.embeddings import Embeddings
     from service.registry import Registry
@@ -240,14 +268,18 @@ def _train(data: Path, epochs: int | None, seed: int, *, activate: bool, tell_js
         embeddings = Embeddings(*_encoder(data))
         try:
             corpus = training.read(store, embeddings, told)
+            chosen = _preset(corpus, preset, epochs)
+            if not tell_json:
+                out.print(f"Training with the preset {chosen}.")
             result = training.train(
                 corpus,
                 Registry(data / MODELS_FOLDER),
                 embeddings.name,
-                config=_train_config(corpus, epochs),
+                preset=chosen,
                 seed=seed,
                 activate=activate,
                 told=told,
+                checkpoint=data / CHECKPOINT_FILE,
             )
         except HeedError as error:
             if tell_json:
@@ -261,13 +293,10 @@ def _train(data: Path, epochs: int | None, seed: int, *, activate: bool, tell_js
         out.print(showing.trained(result))
 
 
-def _train_config(corpus: Any, epochs: int | None) -> Any:
-    from dataclasses import replace
+def _preset(corpus: Any, name: str | None, epochs: int | None) -> Any:
+    from models.presets import choose
 
-    from models.train import for_size
-
-    config = for_size(len(corpus.log), corpus.log.n_items)
-    return config if epochs is None else replace(config, epochs=epochs)
+    return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)
 
 
 def _encoder(data: Path) -> tuple[Any, Path]:
@@ -275,16 +304,3 @@ def _encoder(data: Path) -> tuple[Any, Path]:
     from service.layout import EMBEDDINGS_FILE
 
     return StaticEncoder(), data / EMBEDDINGS_FILE
-
-
-def _training_threads() -> None:
-    """All cores, unless the environment says how many."""
-    # Threads that spin while they wait starve each other as soon as anything else is running.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if not os.environ.get("OMP_NUM_THREADS"):
-        _threads(os.cpu_count() or 1)
-
-
-def _threads(count: int) -> None:
-    """How many threads numerical libraries start; counts only before they are imported."""
-    os.environ["OMP_NUM_THREADS"] = str(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,3 +38,16 @@ def one_store(data: Path) -> Iterator[Any]:
         yield store
     finally:
         asyncio.run(store.close())
+
+
+def training_threads() -> None:
+    """All cores, unless the environment says how many."""
+    # Threads that spin while they wait starve each other as soon as anything else is running.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not os.environ.get("OMP_NUM_THREADS"):
+        threads(os.cpu_count() or 1)
+
+
+def threads(count: int) -> None:
+    """How many threads numerical libraries start; counts only before they are imported."""
+    os.environ["OMP_NUM_THREADS"] = str(count)

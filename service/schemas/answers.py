@@ -173,7 +173,14 @@ class ContributionOut(BaseModel):
     timestamp: Timestamp | None
     weight: float = Field(description="Its softmax weight, the mean over heads.")
     contribution: float = Field(description="Signed; all events' add up to the attention part.")
-    without: float = Field(description="The score had this event not been there.")
+    without: float = Field(
+        description="The score had this event not been attended; the sequence part as it is."
+    )
+    without_exact: float | None = Field(
+        None,
+        description="The score had this event never happened: what the service would answer after "
+        "deleting it, model and popularity as they are. Only with `explain_exact`.",
+    )
 
 
 class AnsweredItemOut(BaseModel):
@@ -233,7 +240,7 @@ def answer_out(answer: Answer) -> dict[str, Any]:
             number
             for item in answer.items
             for row in item.explanation or ()
-            for number in (row.weight, row.contribution, row.without)
+            for number in (row.weight, row.contribution, row.without, row.without_exact or 0.0)
         ),
     )
     out = {
@@ -267,7 +274,7 @@ def _answered(item: AnsweredItem) -> dict[str, Any]:
 
 
 def _contribution(row: Contribution) -> dict[str, Any]:
-    return {
+    out = {
         "event_id": row.event_id,
         "item_id": row.item_id,
         "title": row.title,
@@ -277,6 +284,9 @@ def _contribution(row: Contribution) -> dict[str, Any]:
         "contribution": row.contribution,
         "without": row.without,
     }
+    if row.without_exact is not None:
+        out["without_exact"] = row.without_exact
+    return out
 
 
 def attended_out(attended: Attended) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from service.schemas.base import Body, Ids, Labels, Limit, Params, Weight, examp
 from service.schemas.scalars import Conditions, EventType, Id, Label, Timestamp, Whole
 
 MAX_EXPLAIN = 50
+MAX_EXACT = 100  # events that one request may have left out in earnest
 MAX_HISTORY = 10_000
 MAX_K = 100_000
 MAX_PROBES = 65_536
@@ -130,6 +131,12 @@ class Ask(Body):
     explain: Whole = Field(
         0, ge=0, le=MAX_EXPLAIN, description="How many events to name for each item."
     )
+    explain_exact: bool = Field(
+        False,
+        description="Also compute `without_exact` of each event that `explain` names, by the whole "
+        "model anew. Each different event costs about as much as one more /v1/score; `explain` "
+        f"times the number of items must be at most {MAX_EXACT}.",
+    )
 
     def to_asker(self) -> Asker:
         """The domain's value."""
@@ -149,7 +156,17 @@ class Ask(Body):
             self.exclude_self,
             self.at,
             self.explain,
+            self.explain_exact,
         )
+
+    def check_exact(self, items: int) -> None:
+        """Raise `Invalid` where so many items have too many events to leave out."""
+        if self.explain_exact and self.explain * items > MAX_EXACT:
+            raise Invalid(
+                "/explain_exact",
+                f"{self.explain} events for each of {items} items are {self.explain * items}; "
+                f"{MAX_EXACT} are allowed",
+            )
 
 
 class ScoreIn(Ask):
@@ -160,11 +177,15 @@ class ScoreIn(Ask):
     item_ids: Ids = Field(description="The targets, at most HEED_MAX_TARGETS.")
 
     def to_query(self, max_targets: int) -> ScoreQuery:
-        """The domain's value. Raises `Invalid` for more targets than `max_targets`."""
+        """The domain's value.
+
+        Raises `Invalid` for more targets than `max_targets`, or too many to explain exactly.
+        """
         if len(self.item_ids) > max_targets:
             raise Invalid(
                 "/item_ids", f"has {len(self.item_ids)} targets; {max_targets} are allowed"
             )
+        self.check_exact(len(self.item_ids))
         return ScoreQuery(self.to_asker(), tuple(self.item_ids))
 
 
@@ -182,7 +203,8 @@ class RecommendIn(Ask):
     diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
 
     def to_query(self) -> RecommendQuery:
-        """The domain's value."""
+        """The domain's value. Raises `Invalid` for too many items to explain exactly."""
+        self.check_exact(self.limit)
         return RecommendQuery(
             self.to_asker(),
             self.limit,
@@ -207,7 +229,8 @@ class SearchIn(Ask):
     filter: FilterIn = FilterIn()
 
     def to_query(self) -> SearchQuery:
-        """The domain's value."""
+        """The domain's value. Raises `Invalid` for too many items to explain exactly."""
+        self.check_exact(self.limit)
         return SearchQuery(self.to_asker(), self.query, self.limit, self.filter.to_filter())
 
 

@@ -149,5 +149,7 @@ class TrainIn(Body):
     """How to train; what is left out takes the trainer's defaults."""
 
     options: Options = Field(
-        {}, description="Options of the trainer.", examples=[{"epochs": 20, "seed": 7}]
+        {},
+        description="Options of the trainer: `preset` (quick or best), `epochs`, `seed`.",
+        examples=[{"preset": "best", "seed": 7}],
     )

@@ -392,16 +392,18 @@ def test_coarse_retrieval_over_all_rows_is_exact(http: httpx.Client) -> None:
     asked = {"user_id": "u2", "item_ids": list(WORLD)[::5], "at": AT, "explain": 50}
     exact = post(http, "/v1/score", **asked)
     whole = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 12}, **asked)
-    part = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 4}, **asked)
-    assert [a["retrieval"] for a in (exact, whole, part)] == ["exact", "coarse", "coarse"]
+    few = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 4}, **asked)
+    assert [a["retrieval"] for a in (exact, whole, few)] == ["exact", "coarse", "coarse"]
     for one, other in zip(exact["items"], whole["items"], strict=True):
         assert other["score"] == pytest.approx(one["score"], abs=1e-5)
         assert other["mass"] == pytest.approx(1, abs=1e-5)
-    for item in part["items"]:
+    for item in few["items"]:
         assert 0 < item["mass"] < 1
         told = sum(reason["contribution"] for reason in item["explanation"])
-        assert told == pytest.approx(item["parts"]["attention"], abs=1e-4)
-        assert 4 <= len(item["explanation"]) <= 12  # of the best four rows of each head
+        part = item["parts"]["attention"] + item["parts"]["transitions"]
+        assert told == pytest.approx(part, abs=1e-4)
+        attended = [reason for reason in item["explanation"] if reason["weight"] > 0]
+        assert 4 <= len(attended) <= 12  # of the best four rows of each head
     offers = post(http, "/v1/recommend", user_id="u2", retrieval={"mode": "coarse"}, limit=5)
     assert offers["retrieval"] == "coarse"
     assert len(offers["items"]) == 5

@@ -317,6 +317,7 @@ def test_a_user_is_a_memory(http: httpx.Client) -> None:
         explained = {
             row["event_id"] or row["item_id"] or row["title"]: row["weight"]
             for row in scored.json()["items"][0]["explanation"]
+            if row["weight"] > 0  # what was not attended may still have been followed
         }
         body = {"memory": {"user_id": "u6"}, "query": {"item_id": target}, "at": AT}
         found = ask(http, body | how)

@@ -12,6 +12,7 @@ from models.text import StaticEncoder
 from models.trained import Trained
 from service.layout import MODELS_FOLDER
 from service.registry import Registry
+from service.timestamps import from_rfc3339
 from tests.acceptance.server import Server
 from tests.models.reference_model import ReferenceModel
 from tests.tiny import AT, GENRES, NOON, events, item_id
@@ -82,6 +83,48 @@ def user(http: httpx.Client) -> str:
     return "explained"
 
 
+class Published:
+    """What the files of a server's model say, in float64 loops; of events oldest first."""
+
+    def __init__(self, server: Server, http: httpx.Client) -> None:
+        registry = Registry(server.data / MODELS_FOLDER)
+        version = http.post("/v1/score", json={"item_ids": TARGETS}).json()["model_version"]
+        self.trained = Trained.unpack(registry.load(version)[1])
+        model = self.trained.model
+        self.reference = ReferenceModel(model, model.config.heads, model.config.window)
+        listed = http.get("/v1/items", params={"limit": 1000}).json()["items"]
+        self.catalogue = {item["item_id"]: item for item in listed}
+        self._encoder = StaticEncoder()
+
+    def row(self, name: str) -> int:
+        return self.trained.item_ids.index(name) if name in self.trained.item_ids else -1
+
+    def vector(self, name: str) -> Any:
+        item = self.catalogue[name]
+        texts = [item["title"], item["description"], *item["tags"], ", ".join(item["categories"])]
+        fields = self._encoder.encode(texts).astype(np.float16).astype(np.float64)
+        content = fields.sum(0) / np.linalg.norm(fields.sum(0))
+        return self.reference.vector(self.row(name), content)
+
+    def summary(self, names: list[str], times: list[int]) -> Any:
+        return self.reference.summary([self.vector(name) for name in names], times, NOON)
+
+    def shares(self, names: list[str], target: str) -> list[float]:
+        """What the events add to F(target), newest first."""
+        return self.reference.shares([self.row(name) for name in names[::-1]], self.row(target))
+
+    def transitions(self, summary: Any, names: list[str], target: str) -> float:
+        recent = [self.row(name) for name in names[::-1]]
+        return self.reference.transitions(summary, recent, self.row(target))
+
+    def stored(self, http: httpx.Client, user: str) -> tuple[list[str], list[int], list[str]]:
+        """Items of the catalogue, times and ids of a user's events as the service orders them."""
+        page = http.get(f"/v1/users/{user}/history", params={"limit": 1000}).json()["events"]
+        known = [event for event in page[::-1] if event["item_id"] in self.catalogue]
+        times = [from_rfc3339(event["timestamp"]) for event in known]
+        return [e["item_id"] for e in known], times, [e["event_id"] for e in known]
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict[str, Any]) -> None:
     """Sequence + Σ contributions + prior is the score, and so are the named parts."""
@@ -97,21 +140,34 @@ def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.3}, {"hard": True}])
 def test_without_is_the_score_after_deleting_the_event(
-    http: httpx.Client, user: str, how: dict[str, Any]
+    server: Server, http: httpx.Client, user: str, how: dict[str, Any]
 ) -> None:
-    """For each event: what the attention part was said to become is what it becomes."""
+    """For each event: what its absence was said to change is what deleting it changes.
+
+    The attention part is what it becomes. The transitions are what follows the events that are
+    left, under the λ of the whole history: the sequence part, which λ is read off, is taken as it
+    is.
+    """
+    is_trained = Registry(server.data / MODELS_FOLDER).current() is not None
+    published = Published(server, http) if is_trained else None
     compared = 0
     for event in history(user):
         event_id = event["event_id"]
         before = score(http, user, **how)
+        if published is not None:
+            summary = published.summary(*published.stored(http, user)[:2])
         http.delete(f"/v1/users/{user}/history/{event_id}").raise_for_status()
         after = score(http, user, **how)
+        left = [] if published is None else published.stored(http, user)[0]
         post(http, [event])
         for old, new in zip(before, after, strict=True):
             assert event_id not in {reason["event_id"] for reason in new["explanation"]}
             change = new["parts"]["attention"] - old["parts"]["attention"]
+            if published is not None:
+                follow = published.transitions(summary, left, old["item_id"])
+                change += follow - old["parts"]["transitions"]
             told = [r["without"] for r in old["explanation"] if r["event_id"] == event_id]
-            for without in told:  # none where it had no weight
+            for without in told:  # none where it had no weight and nothing followed it
                 assert without - old["score"] == pytest.approx(change, abs=1e-4), event_id
                 compared += 1
     assert 0 < compared <= 14 * len(TARGETS) if how.get("hard") else compared == 14 * len(TARGETS)
@@ -139,40 +195,26 @@ def test_the_last_event_that_goes_leaves_the_prior(http: httpx.Client) -> None:
     for old, new in zip(before, score(http, "once"), strict=True):
         (reason,) = old["explanation"]
         assert reason["weight"] == pytest.approx(1)
-        assert reason["without"] == pytest.approx(old["score"] - old["parts"]["attention"])
+        gone = old["parts"]["attention"] + old["parts"]["transitions"]
+        assert reason["without"] == pytest.approx(old["score"] - gone, abs=1e-5)
         assert new["score"] == new["parts"]["prior"] == old["parts"]["prior"]
         assert (new["reason"], new["explanation"]) == ("popular", [])
 
 
 def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server) -> None:
     """All parts of the scores of several users, from nothing but the model's files and events."""
-    registry = Registry(trained.data / MODELS_FOLDER)
     with trained.client() as http:
-        version = http.post("/v1/score", json={"item_ids": TARGETS}).json()["model_version"]
-        catalogue = {
-            item["item_id"]: item
-            for item in http.get("/v1/items", params={"limit": 1000}).json()["items"]
-        }
+        published = Published(trained, http)
         scored = {user: score(http, user) for user in ("u0", "u5", "u11")}
-    model = Trained.unpack(registry.load(version)[1])
-    reference = ReferenceModel(model.model, model.model.config.heads)
-    encoder = StaticEncoder()
-
-    def vector(name: str) -> Any:
-        item = catalogue[name]
-        texts = [item["title"], item["description"], *item["tags"], ", ".join(item["categories"])]
-        fields = encoder.encode(texts).astype(np.float16).astype(np.float64)
-        content = fields.sum(0) / np.linalg.norm(fields.sum(0))
-        return reference.vector(model.item_ids.index(name), content)
-
+    followed = 0
     for user, items in scored.items():
         past = [event for event in events() if event.user_id == user]
-        vectors = [vector(event.item_id) for event in past]
-        times = [event.timestamp or 0 for event in past]
-        summary = reference.summary(vectors, times)
+        names, times = [e.item_id for e in past], [e.timestamp or 0 for e in past]
+        vectors = [published.vector(name) for name in names]
+        summary = published.summary(names, times)
         for item in items:
-            target = vector(item["item_id"])
-            weights, gains = reference.attention(
+            target = published.vector(item["item_id"])
+            weights, gains = published.reference.attention(
                 target,
                 vectors,
                 vectors,
@@ -180,25 +222,42 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
                 ages=[NOON - time for time in times],
                 weights=[1.0] * len(past),
             )
-            row = model.item_ids.index(item["item_id"])
+            row = published.row(item["item_id"])
             parts = {
                 "sequence": summary @ target,
+                "transitions": published.transitions(summary, names, item["item_id"]),
                 "attention": (weights * gains).sum(),
-                "prior": reference.state["prior"][row],
+                "prior": published.reference.state["prior"][row],
             }
             assert item["parts"] == pytest.approx(parts, abs=1e-4)
+            each = (weights * gains).sum(0)
+            shares = published.shares(names, item["item_id"])
+            if sum(shares):
+                followed += 1
+                for back, share in enumerate(shares, 1):
+                    each[-back] += parts["transitions"] * share / sum(shares)
             told = {reason["event_id"]: reason for reason in item["explanation"]}
             for j, event in enumerate(past):
                 reason = told[event.event_id]
                 assert reason["weight"] == pytest.approx(weights[:, j].mean(), abs=1e-4)
-                each = (weights * gains)[:, j].sum()
-                assert reason["contribution"] == pytest.approx(each, abs=1e-4)
+                assert reason["contribution"] == pytest.approx(each[j], abs=1e-4)
+    assert followed > 3
 
 
 def test_age_is_measured_from_the_request(trained: Server) -> None:
-    """The same history asked about years later attends otherwise; the sequence part stays."""
+    """The same history asked about later has another sequence and attends otherwise."""
     with trained.client() as http:
         post(http, history("aged"))
-        now, later = (score(http, "aged", at=at)[0]["parts"] for at in (AT, "2031-01-01T12:00:00Z"))
-    assert now["sequence"] == pytest.approx(later["sequence"], abs=1e-6)
+        now, later = (score(http, "aged", at=at)[0]["parts"] for at in (AT, "2026-01-01T15:00:00Z"))
+    assert abs(now["sequence"] - later["sequence"]) > 1e-4
     assert abs(now["attention"] - later["attention"]) > 1e-4
+
+
+def test_beyond_the_horizon_the_sequence_is_as_it_was(trained: Server) -> None:
+    """Years later or decades later is the same to the encoder, which learned of neither."""
+    with trained.client() as http:
+        post(http, history("gone"))
+        years, decades = (score(http, "gone", at=at)[0]["parts"]
+                          for at in ("2031-01-01T12:00:00Z", "2061-01-01T12:00:00Z"))  # fmt: skip
+    assert years["sequence"] == pytest.approx(decades["sequence"], abs=1e-6)
+    assert years["transitions"] == pytest.approx(decades["transitions"], abs=1e-6)

@@ -105,8 +105,11 @@ class Loop:
             known.append(is_item)
         seen = [j for j in range(len(rows)) if known[j]]
         self.summary = self.reference.summary(
-            [self.items[rows[j]] for j in seen], [times[j] for j in seen]
+            [self.items[rows[j]] for j in seen], [times[j] for j in seen], at
         )
+        # Memory rows of the events on items, newest first, and their rows of the id embedding.
+        self.recent = seen[::-1]
+        self.trained = [rows[j] if rows[j] < TRAINED else -1 for j in self.recent]
         distances = list(range(len(rows) - 1, -1, -1))
         ages = [max(0, at - time) for time in times]
         for entry, row in enumerate(made.profile_rows.tolist()):
@@ -125,6 +128,19 @@ class Loop:
         self.distances, self.ages, self.weights = distances, ages, weights
         self.keys, self.values = keys, values
 
+    def transitions(self, target: int) -> float:
+        """The transitions part."""
+        return self.reference.transitions(self.summary, self.trained, target_row(target))
+
+    def shares(self, target: int) -> NDArray[np.float64]:
+        """What each memory row adds to F(target), [m]."""
+        out = np.zeros(len(self.rows))
+        for row, part in zip(
+            self.recent, self.reference.shares(self.trained, target_row(target)), strict=False
+        ):
+            out[row] = part
+        return out
+
     def parts(
         self, target: int, how: Attending
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
@@ -136,6 +152,11 @@ class Loop:
             hard=how.hard,
         )  # fmt: skip
         return float(self.items[target] @ self.summary), alpha, gain
+
+
+def target_row(target: int) -> int:
+    """A target's row of the id embedding, -1 where it was not trained."""
+    return target if target < TRAINED else -1
 
 
 def first(*options: NDArray[np.float64] | None) -> NDArray[np.float64]:

@@ -33,6 +33,18 @@ def age_bucket(age: int) -> int:
     return min(39, math.floor(1 + 1.4 * math.log2(1 + age / MICROSECONDS)))
 
 
+def window_start(length: int, window: int) -> int:
+    """The first event that is read: quarters of the window are dropped until the rest fits."""
+    start = 0
+    while length - start > window:
+        start += max(1, window // 4)
+    return start
+
+
+def sigmoid(x: Array) -> Array:
+    return np.array([1 / (1 + math.exp(-v)) for v in x])
+
+
 class ReferenceModel:
     """What a `Recommender` computes, read off its weights."""
 
@@ -67,27 +79,73 @@ class ReferenceModel:
         self._projected[vector.tobytes()] = parts
         return parts
 
-    # ------------------------------------------------------------------ the two parts
+    # ------------------------------------------------------------------ the three parts
 
-    def summaries(self, vectors: Sequence[Array], times: Sequence[int]) -> list[Array]:
-        """The encoder's summary of every prefix."""
-        state, prefix = self.state, "encoder."
+    def summaries(
+        self,
+        vectors: Sequence[Array],
+        times: Sequence[int],
+        asked: Sequence[int | None] | None = None,
+    ) -> list[Array]:
+        """The encoder's summary of every prefix, asked at these times; None = not told."""
+        state = self.state
         x = []
         for j, vector in enumerate(vectors):
             gap = times[j] - times[j - 1] if j else 0
-            start = vector + 0.2 * state[f"{prefix}gap.weight"][age_bucket(gap)]
-            x.append(self._norm(f"{prefix}norm_in", start))
-        block = 0
-        while f"{prefix}blocks.{block}.qkv.weight" in state:
-            x = self._block(f"{prefix}blocks.{block}", x, times)
-            block += 1
-        return [self._norm(f"{prefix}norm_out", each) for each in x]
+            start = vector + 0.2 * state["encoder.gap.weight"][age_bucket(gap)]
+            x.append(self._norm("encoder.norm_in", start))
+        blocks = 0
+        while f"encoder.blocks.{blocks}.out.weight" in state:
+            blocks += 1
+        for block in range(blocks - 1):
+            x = [self._block(block, x[t], x[: t + 1], times[: t + 1], times[t])
+                 for t in range(len(x))]  # fmt: skip
+        out = []
+        for t in range(len(x)):
+            at = None if asked is None else asked[t]
+            bucket = 40 if at is None else age_bucket(at - times[t])
+            query = x[t] + state["encoder.asked_gap.weight"][bucket]
+            when = times[t] if at is None else at
+            last = self._block(blocks - 1, query, x[: t + 1], times[: t + 1], when)
+            out.append(self._norm("encoder.norm_out", last))
+        return out
 
-    def summary(self, vectors: Sequence[Array], times: Sequence[int]) -> Array:
-        """h_u: of the last `window` events; zero without an encoder or without events."""
+    def summary(
+        self, vectors: Sequence[Array], times: Sequence[int], at: int | None = None
+    ) -> Array:
+        """h_u of what the encoder reads of a history; zero without an encoder or without events.
+
+        A request at a time is no later than the horizon allows; None = the time is not told.
+        """
         if "encoder.gap.weight" not in self.state or not len(vectors):
             return np.zeros(self.state["content.weight"].shape[0])
-        return self.summaries(vectors[-self.window :], times[-self.window :])[-1]
+        start = window_start(len(vectors), self.window)
+        if at is not None:
+            at = min(at, times[-1] + int(self.state["horizon"]))
+        asked = [None] * (len(vectors) - start - 1) + [at]
+        return self.summaries(vectors[start:], times[start:], asked)[-1]
+
+    def follows(self, item: int, target: int) -> float:
+        """How often one item followed another, by rows of the id embedding; -1 is no row."""
+        if item < 0 or target < 0:
+            return 0.0
+        columns, counts = self.state["columns"][item], self.state["counts"][item]
+        return sum(
+            float(count)
+            for column, count in zip(columns.tolist(), counts.tolist(), strict=True)
+            if column == target
+        )
+
+    def shares(self, recent: Sequence[int], target: int) -> list[float]:
+        """What each of the last items, newest first, adds to F(target): eight of them at most."""
+        return [0.3**k * self.follows(item, target) for k, item in enumerate(recent[:8])]
+
+    def transitions(self, summary: Array, recent: Sequence[int], target: int) -> float:
+        """λ(h) log(1 + 2F) after these items, newest first; 0 where nothing came before."""
+        if "encoder.gap.weight" not in self.state or not len(recent):
+            return 0.0
+        scale = float(self.state["scale.weight"][0] @ summary + self.state["scale.bias"][0])
+        return scale * math.log(1 + 2 * math.fsum(self.shares(recent, target)))
 
     def attention(
         self,
@@ -120,34 +178,41 @@ class ReferenceModel:
 
     # ------------------------------------------------------------------ the parts
 
-    def _block(self, name: str, x: list[Array], times: Sequence[int]) -> list[Array]:
-        state, dim = self.state, len(x[0])
-        normed = [self._norm(f"{name}.norm_attention", each) for each in x]
-        projected = [state[f"{name}.qkv.weight"] @ each for each in normed]
+    def _block(
+        self, number: int, x: Array, past: Sequence[Array], times: Sequence[int], at: int
+    ) -> Array:
+        """One event's stream `x` after a block that asks its past, itself included, at a time."""
+        state, dim, name = self.state, len(x), f"encoder.blocks.{number}"
+        asking = state[f"{name}.query_gate.weight"] @ self._norm(f"{name}.norm_attention", x)
+        asking = asking + state[f"{name}.query_gate.bias"]
+        query, gate = asking[:dim], asking[dim:]
+        normed = [self._norm(f"{name}.norm_attention", each) for each in past]
+        both = [state[f"{name}.key_value.weight"] @ each for each in normed]
         size = dim // self.heads
-        out = []
-        for t in range(len(x)):
-            mixed = np.zeros(dim)
-            for head in range(self.heads):
-                part = slice(head * size, (head + 1) * size)
-                scores: list[float] = []
-                for j in range(t + 1):
-                    score = projected[t][:dim][part] @ projected[j][dim : 2 * dim][part]
-                    score /= math.sqrt(size)
-                    age = times[t] - times[j]
-                    scores.append(float(score) + self._recency(f"{name}.recency", head, t - j, age))
-                for j, weight in enumerate(softmax(scores)):
-                    mixed[part] += weight * projected[j][2 * dim :][part]
-            after = x[t] + state[f"{name}.out.weight"] @ mixed
-            fed = self._norm(f"{name}.norm_feed", after)
-            fed = state[f"{name}.feed.0.weight"] @ fed + state[f"{name}.feed.0.bias"]
-            fed = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in fed])
-            out.append(after + state[f"{name}.feed.2.weight"] @ fed + state[f"{name}.feed.2.bias"])
-        return out
+        mixed = np.zeros(dim)
+        for head in range(self.heads):
+            part = slice(head * size, (head + 1) * size)
+            scores: list[float] = []
+            for j in range(len(past)):
+                score = float(query[part] @ both[j][:dim][part]) / math.sqrt(size)
+                distance = len(past) - 1 - j
+                score += self._recency(f"{name}.recency", head, distance, at - times[j])
+                scores.append(score)
+            for j, weight in enumerate(softmax(scores)):
+                mixed[part] += weight * both[j][dim:][part]
+        x = x + sigmoid(gate) * (state[f"{name}.out.weight"] @ mixed)
+        fed = state[f"{name}.feed.weight"] @ self._norm(f"{name}.norm_feed", x)
+        fed = fed + state[f"{name}.feed.bias"]
+        hidden = state[f"{name}.down.weight"].shape[1]
+        left, right, gate = fed[:hidden], fed[hidden : 2 * hidden], fed[2 * hidden :]
+        swish = left * sigmoid(left)
+        passed: Array = x + sigmoid(gate) * (state[f"{name}.down.weight"] @ (swish * right))
+        return passed
 
     def _recency(self, name: str, head: int, distance: int, age: int) -> float:
-        position = self.state[f"{name}.position"][position_bucket(distance), head]
-        return float(position + self.state[f"{name}.age"][age_bucket(age), head])
+        place, when = position_bucket(distance), age_bucket(age)
+        bias = self.state[f"{name}.position"][head, place] + self.state[f"{name}.age"][head, when]
+        return float(bias + self.state[f"{name}.joint"][head, 40 * place + when])
 
     def _norm(self, name: str, x: Array) -> Array:
         spread = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from models.catalogue import Catalogue, Entry
 from models.data import Interactions
+from models.followers import Followers
 from models.recommender import Recommender, RecommenderConfig
 from models.snapshot import Snapshot
 from models.trained import Trained
@@ -35,7 +36,9 @@ def encode(texts: Sequence[str]) -> NDArray[np.float32]:
 def random_model(seed: int = 0, **shape: Any) -> Recommender:
     """A recommender in which no weight has its initial value, so that none can be forgotten."""
     given: dict[str, Any] = {"items": 12, "content": DIMENSION, "dim": 12, "heads": 3, "blocks": 2}
-    model = Recommender(RecommenderConfig(**given | shape))
+    model = Recommender(RecommenderConfig(**given | {"followers": 5} | shape))
+    kept = random_followers(seed, model.config.items, model.config.followers)
+    model.memorise(kept, horizon=2 * DAY)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -48,6 +51,18 @@ def random_model(seed: int = 0, **shape: Any) -> Recommender:
             else:
                 weight.copy_(0.7 * drawn)
     return model.eval()
+
+
+def random_followers(seed: int, items: int, most: int) -> Followers:
+    """None to `most` distinct followers of each item, the most frequent first."""
+    rng = np.random.default_rng(seed)
+    columns = np.full((items, most), items, dtype=np.int32)
+    counts = np.zeros((items, most), dtype=np.float32)
+    for row in range(items):
+        some = int(rng.integers(0, min(most, items) + 1))
+        columns[row, :some] = rng.choice(items, some, replace=False)
+        counts[row, :some] = np.sort(rng.exponential(2, some))[::-1]
+    return Followers(torch.from_numpy(columns), torch.from_numpy(counts))
 
 
 def entries(count: int, first: int = 0) -> list[Entry]:

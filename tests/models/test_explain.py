@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.attention import attend
 from models.explain import contributions, explain, gains
+from models.followers import Followers
 from models.heads import MultiHeadAttention, merge_heads, split_heads
 from models.scoring import Attending, score
 from models.snapshot import Snapshot
@@ -24,6 +25,8 @@ from tests.models.pasts import (
     AT,
     EVERY,
     ITEMS,
+    TRAINED,
+    WINDOW,
     Loop,
     drawn_snapshot,
     long_user,
@@ -31,7 +34,8 @@ from tests.models.pasts import (
     ways,
     without_event,
 )
-from tests.models.small import DAY, past, random_past
+from tests.models.small import DAY, past, random_model, random_past
+from tests.models.small import snapshot as small_snapshot
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -128,11 +132,16 @@ def without_entry(whole: Past, entry: int) -> Past:
 def test_contributions_add_up_to_the_score(
     snapshot: Snapshot, made: Past, how: Attending, target: int
 ) -> None:
-    """sequence + every row's contribution + prior = score, to 1e-4, however it was attended."""
+    """Σ contributions = attention + transitions, so that with the rest they are the score.
+
+    To 1e-4, however it was attended.
+    """
     user = remember(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), how)
     reasons = explain(snapshot, user, target, 50, how)
     summed = math.fsum(reason.contribution for reason in reasons)
+    part = float(scores.attention[0]) + float(scores.transitions[0])
+    assert summed == pytest.approx(part, abs=1e-4)
     whole = float(scores.sequence[0]) + summed + float(scores.prior[0])
     assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
     sources = [reason.source for reason in reasons]
@@ -145,20 +154,34 @@ def test_contributions_add_up_to_the_score(
 def test_reasons_equal_the_loop(
     snapshot: Snapshot, made: Past, how: Attending, target: int
 ) -> None:
-    """Mean weights and signed contributions of every row, largest first."""
+    """Mean weights and signed contributions of every row, largest first.
+
+    A row contributes what it added to the attention, and its share of F to the transitions.
+    """
     user = remember(snapshot, made, AT)
-    _, alpha, gain = Loop(snapshot, made, AT).parts(target, how)
+    loop = Loop(snapshot, made, AT)
+    _, alpha, gain = loop.parts(target, how)
+    shares = loop.shares(target)
+    each = (alpha * gain).sum(0)
+    if shares.any():
+        each += loop.transitions(target) * shares / shares.sum()
     place = {source: at for at, source in enumerate(user.source.tolist())}
     reasons = explain(snapshot, user, target, 50, how)
     for reason in reasons:
         at = place[reason.source]
         assert reason.weight == pytest.approx(alpha[:, at].mean(), abs=1e-5)
-        expected = (alpha[:, at] * gain[:, at]).sum()
-        assert reason.contribution == pytest.approx(expected, abs=1e-4)
+        assert reason.contribution == pytest.approx(each[at], abs=1e-4)
     sizes = [abs(reason.contribution) for reason in reasons]
     assert sizes == sorted(sizes, reverse=True)
     missing = set(place.values()) - {place[reason.source] for reason in reasons}
-    assert all(alpha[:, at].sum() < 1e-6 for at in missing)
+    assert all(alpha[:, at].sum() < 1e-6 and shares[at] == 0 for at in missing)
+
+
+def transitions_of(snapshot: Snapshot, made: Past, left: Past, target: int) -> float:
+    """The transitions part of what is left of a past, under the λ of the whole of it."""
+    before, after = Loop(snapshot, made, AT), Loop(snapshot, left, AT)
+    row = target if target < TRAINED else -1
+    return before.reference.transitions(before.summary, after.trained, row)
 
 
 @few
@@ -166,9 +189,10 @@ def test_reasons_equal_the_loop(
 def test_without_is_what_deleting_the_row_gives(
     snapshot: Snapshot, made: Past, how: Attending, target: int
 ) -> None:
-    """Each event and each profile entry, really deleted: the attention part to 1e-4.
+    """Each event and each profile entry, really deleted: attention and transitions to 1e-4.
 
-    What remains moves one place nearer to the present, so that places shift as they would.
+    What remains moves one place nearer to the present, so that places shift as they would. The
+    sequence part, and the λ that is read off it, are those of the whole past.
     """
     user = remember(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), how)
@@ -179,7 +203,33 @@ def test_without_is_what_deleting_the_row_gives(
         else:
             less = without_entry(made, -1 - reason.source)
         again = score(snapshot, remember(snapshot, less, AT), np.array([target]), how)
-        assert reason.without == pytest.approx(rest + float(again.attention[0]), abs=1e-4)
+        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target)
+        assert reason.without == pytest.approx(rest + expected, abs=1e-4)
+
+
+def test_without_one_of_the_last_eight_the_ninth_moves_up(snapshot: Snapshot) -> None:
+    """What was too long ago to count before counts then; it had no share in the whole."""
+    columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
+    model = random_model(11, window=WINDOW, followers=1)
+    model.memorise(Followers(columns, 1.0 + torch.arange(TRAINED)[:, None]), horizon=2 * DAY)
+    even = small_snapshot(ITEMS, model)
+    made = past([9, 8, 7, 6, 5, 3, 2, 1, 0, 11], np.arange(10) * 3600)
+    user = remember(even, made, AT)
+    with torch.inference_mode():
+        scale = float(model.scale(user.summary))
+    reasons = {reason.source: reason for reason in explain(even, user, 4, 50)}
+    attended = score(even, user, np.array([4])).attention
+    assert len(reasons) == 10
+    for event in range(10):
+        left = [row for at, row in enumerate(made.rows.tolist()) if at != event]
+        total = sum(0.3**k * (1 + row) for k, row in enumerate(left[::-1][:8]))
+        less = score(even, remember(even, without_event(made, event), AT), np.array([4]))
+        expected = float(less.attention[0]) + scale * math.log(1 + 2 * total)
+        assert reasons[event].without == pytest.approx(expected, abs=1e-4)
+    total = sum(0.3**k * (1 + row) for k, row in enumerate(made.rows[::-1][:8].tolist()))
+    summed = sum(reason.contribution for reason in reasons.values())
+    part = float(attended[0]) + scale * math.log(1 + 2 * total)
+    assert summed == pytest.approx(part, abs=1e-4)
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -189,21 +239,26 @@ def test_without_the_event_that_held_everything_the_others_speak(
     """Its weight leaves the others none, and without it they share as if it had never been."""
     made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
     how = Attending(hard=hard)
-    (reason,) = explain(snapshot, remember(snapshot, made, AT), 6, 1, how)
-    less = score(snapshot, remember(snapshot, without_event(made, 1), AT), np.array([6]), how)
+    reasons = explain(snapshot, remember(snapshot, made, AT), 6, 3, how)
+    (reason,) = (reason for reason in reasons if reason.weight > 0.5)
+    left = without_event(made, 1)
+    less = score(snapshot, remember(snapshot, left, AT), np.array([6]), how)
     assert reason.source == 1
     assert reason.weight == pytest.approx(1, abs=1e-6)
-    assert reason.without == pytest.approx(float(less.attention[0]), abs=1e-5)
+    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6)
+    assert reason.without == pytest.approx(expected, abs=1e-5)
 
 
 def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
     """One event: it has all the weight, and without it there is the rest."""
     user = remember(snapshot, past([3], [0]), AT)
-    scores = score(snapshot, user, np.array([6]))
-    (reason,) = explain(snapshot, user, 6, 5, rest=1.25)
-    assert reason.weight == pytest.approx(1, abs=1e-6)
-    assert reason.contribution == pytest.approx(float(scores.attention[0]), abs=1e-5)
-    assert reason.without == pytest.approx(1.25, abs=1e-6)
+    for target in range(ITEMS):
+        scores = score(snapshot, user, np.array([target]))
+        (reason,) = explain(snapshot, user, target, 5, rest=1.25)
+        assert reason.weight == pytest.approx(1, abs=1e-6)
+        part = float(scores.attention[0]) + float(scores.transitions[0])
+        assert reason.contribution == pytest.approx(part, abs=1e-5)
+        assert reason.without == pytest.approx(1.25, abs=1e-6)
 
 
 def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
@@ -245,16 +300,58 @@ def test_only_the_largest_reasons_are_named(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) -> None:
-    """Over the rows that were kept, and no others."""
+    """Over the rows that were kept and the newest, and no others."""
     user = long_user(snapshot, 80)
     how = Attending(mode="coarse", k=6, exclude_self=exclude_self)
     found = score(snapshot, user, EVERY, how)
     assert found.within is not None
+    assert (found.transitions != 0).any()
     for target in range(ITEMS):
         reasons = explain(snapshot, user, target, 200, how, within=found.within[target])
         summed = math.fsum(reason.contribution for reason in reasons)
-        assert summed == pytest.approx(float(found.attention[target]), abs=1e-4)
+        part = float(found.attention[target]) + float(found.transitions[target])
+        assert summed == pytest.approx(part, abs=1e-4)
         kept = found.within[target].any(0).nonzero().flatten().tolist()
-        assert {reason.source for reason in reasons} <= set(kept)
+        assert {reason.source for reason in reasons if reason.weight > 0} <= set(kept)
+        assert {reason.source for reason in reasons} <= {*kept, *range(72, 80)}
         if exclude_self:
             assert all(int(user.rows[row]) != target for row in kept)
+
+
+def test_the_newest_speak_where_attention_did_not_see_them(snapshot: Snapshot) -> None:
+    """Kept by no head and yet followed: a contribution without weight, and what deleting gives."""
+    made = random_past(7, 80, ITEMS)
+    user = remember(snapshot, made, AT)
+    loop = Loop(snapshot, made, AT)
+    target = next(item for item in range(TRAINED) if loop.shares(item)[-3:].any())
+    shares = loop.shares(target)
+    within = torch.zeros(3, 80, dtype=torch.bool)
+    within[:, :20] = True
+    told = {reason.source: reason for reason in explain(snapshot, user, target, 99, within=within)}
+    whole = loop.transitions(target)
+    for event in np.flatnonzero(shares).tolist():
+        reason = told[event]
+        assert reason.weight == 0
+        expected = whole * shares[event] / shares.sum()
+        assert reason.contribution == pytest.approx(expected, abs=1e-4)
+    assert {source for source in told if source >= 20} == set(np.flatnonzero(shares).tolist())
+    summed = math.fsum(reason.contribution for reason in told.values())
+    gain = math.fsum(reason.contribution for reason in told.values() if reason.weight > 0)
+    assert summed == pytest.approx(gain + whole, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])
+def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None:
+    """By its attention alone, which is the score's too."""
+    snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
+    made = random_past(5, 9, ITEMS)
+    user = remember(snapshot, made, AT)
+    for target in (2, 6):
+        scores = score(snapshot, user, np.array([target]))
+        reasons = explain(snapshot, user, target, 50)
+        summed = math.fsum(reason.contribution for reason in reasons)
+        assert summed == pytest.approx(float(scores.attention[0]), abs=1e-4)
+        for reason in reasons:
+            left = remember(snapshot, without_event(made, reason.source), AT)
+            less = score(snapshot, left, np.array([target])).attention
+            assert reason.without == pytest.approx(float(less[0]), abs=1e-4)

@@ -8,14 +8,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.ranking
-from models.catalogue import Entry, ItemFilter
+from models.catalogue import Catalogue, Entry, ItemFilter
 from models.explain import explain
 from models.ranking import candidates, recommend, similar
 from models.recommender import Recommender
 from models.scoring import Attending, score
 from models.snapshot import Snapshot
 from models.user_memory import Past, UserMemory, remember
-from tests.models.small import DAY, catalogue, encode, past, random_model, random_past, trained
+from tests.models.small import (
+    DAY,
+    DIMENSION,
+    catalogue,
+    encode,
+    past,
+    random_model,
+    random_past,
+    trained,
+)
 from tests.models.small import snapshot as small_snapshot
 
 ITEMS = 30
@@ -76,7 +85,7 @@ def test_it_is_the_order_of_all_scores(
     assert ranked.personal
     np.testing.assert_array_equal(allowed, before)
     again = score(snapshot, user, ranked.rows)
-    for part in ("total", "sequence", "attention", "prior"):
+    for part in ("total", "sequence", "transitions", "attention", "prior"):
         np.testing.assert_allclose(getattr(ranked.scores, part), getattr(again, part), atol=1e-5)
 
 
@@ -277,8 +286,23 @@ def test_candidates_keep_to_what_is_allowed(
     assert set(ranked.rows.tolist()) == {5, 401, 459}
 
 
+def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
+    """F of every trained item that followed one of the last eight.
+
+    Rows are the model's; they are the catalogue's too where that was made of i0, i1, … in order.
+    """
+    columns, counts = (part.tolist() for part in snapshot.model.followers)
+    total: dict[int, float] = {}
+    for k, item in enumerate(user.recent_items.tolist()[:8]):
+        pairs = zip(columns[item], counts[item], strict=True) if item >= 0 else ()
+        for column, count in pairs:
+            if count > 0:
+                total[column] = total.get(column, 0.0) + 0.3**k * count
+    return total
+
+
 def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
-    """Without an index: exactly the largest products of candidate keys and query."""
+    """Without an index: the largest products of candidate keys and query, and the most followed."""
     snapshot = small_snapshot(400, large.model)
     user = somebody(snapshot, 4)
     with torch.inference_mode():
@@ -287,7 +311,91 @@ def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
         )
         worth = snapshot.model.candidate_keys(snapshot.tables).double() @ query.double()
     found = candidates(snapshot, user, np.ones(400, dtype=np.bool_), 25)
-    assert set(found.tolist()) == set(torch.topk(worth, 25).indices.tolist())
+    nearest = set(torch.topk(worth, 25).indices.tolist())
+    total = follow(snapshot, user)
+    most = sorted(total, key=lambda row: -total[row])[:25]
+    assert set(found.tolist()) == nearest | set(most)
+    assert set(most) - nearest
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_what_followed_the_newest_items_is_a_candidate(large: Snapshot, indexed: bool) -> None:
+    """The most followed, at most as many as asked, of those allowed; each found once."""
+    snapshot = large if indexed else small_snapshot(400, large.model)
+    some = 0
+    for seed in range(10):
+        user = somebody(snapshot, seed)
+        allowed = np.random.default_rng(seed).random(400) < 0.8
+        total = follow(snapshot, user)
+        order = sorted(total, key=lambda row: -total[row])
+        for count in (3, 40):
+            found = candidates(snapshot, user, allowed, count)
+            assert found.tolist() == sorted(set(found.tolist()))
+            assert len(found) <= 2 * count
+            assert allowed[found].all()
+            most = [row for row in order[:count] if allowed[row]]
+            assert set(most) <= set(found.tolist())
+            some += len(most)
+    assert some > 50
+
+
+@pytest.mark.parametrize("shape", [{"followers": 0}, {"blocks": 0}])
+def test_without_transitions_nothing_follows(shape: dict[str, int]) -> None:
+    """Where that part is not in the score it brings no candidates."""
+    snapshot = small_snapshot(60, random_model(22, items=50, **shape))
+    user = somebody(snapshot, 4)
+    assert len(candidates(snapshot, user, np.ones(60, dtype=np.bool_), 7)) == 7
+
+
+def test_untrained_services_have_candidates() -> None:
+    """Before training nothing is known to follow anything."""
+    made = catalogue(40)
+    snapshot = Snapshot.build("v", None, made, np.zeros(40, np.int64))
+    assert len(candidates(snapshot, somebody(snapshot), np.ones(40, dtype=np.bool_), 5)) == 5
+
+
+def test_followers_are_found_wherever_their_rows_are() -> None:
+    """Rows of the model are not those of the catalogue, and what was removed does not come back."""
+    model = random_model(22, items=30)
+    made = trained(model)
+    other = [f"i{n}" for n in np.random.default_rng(0).permutation(40)]
+    whole = Catalogue.empty(DIMENSION).updated(
+        [Entry(id_, id_, {"title": id_}) for id_ in other], [], encode
+    ).updated([], ["i3", "i8"], encode)  # fmt: skip
+    snapshot = Snapshot.build("v", made, whole, np.zeros(0, np.int64))
+    compared = 0
+    for seed in range(8):
+        user = somebody(snapshot, seed)
+        total = follow(snapshot, user)
+        found = candidates(snapshot, user, whole.offered, 30)
+        names = {whole.vocabulary.id(row) for row in found.tolist()}
+        expected = {made.item_ids[item] for item in total} - {"i3", "i8"}
+        assert expected <= names
+        assert not names & {"i3", "i8"}
+        compared += len(expected)
+        scores = score(snapshot, user, np.arange(len(whole)))
+        for row, name in enumerate(whole.vocabulary.ids):
+            followed = name in made.item_ids and made.item_ids.index(name) in total
+            assert bool(scores.transitions[row] != 0) == followed
+    assert compared > 20
+
+
+def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that only the transitions lift comes first also where not all were scored."""
+    model = random_model(22, items=380)
+    with torch.no_grad():
+        model.scale.weight.zero_()
+        model.scale.bias.fill_(1000.0)
+    snapshot = small_snapshot(400, model, index_from=100)
+    monkeypatch.setattr(models.ranking, "EXACT_WORK", 0)
+    monkeypatch.setattr(models.ranking, "CANDIDATES", 20)
+    allowed = np.ones(400, dtype=np.bool_)
+    for seed in range(10):
+        user = somebody(snapshot, seed)
+        ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=NONE)
+        assert ranked.mode == "coarse"
+        assert set(ranked.rows.tolist()) <= follow(snapshot, user).keys()
+        assert ranked.rows.tolist() == ranking(snapshot, user)[:3].tolist()
 
 
 def test_coarse_attention_explains_what_it_ranked(snapshot: Snapshot) -> None:
@@ -301,7 +409,9 @@ def test_coarse_attention_explains_what_it_ranked(snapshot: Snapshot) -> None:
     for place, row in enumerate(ranked.rows.tolist()):
         reasons = explain(snapshot, user, row, 60, how, within=ranked.scores.within[place])
         summed = sum(reason.contribution for reason in reasons)
-        assert summed == pytest.approx(float(ranked.scores.attention[place]), abs=1e-4)
+        scores = ranked.scores
+        part = float(scores.attention[place]) + float(scores.transitions[place])
+        assert summed == pytest.approx(part, abs=1e-4)
 
 
 # ---------------------------------------------------------------------------- similar

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from models.recency import AGE_BUCKETS, POSITION_BUCKETS, RecencyBias, age_bucket, position_bucket
+from models.recency import (
+    AGE_BUCKETS,
+    BUCKETS,
+    POSITION_BUCKETS,
+    RecencyBias,
+    age_bucket,
+    counted,
+    position_bucket,
+    recency_bucket,
+)
 from tests.models import reference_model
 
 HOUR = 3_600 * 1_000_000
@@ -43,40 +52,88 @@ def test_a_clock_that_ran_backwards_is_no_age() -> None:
     assert age_bucket(ages).tolist() == [0, 0, 0, 0, 1, 39, 39]
 
 
-def test_the_bias_is_the_two_tables_read_at_the_buckets() -> None:
-    """[B, H, Q, K] from distances [Q, K] and ages [B, Q, K], each read by hand."""
-    bias = RecencyBias(3)
+def test_position_and_age_have_a_bucket_together() -> None:
+    """Every pair its own, position-major; distances broadcast against ages."""
+    distance = torch.tensor([-3, 0, 7, 15, 16, 40, 600, 2**62])[:, None]
+    age = torch.tensor([-HOUR, 0, 1, HOUR, 31_000_000, 2**62])
+    got = recency_bucket(distance, age)
+    assert got.dtype == torch.int32
+    assert got.tolist() == [
+        [40 * reference_model.position_bucket(d) + reference_model.age_bucket(int(a)) for a in age]
+        for d in distance[:, 0].tolist()
+    ]
+    assert int(got.max()) == BUCKETS - 1
+
+
+def drawn(heads: int) -> RecencyBias:
+    """A bias of which all three tables are drawn."""
+    bias = RecencyBias(heads)
+    generator = torch.Generator().manual_seed(heads)
     with torch.no_grad():
-        bias.position.normal_()
-        bias.age.normal_()
-    rng = np.random.default_rng(0)
+        for table in bias.parameters():
+            table.normal_(generator=generator)
+    return bias
+
+
+def places(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances [4, 5] and ages [2, 4, 5], some negative."""
+    rng = np.random.default_rng(seed)
     distance = torch.from_numpy(rng.integers(-2, 400, (4, 5)))
-    age = torch.from_numpy(rng.integers(-HOUR, 1000 * HOUR, (2, 4, 5)))
+    return distance, torch.from_numpy(rng.integers(-HOUR, 1000 * HOUR, (2, 4, 5)))
+
+
+def test_the_bias_is_the_three_tables_read_at_the_buckets() -> None:
+    """[H, B, Q, K] from distances [Q, K] and ages [B, Q, K], each read by hand."""
+    bias = drawn(3)
+    distance, age = places(0)
     with torch.no_grad():
         got = bias(distance, age)
-    position_table, age_table = (table.detach().numpy() for table in (bias.position, bias.age))
-    assert got.shape == (2, 3, 4, 5)
-    for b, h, q, k in np.ndindex(2, 3, 4, 5):
+    position, ages, joint = (
+        table.detach().numpy() for table in (bias.position, bias.age, bias.joint)
+    )
+    assert got.shape == (3, 2, 4, 5)
+    for h, b, q, k in np.ndindex(3, 2, 4, 5):
         place = reference_model.position_bucket(int(distance[q, k]))
         when = reference_model.age_bucket(int(age[b, q, k]))
-        expected = float(position_table[place, h] + age_table[when, h])
-        assert float(got[b, h, q, k]) == pytest.approx(expected, abs=1e-6)
+        expected = float(position[h, place] + ages[h, when] + joint[h, 40 * place + when])
+        assert float(got[h, b, q, k]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_heads_start_with_different_reach() -> None:
     """Before training the first head is flat, later ones fall ever steeper; age says nothing."""
     bias = RecencyBias(4)
-    slopes = bias.position[0] - bias.position[-1]
+    slopes = bias.position[:, 0] - bias.position[:, -1]
     assert slopes.tolist() == pytest.approx([0, 4 / 3, 8 / 3, 4], abs=1e-6)
-    assert torch.all(torch.diff(bias.position, dim=0) <= 0)
+    assert torch.all(torch.diff(bias.position, dim=1) <= 0)
     assert torch.all(bias.age == 0)
+    assert torch.all(bias.joint == 0)
 
 
-def test_both_tables_learn() -> None:
-    """The gradient of an entry is the number of times it was read."""
-    bias = RecencyBias(1)
-    bias(torch.tensor([[0, 1, 1]]), torch.tensor([[0, 0, HOUR]])).sum().backward()
-    assert bias.position.grad is not None
-    assert bias.age.grad is not None
-    assert bias.position.grad[:3, 0].tolist() == [1, 2, 0]
-    assert bias.age.grad[0, 0] == 2
+def test_all_three_tables_learn() -> None:
+    """The gradient of an entry is the sum of those of the places that read it."""
+    bias = drawn(2)
+    distance, age = places(1)
+    weight = torch.randn(2, 2, 4, 5, generator=torch.Generator().manual_seed(1))
+    (bias(distance, age) * weight).sum().backward()
+    position, ages = np.zeros((2, POSITION_BUCKETS)), np.zeros((2, AGE_BUCKETS))
+    joint = np.zeros((2, BUCKETS))
+    for h, b, q, k in np.ndindex(2, 2, 4, 5):
+        place = reference_model.position_bucket(int(distance[q, k]))
+        when = reference_model.age_bucket(int(age[b, q, k]))
+        given = float(weight[h, b, q, k])
+        position[h, place] += given
+        ages[h, when] += given
+        joint[h, 40 * place + when] += given
+    for table, expected in ((bias.position, position), (bias.age, ages), (bias.joint, joint)):
+        assert table.grad is not None
+        np.testing.assert_allclose(table.grad, expected, atol=1e-5)
+
+
+def test_weights_are_summed_by_bucket() -> None:
+    """For each head; a bucket that is not there has 0, and of nothing there is 0 everywhere."""
+    bucket = torch.tensor([4, 0, 4, 2], dtype=torch.int32)
+    weights = torch.tensor([[1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 0.25, 0.0]])
+    found = counted(bucket, weights, 6)
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[2, 0, 4, 0, 4, 0], [0.5, 0, 0, 0, -0.75, 0]]
+    assert counted(bucket[:0], weights[:, :0], 3).tolist() == [[0] * 3, [0] * 3]

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.encoder import UNTOLD
+from models.followers import followed
 from models.points import unit
 from models.recommender import ItemTables, Recommender, RecommenderConfig, identity
 from models.scoring import score
@@ -19,7 +21,15 @@ from models.snapshot import Snapshot
 from models.user_memory import remember
 from tests.models import reference
 from tests.models.reference_model import ReferenceModel
-from tests.models.small import DAY, DIMENSION, encode, entries, past, random_model
+from tests.models.small import (
+    DAY,
+    DIMENSION,
+    encode,
+    entries,
+    past,
+    random_followers,
+    random_model,
+)
 from tests.models.small import catalogue as small_catalogue
 
 HEADS, LENGTH = 3, 7
@@ -158,12 +168,32 @@ def test_all_prefixes_at_once_equal_one_by_one(
     masked &= position != position[:, None]  # every prefix sees its own last event
     bias = bias.masked_fill(masked, -math.inf)
     with torch.inference_mode():
-        got = model.target_attention_prefixes(tables, keys, values, bias)
+        got = model.target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
     assert got.shape == (2, LENGTH, 15)
     for row in range(2):
         for place in range(LENGTH):
             expected = loop(tables, keys[row], values[row], bias[row, :, place])
             np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
+    """Other items for each of a batch: each against the float64 loop over its own."""
+    model = random_model(3)
+    tables = projected(model, content)
+    keys, values = memory(model, 3, 2)
+    bias = torch.randn(2, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    position = torch.arange(LENGTH)
+    bias = bias.masked_fill(position > position[:, None], -math.inf)
+    picked = torch.tensor([[3, 14, 3, 0], [7, 1, 2, 9]])
+    with torch.inference_mode():
+        queries, outputs = (
+            table[:, picked].transpose(0, 1) for table in (tables.queries, tables.outputs)
+        )
+        got = model.target_attention_prefixes(queries, outputs, keys, values, bias)
+    assert got.shape == (2, LENGTH, 4)
+    for row, place in np.ndindex(2, LENGTH):
+        expected = loop(tables, keys[row], values[row], bias[row, :, place])[picked[row]]
+        np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
@@ -179,7 +209,9 @@ def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
     bias = bias.masked_fill(position > position[:, None], -math.inf)
     tables = ItemTables(*(table.clone() for table in tables))
     keys.requires_grad_()
-    got = model.target_attention_prefixes(tables, keys, values.clone(), bias)
+    got = model.target_attention_prefixes(
+        tables.queries, tables.outputs, keys, values.clone(), bias
+    )
     for place in range(LENGTH):
         expected = loop(tables, keys.detach()[0], values[0], bias[0, :, place])
         np.testing.assert_allclose(got.detach()[0, place], expected, atol=1e-4, rtol=1e-4)
@@ -204,7 +236,9 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
         raw.requires_grad_()
         bias = raw.masked_fill(future, -math.inf)
         if way == "together":
-            out = model.target_attention_prefixes(tables, keys, values, bias)
+            out = model.target_attention_prefixes(
+                tables.queries, tables.outputs, keys, values, bias
+            )
         else:
             rows = [model.target_attention(tables, keys, values, bias[:, :, t])
                     for t in range(LENGTH)]  # fmt: skip
@@ -223,15 +257,62 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
 def test_without_an_encoder_there_is_no_sequence_part() -> None:
     """Summaries are zero, as they are of no events at all."""
     events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
-    assert (random_model(1, blocks=0).summaries(events, times) == 0).all()
-    assert random_model(1).summaries(events[:, :0], times[:, :0]).shape == (2, 0, 12)
+    assert (random_model(1, blocks=0).summaries(events, times, times) == 0).all()
+    assert random_model(1).summaries(events[:, :0], times[:, :0], times[:, :0]).shape == (2, 0, 12)
+
+
+def test_a_request_is_within_the_horizon() -> None:
+    """As it is up to the horizon after the newest event, no later than that; for each its own."""
+    model = random_model(1)
+    model.memorise(model.followers, horizon=3 * DAY)
+    newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
+    asked = torch.tensor([DAY, 3 * DAY, 3 * DAY + 1, 9 * DAY, 2**60])
+    expected = [DAY, 3 * DAY, 3 * DAY, 9 * DAY, 13 * DAY]
+    assert model.within(asked, newest).tolist() == expected
+    fresh = Recommender(RecommenderConfig(items=2, followers=3))
+    assert fresh.within(torch.tensor(2**59), torch.tensor(0)) == 2**59
+
+
+# ---------------------------------------------------------------------------- transitions
+
+
+def test_transitions_equal_the_loop() -> None:
+    """λ(h) log(1 + 2F) of drawn summaries and items, known and unknown ones."""
+    model = random_model(8)
+    reference_ = ReferenceModel(model, HEADS)
+    generator = np.random.default_rng(8)
+    for _ in range(20):
+        summary = generator.normal(size=12)
+        recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
+        with torch.inference_mode():
+            total = followed(model.followers, torch.tensor(recent))
+            got = model.transitions(torch.from_numpy(summary).float(), total)
+        expected = [reference_.transitions(summary, recent, item) for item in range(12)]
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}, {"blocks": 0, "followers": 0}])
+def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None:
+    """Without an encoder, or with no followers kept, there is no such part."""
+    assert random_model(1).has_transitions
+    assert not random_model(1, **shape).has_transitions
+
+
+def test_followers_of_another_shape_are_refused() -> None:
+    """The message says which were wanted and which came; the model stays as it was."""
+    model = random_model(1)
+    before = model.followers
+    for items, most in ((11, 5), (12, 4)):
+        with pytest.raises(ValueError, match=rf"must be \(12, 5\), not \({items}, {most}\)"):
+            model.memorise(random_followers(0, items, most), 0)
+    assert torch.equal(model.followers.columns, before.columns)
 
 
 # ---------------------------------------------------------------------------- candidates
 
 
 def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor) -> None:
-    """With W_Q = 0 all targets attend alike, and the one product is the whole score, exactly."""
+    """With W_Q = 0 all targets attend alike: the product is the score but for transitions."""
     model = random_model(9)
     with torch.no_grad():
         model.cross.w_q.weight.zero_()
@@ -240,8 +321,9 @@ def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor)
     with torch.inference_mode():
         rows = torch.from_numpy(made.rows.astype(np.int64))
         times = torch.from_numpy(made.timestamps)
-        summary = model.summaries(tables.vectors[rows][None], times[None])[0, -1]
-        bias = model.recency(torch.arange(4, -1, -1)[None], (3 * DAY - times)[None])[:, 0]
+        asked = torch.full((1, 5), UNTOLD)
+        summary = model.summaries(tables.vectors[rows][None], times[None], asked)[0, -1]
+        bias = model.recency(torch.arange(4, -1, -1), 3 * DAY - times)
         bias = bias + torch.from_numpy(made.weights).log()
         keys, values = tables.keys[:, rows], tables.values[:, rows]
         attention = model.target_attention(tables, keys[None], values[None], bias[None])[0]
@@ -267,6 +349,7 @@ def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
     np.testing.assert_allclose(scores.attention, centred @ centred[4], atol=1e-3)
     assert int(scores.total.argmax()) == 4
     assert (scores.sequence == 0).all()
+    assert (scores.transitions == 0).all()
 
 
 def test_identity_prefers_what_is_like_more_of_the_past() -> None:
@@ -305,7 +388,8 @@ def test_the_shape_travels_as_plain_values() -> None:
     "wrong",
     [
         {"items": -1}, {"dim": 0}, {"dim": 1.5}, {"heads": 0}, {"heads": 5}, {"blocks": -1},
-        {"window": 0}, {"content": 0}, {"dropout": 1}, {"dropout": "half"}, {"tied": 1},
+        {"window": 0}, {"content": 0}, {"followers": -1}, {"followers": 2.0},
+        {"dropout": 1}, {"dropout": "half"}, {"tied": 1},
     ],
 )  # fmt: skip
 def test_a_shape_that_no_model_can_have_is_refused(wrong: dict[str, Any]) -> None:

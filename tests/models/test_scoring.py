@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models.scoring import SOFTMAX, Attending, Scores, head_indexes, score
 from models.snapshot import Snapshot
@@ -15,13 +16,15 @@ from tests.models.pasts import (
     HEADS,
     ITEMS,
     TRAINED,
+    WINDOW,
     Loop,
     drawn_snapshot,
     long_user,
     pasts,
     ways,
 )
-from tests.models.small import DAY, past, random_past
+from tests.models.small import DAY, past, random_model, random_past
+from tests.models.small import snapshot as small_snapshot
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -40,20 +43,55 @@ def test_scores_equal_the_loop(snapshot: Snapshot, made: Past, how: Attending) -
     assert scores.memory == len(loop.rows)
     for target in range(ITEMS):
         sequence, alpha, gain = loop.parts(target, how)
+        transitions = loop.transitions(target)
         assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
+        assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
     prior = snapshot.model.prior.detach().numpy()
     np.testing.assert_array_equal(scores.prior[:TRAINED], prior)
+    total = scores.sequence + scores.transitions + scores.attention + scores.prior
+    np.testing.assert_allclose(scores.total, total, atol=1e-6)
+
+
+@quick
+@given(made=pasts(least=1), at=st.integers(-DAY, 400 * DAY))
+def test_the_request_may_come_at_any_time(snapshot: Snapshot, made: Past, at: int) -> None:
+    """Before the newest event, within the horizon or years after it: every part as the loop's."""
+    scores = score(snapshot, remember(snapshot, made, at), EVERY)
+    loop = Loop(snapshot, made, at)
+    for target in (0, 7, 13):
+        sequence, alpha, gain = loop.parts(target, SOFTMAX)
+        transitions = loop.transitions(target)
+        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
+        assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
+        assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])
+def test_a_part_that_the_model_has_not_is_zero(shape: dict[str, int]) -> None:
+    """Without an encoder neither sequence nor transitions, without followers no transitions."""
+    snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
+    made = random_past(4, 9, ITEMS)
+    scores = score(snapshot, remember(snapshot, made, AT), EVERY)
+    loop = Loop(snapshot, made, AT)
+    assert not scores.transitions.any()
+    assert bool(scores.sequence.any()) == ("blocks" not in shape)
+    for target in range(ITEMS):
+        sequence, alpha, gain = loop.parts(target, SOFTMAX)
+        assert loop.transitions(target) == 0
+        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
+        assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
     total = scores.sequence + scores.attention + scores.prior
     np.testing.assert_allclose(scores.total, total, atol=1e-6)
 
 
 def test_without_a_past_only_the_prior_speaks(snapshot: Snapshot) -> None:
-    """No rows, no attention, no sequence, and no error."""
+    """No rows, no attention, no sequence, no transitions, and no error."""
     user = remember(snapshot, Past.nothing(), AT)
     scores = score(snapshot, user, EVERY)
     assert len(user) == scores.memory == 0
     assert not scores.sequence.any()
+    assert not scores.transitions.any()
     assert not scores.attention.any()
     np.testing.assert_array_equal(scores.total, scores.prior)
     assert score(snapshot, user, np.zeros(0, np.int64)).total.shape == (0,)
@@ -91,7 +129,7 @@ def test_many_targets_are_scored_in_blocks(
 
 
 def close(one: Scores, other: Scores) -> None:
-    for part in ("total", "sequence", "attention", "prior"):
+    for part in ("total", "sequence", "transitions", "attention", "prior"):
         np.testing.assert_allclose(getattr(one, part), getattr(other, part), atol=1e-5)
 
 

@@ -1,16 +1,14 @@
-"""Training: its loss against a float64 loop, what it learns, and how it stops."""
+"""Training: what it learns, how it stops, what it tells, and what it refuses."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,38 +16,17 @@ import models.train
 from models.baselines import Popularity
 from models.catalogue import Catalogue
 from models.data import Interactions
-from models.evaluate import Metrics, Ranker, evaluate
-from models.recommender import Recommender, RecommenderConfig
+from models.evaluate import Metrics, evaluate
+from models.ranker import RecommenderRanker
+from models.recommender import Recommender
 from models.scoring import score
 from models.snapshot import Snapshot
 from models.splits import Holdout, leave_one_out
-from models.train import Fitted, Progress, RecommenderRanker, TrainConfig, _Trainer, fit, for_size
+from models.train import Fitted, Progress, TrainConfig, _Clock, _Stage, _Trainer, fit
 from models.trained import Trained
 from models.user_memory import Past, remember
-from tests.models.ranker_contract import RankerContract
-from tests.models.reference_model import ReferenceModel
-from tests.models.small import (
-    DAY,
-    DIMENSION,
-    SECOND,
-    cycle,
-    encode,
-    entries,
-    random_model,
-)
-from tests.models.small import snapshot as small_snapshot
-
-# Everything trains in a second or two: small batches, long steps, a short memory of weights.
-QUICK = TrainConfig(
-    epochs=12,
-    validate_every=1,
-    learning_rate=1e-2,
-    warmup=10,
-    batch_tokens=80,
-    attention_share=0.5,
-    drop_id=0.0,
-    average=0.9,
-)
+from tests.models.small import DAY, DIMENSION, SECOND, cycle, encode, entries
+from tests.models.training import QUICK, content, tiny, train
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,61 +38,100 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def tiny(items: int, **more: Any) -> RecommenderConfig:
-    shape: dict[str, Any] = {"dim": 16, "heads": 2, "blocks": 1, "window": 16, "dropout": 0.0}
-    return RecommenderConfig(**{"items": items, "content": DIMENSION} | shape | more)
+# ---------------------------------------------------------------------------- what it learns
+
+# People who all take the items in one order, and the last steps of others who do.
+ROUND = cycle(users=40, length=9, items=24)
+OTHERS = leave_one_out(cycle(users=40, length=9, items=24, seed=1)).test
 
 
-def content(items: int) -> NDArray[np.float32]:
-    return encode([f"title {n}" for n in range(items)])
+def hit_rate(fitted: Fitted, case: Holdout, **more: Any) -> float:
+    """Share of cases whose target comes first."""
+    ranker = RecommenderRanker(fitted.model, content(case.history.n_items))
+    return evaluate(ranker, case, k=1, **more).hr
 
 
-def train(log: Interactions, config: TrainConfig = QUICK, **more: Any) -> Fitted:
-    shape = more.pop("shape", tiny(log.n_items))
-    return fit(log, content(log.n_items), shape=shape, config=config, **more)
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ({}, {}),
+        ({"followers": 0}, {}),
+        ({"followers": 0}, {"attention_epochs": 0}),
+        ({"blocks": 0}, {"attention_tokens": 40}),
+        ({"blocks": 0, "followers": 0, "tied": True}, {"attention_tokens": 40}),
+    ],
+)
+def test_it_learns_what_comes_next(shape: dict[str, Any], config: dict[str, Any]) -> None:
+    """An order that popularity cannot see: with transitions, by the encoder or attention alone."""
+    fitted = train(ROUND, replace(QUICK, **config), shape=tiny(24, **shape))
+    assert hit_rate(fitted, OTHERS) > 0.97
+    assert evaluate(Popularity.fit(ROUND), OTHERS, k=1).hr < 0.3
 
 
-def drawn_log(seed: int, lengths: list[int], items: int) -> Interactions:
-    """Users of these lengths, with times that repeat and weights around 1."""
+def test_the_counts_are_of_what_was_trained_on() -> None:
+    """What follows each item in the log, to be served: the next one most, by hand."""
+    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, followers=2))
+    columns, counts = fitted.model.followers
+    for item in range(24):
+        first, second = columns[item].tolist()
+        assert (first, second) == ((item + 1) % 24, (item + 2) % 24)
+        start = ROUND.items.reshape(40, 9)
+        pairs = [(start[:, :-d] == item).sum() / d**2 for d in (1, 2)]
+        np.testing.assert_allclose(counts[item], pairs, rtol=1e-6)
+
+
+def test_the_horizon_is_the_longest_common_wait() -> None:
+    """Nearly all waits between events of one user are within it; between users there is none."""
+    waits = np.full(2000, SECOND)
+    waits[7] = 100 * DAY
+    times = np.concatenate([np.cumsum(waits), [5 * DAY, 7 * DAY]])
+    users = np.repeat([0, 1], [2000, 2])
+    log = Interactions.from_columns(users, np.arange(2002) % 9, times, n_users=2, n_items=9)
+    fitted = train(log, replace(QUICK, epochs=1, batch_tokens=2000, attention_epochs=0))
+    assert SECOND <= int(fitted.model.horizon) < 2 * DAY
+    one = Interactions.from_columns([0, 0], [1, 2], [5, 8], n_users=1, n_items=9)
+    assert int(train(one, replace(QUICK, epochs=1)).model.horizon) == 3
+
+
+def waiting(seed: int, users: int) -> Interactions:
+    """Only the wait since the event before says what comes: a second, an hour or a month."""
     rng = np.random.default_rng(seed)
-    events = sum(lengths)
+    length = 12
+    kinds = rng.integers(0, 3, (users, length))
+    waits = np.array([SECOND, 3600 * SECOND, 30 * DAY])[kinds]
+    # Two items of each kind, which alternate, so that none of them is always the answer.
+    taken = 2 * kinds + (np.arange(length) % 2)
     return Interactions.from_columns(
-        np.repeat(np.arange(len(lengths)), lengths),
-        rng.integers(0, items, events),
-        np.sort(rng.choice([0, SECOND, 40 * SECOND, DAY, 3 * DAY], events)),
-        rng.uniform(0.2, 3, events),
-        n_users=len(lengths),
-        n_items=items,
+        np.repeat(np.arange(users), length),
+        taken.ravel(),
+        np.cumsum(waits, 1).ravel(),
+        n_users=users,
+        n_items=6,
     )
 
 
-# ---------------------------------------------------------------------------- what it learns
+def test_the_wait_is_learned_where_it_decides() -> None:
+    """Told the time, the model knows what comes; untold, it can only guess among three kinds.
 
-
-@pytest.fixture(scope="module")
-def going_round() -> tuple[Fitted, Interactions]:
-    """A model of people who all take the items in one order."""
-    log = cycle(users=40, length=9, items=24)
-    return train(leave_one_out(log).train), log
-
-
-def test_it_learns_what_comes_next(going_round: tuple[Fitted, Interactions]) -> None:
-    """An order that popularity cannot see is learned to near perfection."""
-    fitted, log = going_round
-    case = leave_one_out(log).test
-    model = evaluate(RecommenderRanker(fitted.model, content(24)), case, k=1)
-    popularity = evaluate(Popularity.fit(case.history), case, k=1)
-    assert model.hr > 0.95
-    assert popularity.hr < 0.3
+    One model serves both, for half of the windows were told.
+    """
+    split = leave_one_out(waiting(0, 80))
+    shape = tiny(6, followers=0)
+    fitted = train(split.train, replace(QUICK, epochs=20), shape=shape)
+    told = hit_rate(fitted, split.test, exclude_seen=False, use_target_time=True)
+    untold = hit_rate(fitted, split.test, exclude_seen=False)
+    assert told > 0.95
+    assert untold < 0.6
+    never = train(split.train, replace(QUICK, request_time=0.0), shape=shape)
+    assert hit_rate(never, split.test, exclude_seen=False, use_target_time=True) < 0.8
 
 
 def test_a_sampled_denominator_learns_the_same() -> None:
     """With a fraction of the catalogue in each softmax, beyond `full_softmax` items."""
-    log = cycle(users=120, length=8, items=60)
-    split = leave_one_out(log)
+    split = leave_one_out(cycle(users=120, length=8, items=60))
     config = replace(QUICK, epochs=16, full_softmax=10, negatives=20)
-    fitted = train(split.train, config)
-    assert evaluate(RecommenderRanker(fitted.model, content(60)), split.test, k=1).hr > 0.9
+    fitted = train(split.train, config, shape=tiny(60, followers=0))
+    assert hit_rate(fitted, split.test) > 0.9
 
 
 def test_more_negatives_than_items_are_all_of_them() -> None:
@@ -165,22 +181,46 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     assert right > 0.9 * users
 
 
-def test_without_an_encoder_the_attention_learns_alone() -> None:
-    """blocks = 0: the order is learned by target attention with its recency biases."""
-    log = cycle(users=40, length=9, items=24)
-    split = leave_one_out(log)
-    fitted = train(split.train, replace(QUICK, attention_share=1.0), shape=tiny(24, blocks=0))
-    assert evaluate(RecommenderRanker(fitted.model, content(24)), split.test, k=1).hr > 0.9
+def test_the_attention_is_trained_last_and_alone() -> None:
+    """The first stage leaves it as it was made, where it adds nothing; the second the rest."""
+    told: list[Progress] = []
+    config = replace(QUICK, epochs=2, attention_epochs=1)
+    without = train(ROUND, replace(config, attention_epochs=0))
+    fitted = train(ROUND, config, progress=told.append)
+    assert not without.model.cross.w_o.weight.any()
+    assert fitted.model.cross.w_o.weight.any()
+    before, after = without.model.state_dict(), fitted.model.state_dict()
+    for name, weight in before.items():
+        learned = name.split(".")[0] in {"norm", "cross", "recency"}
+        assert torch.equal(weight, after[name]) != learned, name
+    assert {p.epochs for p in told} == {3}
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
+    assert [record["epoch"] for record in without.history] == [1, 2]
+    assert all(weight.requires_grad for weight in fitted.model.parameters())
+
+
+def test_an_attention_that_makes_it_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is then what the first stage left."""
+    fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
+    assert fitted.epoch == 2
+    assert not fitted.model.cross.w_o.weight.any()
+    fitted, script = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.6], epochs=2, attention_epochs=2)
+    assert fitted.epoch == 4
+    assert fitted.model.cross.w_o.weight.any()
+    # It began from the best epoch of the first stage, whose weights it holds still.
+    for name in ("ids.weight", "prior", "encoder.norm_out.weight"):
+        assert torch.equal(script.weights[3][name], script.weights[1][name])
 
 
 # ---------------------------------------------------------------------------- repeating
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_the_same_seed_gives_the_same_weights(blocks: int) -> None:
     """Bit for bit, with dropout, dropped ids and sampled negatives; another seed does not."""
     log = cycle(users=20, length=7, items=30)
     config = replace(QUICK, epochs=2, drop_id=0.2, full_softmax=10, negatives=10)
-    shape = tiny(30, dropout=0.3)
+    shape = tiny(30, dropout=0.3, blocks=blocks)
     first, again, other = (
         train(log, config, shape=shape, seed=seed).model.state_dict() for seed in (5, 5, 6)
     )
@@ -201,194 +241,66 @@ def test_training_leaves_the_callers_chance_alone() -> None:
         np.testing.assert_array_equal(was, now)
 
 
-# ---------------------------------------------------------------------------- the loss
-
-
-def cross_entropy(scores: list[float], target: int, seen: set[int]) -> float:
-    """-log softmax of the target among itself and what was not seen yet."""
-    open_ = [s for item, s in enumerate(scores) if item == target or item not in seen]
-    peak = max(open_)
-    return peak + math.log(math.fsum(math.exp(s - peak) for s in open_)) - scores[target]
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("request_time", [0.0, 1.0])
-def test_the_loss_equals_the_loop(tied: bool, request_time: float) -> None:
-    """Each target of a batch, from its own prefix, weights as log w, in float64 plain loops."""
-    items, heads = 8, 3
-    log = drawn_log(1, [6, 2, 4, 1], items)
-    model = random_model(3, items=items, tied=tied)
-    config = replace(QUICK, attention_share=1.0, request_time=request_time, sequence_loss=0.25)
-    trainer = _Trainer(model, log, content(items), config, np.random.default_rng(0))
-    spans = np.array([[0, 6], [6, 8], [8, 12]])
-    with torch.inference_mode():
-        loss, positions = trainer._loss(spans)
-
-    reference = ReferenceModel(model, heads)
-    vectors = [reference.vector(row, content(items)[row]) for row in range(items)]
-    prior = model.prior.detach().double().tolist()
-    whole, alone = [], []
-    for begin, end in spans.tolist():
-        rows, times = log.items[begin:end].tolist(), log.timestamps[begin:end].tolist()
-        for t in range(1, end - begin):
-            summary = reference.summary([vectors[r] for r in rows[:t]], times[:t])
-            asked = times[t] if request_time else times[t - 1]
-            sequence, total = [], []
-            for item in range(items):
-                alpha, gain = reference.attention(
-                    vectors[item],
-                    [vectors[r] for r in rows[:t]],
-                    [vectors[r] for r in rows[:t]],
-                    distances=list(range(t - 1, -1, -1)),
-                    ages=[asked - time for time in times[:t]],
-                    weights=log.weights[begin : begin + t].tolist(),
-                )
-                sequence.append(float(vectors[item] @ summary) + prior[item])
-                total.append(sequence[-1] + float((alpha * gain).sum()))
-            seen = set(rows[:t])
-            whole.append(cross_entropy(total, rows[t], seen))
-            alone.append(cross_entropy(sequence, rows[t], seen))
-    assert positions == len(whole) == 9
-    expected = 0.75 * np.mean(whole) + 0.25 * np.mean(alone)
-    assert float(loss) == pytest.approx(expected, abs=1e-4)
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 1000), items=st.integers(1, 6), length=st.integers(1, 7))
-def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length: int) -> None:
-    """All that came up to a position, but not its target; `items` stands for no candidate."""
-    rng = np.random.default_rng(seed)
-    inputs, own = (torch.from_numpy(rng.integers(0, items + 1, (2, length))) for _ in range(2))
-    hidden = _Trainer._seen(inputs, own, items)
-    assert hidden.shape == (2, length, items)
-    for row, place, item in np.ndindex(2, length, items):
-        before = item in inputs[row, : place + 1].tolist()
-        assert bool(hidden[row, place, item]) == (before and item != int(own[row, place]))
-
-
-def sampler(items: int, negatives: int, seed: int = 0) -> _Trainer:
-    log = cycle(users=4, length=3, items=items)
-    config = replace(QUICK, full_softmax=10, negatives=negatives)
-    generator = np.random.default_rng(seed)
-    return _Trainer(random_model(0, items=items), log, content(items), config, generator)
-
-
-@pytest.mark.parametrize("negatives", [3, 20, 40])
-def test_the_sampled_partition_is_unbiased(negatives: int) -> None:
-    """Its mean over many draws is the exact one, however few are drawn; a part has its weight."""
-    items, draws = 40, 4000
-    trainer = sampler(items, negatives)
-    targets = torch.tensor([3, 7, 7, 30])
-    logits = torch.from_numpy(np.random.default_rng(1).normal(size=items) * 1.5)
-    exact = float(logits.exp().sum())
-    found = np.empty(draws)
-    for draw in range(draws):
-        chosen = trainer._candidates(targets)
-        found[draw] = float((logits[chosen.rows] + chosen.correction).exp().sum())
-    error = found.std() / math.sqrt(draws)
-    assert found.mean() == pytest.approx(exact, abs=5 * error + 1e-4)
-
-
-def test_candidates_hold_every_target_once() -> None:
-    """Targets stand for themselves; negatives are distinct, no targets, and stand for the rest."""
-    trainer = sampler(40, 15)
-    targets = torch.tensor([3, 7, 7, 30])
-    for _ in range(50):
-        chosen = trainer._candidates(targets)
-        rows = chosen.rows.tolist()
-        assert len(set(rows)) == len(rows)
-        weights = dict(zip(rows, chosen.correction.exp().tolist(), strict=True))
-        assert [weights[item] for item in (3, 7, 30)] == [1, 1, 1]
-        assert sum(weights.values()) == pytest.approx(40, abs=1e-3)
-
-
-def test_where_every_item_is_a_target_none_is_drawn() -> None:
-    """The positives are then the whole partition."""
-    chosen = sampler(12, 5)._candidates(torch.arange(12))
-    assert chosen.rows.tolist() == list(range(12))
-    assert not chosen.correction.any()
-
-
-def test_small_catalogues_are_softmaxed_whole() -> None:
-    """Up to `full_softmax` items no one is drawn and nothing is corrected."""
-    chosen = sampler(10, 3)._candidates(torch.tensor([2]))
-    assert chosen.rows.tolist() == list(range(10))
-    assert not chosen.correction.any()
-
-
-def test_every_weight_learns() -> None:
-    """After one batch no part of the model is without a gradient."""
-    log = drawn_log(2, [9, 8, 7], 12)
-    model = random_model(1)
-    trainer = _Trainer(model, log, content(12), QUICK, np.random.default_rng(0))
-    trainer._loss(np.array([[0, 9], [9, 17], [17, 24]]))[0].backward()  # type: ignore[no-untyped-call]
-    for name, weight in model.named_parameters():
-        assert weight.grad is not None, name
-        assert torch.isfinite(weight.grad).all(), name
-        assert weight.grad.abs().sum() > 0, name
-
-
-# ---------------------------------------------------------------------------- batches
-
-
-@pytest.mark.parametrize("window", [1, 2, 7, 200])
-def test_windows_tile_every_history(window: int) -> None:
-    """Backwards from its end, none too long: every event but the first is a target, each epoch."""
-    lengths = [1, 2, 3, 8, 9, 30, 0, 61]
-    log = drawn_log(3, lengths, 12)
-    model = Recommender(tiny(12, window=window))
-    trainer = _Trainer(model, log, content(12), QUICK, np.random.default_rng(1))
-    for _ in range(5):
-        spans = trainer._windows()
-        targets: dict[int, int] = {}
-        for first, end in spans.tolist():
-            assert 2 <= end - first <= window + 1
-            assert log.users[first] == log.users[end - 1]
-            for event in range(first + 1, end):
-                targets[event] = targets.get(event, 0) + 1
-        expected = [event for event in range(len(log)) if log.positions[event] > 0]
-        assert sorted(targets) == expected
-        assert {int(log.offsets[u + 1]) for u in (1, 2, 3, 4, 5, 7)} <= set(spans[:, 1].tolist())
-
-
-def test_batches_hold_like_lengths_within_their_budget() -> None:
-    """All windows, each once; padded positions within `batch_tokens`, or one window alone."""
-    log = drawn_log(4, [2] * 30 + [9] * 20 + [40] * 5, 12)
-    model = Recommender(tiny(12, window=50))
-    trainer = _Trainer(model, log, content(12), QUICK, np.random.default_rng(1))
-    batches = trainer._batches()
-    spans = sorted(tuple(span) for batch in batches for span in batch.tolist())
-    assert len(set(spans)) == len(spans) == 55
-    for batch in batches:
-        lengths = batch[:, 1] - batch[:, 0] - 1
-        assert len(batch) == 1 or lengths.max() * len(batch) <= QUICK.batch_tokens
-    spread = [np.ptp(batch[:, 1] - batch[:, 0]) for batch in batches]
-    assert np.median(spread) <= 4
-
-
 # ---------------------------------------------------------------------------- the optimiser
+
+
+def trainer_of(
+    log: Interactions, config: TrainConfig, **shape: Any
+) -> tuple[_Trainer, Recommender]:
+    torch.manual_seed(0)
+    model = Recommender(tiny(log.n_items, **shape))
+    stage = _Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
+    return _Trainer(model, log, config, stage, np.random.default_rng(0)), model
+
+
+def distance(model: Recommender) -> tuple[Tensor, int]:
+    """A loss that every parameter has a share in."""
+    return sum(((weight - 1) ** 2).sum() for weight in model.parameters()), 1  # type: ignore[return-value]
 
 
 def test_what_is_served_is_the_running_mean() -> None:
     """Each step's weights, averaged by hand with the decay of that step."""
     log = cycle(users=60, length=6, items=10)
-    trainer = _Trainer(Recommender(tiny(10)), log, content(10), QUICK, np.random.default_rng(0))
-    mean: dict[str, Tensor] = {}
-    for count, _ in enumerate(trainer.epoch()):
-        now = {k: v.double() for k, v in trainer.model.state_dict().items()}
-        decay = min(QUICK.average, (1 + count) / (10 + count)) if count else 0.0
-        mean = {k: decay * mean.get(k, v) + (1 - decay) * v for k, v in now.items()}
-    assert count > 0
-    for name, weight in trainer.averaged().state_dict().items():
+    trainer, model = trainer_of(log, replace(QUICK, batch_tokens=10))
+    mean = {name: weight.double() for name, weight in model.state_dict().items()}
+    count = 0
+    for count, *_ in trainer.epoch(lambda _: distance(model)):
+        decay = min(QUICK.average, count / (9 + count))
+        for name, weight in model.named_parameters():
+            mean[name] = decay * mean[name] + (1 - decay) * weight.detach().double()
+    assert count > 20
+    for name, weight in trainer.mean.state_dict().items():
         np.testing.assert_allclose(weight, mean[name], atol=1e-6)
+    assert not trainer.mean.training
+
+
+def test_the_loss_told_is_the_mean_over_targets() -> None:
+    """Batches count by how many targets they have."""
+    trainer, model = trainer_of(cycle(users=60, length=6, items=10), QUICK)
+    losses: list[float] = []
+    targets: list[int] = []
+    told: list[tuple[int, float]] = []
+    steps = 0
+
+    def loss_of(spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+        losses.append(float(len(losses)))
+        targets.append(len(losses) ** 2)
+        return 0 * distance(model)[0] + losses[-1], targets[-1]
+
+    for number, of, mean in trainer.epoch(loss_of):
+        told.append((number, mean))
+        steps = of
+    assert [number for number, _ in told] == list(range(1, steps + 1))
+    for number, mean in told:
+        assert mean == pytest.approx(np.average(losses[:number], weights=targets[:number]))
 
 
 def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
     """Linear over the warm-up, then half a cosine over all the steps."""
-    trainer = sampler(12, 3)
-    trainer.steps, rates = 200, []
+    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), QUICK)
+    trainer._steps, rates = 200, []
     for step in range(201):
-        trainer.step = step
+        trainer._step = step
         rates.append(trainer._schedule())
     assert rates[:10] == pytest.approx([(s + 1) / 10 for s in range(10)], rel=0.02)
     assert rates[100] == pytest.approx(0.525, abs=1e-6)
@@ -396,15 +308,13 @@ def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
     assert rates[9:] == sorted(rates[9:], reverse=True)
 
 
-def test_larger_logs_take_fewer_epochs() -> None:
-    """The defaults up to 300,000 events; beyond, less work an event, never none."""
-    assert for_size(100, 50) == TrainConfig()
-    sizes = [for_size(events, 4_000) for events in (300_000, 10**6, 10**7, 10**9)]
-    for less, more in pairwise(sizes):
-        assert more.epochs <= less.epochs
-        assert more.attention_share <= less.attention_share
-    assert sizes[-1].epochs >= 1
-    assert sizes[-1].attention_share > 0
+def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
+    """Else a model of few events would never learn at its full rate."""
+    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup=1000))
+    trainer._steps = 50
+    for step, share in ((0, 0.2), (4, 1.0)):
+        trainer._step = step
+        assert trainer._schedule() == pytest.approx(share, rel=0.03)
 
 
 # ---------------------------------------------------------------------------- choosing and telling
@@ -416,12 +326,12 @@ class Script:
     def __init__(self, ndcgs: list[float]) -> None:
         self.ndcgs = list(ndcgs)
         self.weights: list[dict[str, Tensor]] = []
-        self.cases: list[int] = []
+        self.cases: list[NDArray[np.int32]] = []
 
     def __call__(self, ranker: RecommenderRanker, holdout: Holdout) -> Metrics:
         state = ranker._model.state_dict()
         self.weights.append({name: weight.clone() for name, weight in state.items()})
-        self.cases.append(len(holdout))
+        self.cases.append(holdout.users)
         ndcg = self.ndcgs[len(self.weights) - 1]
         return Metrics(10, ndcg, ndcg, ndcg, 1.0, len(holdout), np.zeros(0, np.int64))
 
@@ -432,7 +342,7 @@ def scripted(
     script = Script(ndcgs)
     monkeypatch.setattr(models.train, "evaluate", script)
     split = leave_one_out(cycle(users=8, length=6, items=10))
-    config = {"epochs": len(ndcgs), "patience": 2} | config
+    config = {"epochs": len(ndcgs), "patience": 2, "attention_epochs": 0} | config
     return train(split.train, replace(QUICK, **config), validation=split.test), script
 
 
@@ -456,44 +366,81 @@ def test_a_better_epoch_renews_patience(monkeypatch: pytest.MonkeyPatch) -> None
     assert (fitted.epoch, len(script.weights)) == (5, 6)
 
 
+def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With patience of its own, and epochs numbered as if none had been left out."""
+    ndcgs = [0.5, 0.4, 0.3, 0.4, 0.3, 0.9]
+    fitted, script = scripted(monkeypatch, ndcgs, epochs=8, attention_epochs=3)
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 9, 10]
+    assert (fitted.epoch, len(script.weights)) == (1, 5)
+
+
 def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second epoch, and after the last."""
-    fitted, _ = scripted(monkeypatch, [0.1, 0.2, 0.3], epochs=5, validate_every=2)
-    assert [("ndcg" in record) for record in fitted.history] == [False, True, False, True, True]
-    assert fitted.epoch == 5
+    """Every second epoch, and after the last; the attention's few epochs are all looked at."""
+    config = {"epochs": 5, "validate_every": 2, "attention_epochs": 1}
+    fitted, _ = scripted(monkeypatch, [0.1, 0.2, 0.3, 0.4], **config)
+    looked = [("ndcg" in record) for record in fitted.history]
+    assert looked == [False, True, False, True, True, True]
+    assert fitted.epoch == 6
 
 
 def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most so many cases, the same at each epoch."""
     _, script = scripted(monkeypatch, [0.1, 0.2], validation_users=3)
-    assert script.cases == [3, 3]
+    assert [len(users) for users in script.cases] == [3, 3]
+    assert (script.cases[0] == script.cases[1]).all()
 
 
-def test_without_validation_the_last_epoch_is_taken() -> None:
-    """And there is nothing to report of it."""
-    fitted = train(cycle(users=6, length=4, items=10), replace(QUICK, epochs=2))
+@pytest.mark.parametrize("empty", [False, True])
+def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
+    """And there is nothing to report of it. No cases are no validation."""
+    log = cycle(users=6, length=4, items=10)
+    cases = leave_one_out(log).test
+    none = cases.where(np.zeros(len(cases), np.bool_)) if empty else None
+    fitted = train(log, replace(QUICK, epochs=5, patience=1), validation=none)
     assert fitted.validation is None
-    assert fitted.epoch == 2
-    assert [record.keys() for record in fitted.history] == [{"epoch", "loss"}] * 2
+    assert fitted.epoch == 6
+    assert [record.keys() for record in fitted.history] == [{"epoch", "loss"}] * 6
     assert fitted.seconds > 0
 
 
-def test_progress_is_told_after_every_step() -> None:
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_progress_is_told_after_every_step(blocks: int) -> None:
     """Epochs and steps count from 1, seconds never fall, the latest validation is shown."""
     split = leave_one_out(cycle(users=20, length=8, items=10))
     told: list[Progress] = []
-    config = replace(QUICK, epochs=3)
-    fitted = train(split.train, config, validation=split.validation, progress=told.append)
-    steps = [p.steps for p in told]
-    expected = [(epoch, step) for epoch in (1, 2, 3) for step in range(1, steps[0] + 1)]
-    assert steps[0] > 1
-    assert [(p.epoch, p.step) for p in told] == expected
-    assert {p.epochs for p in told} == {3}
+    config = replace(QUICK, epochs=3, attention_tokens=30)
+    fitted = train(split.train, config, validation=split.validation, progress=told.append,
+                   shape=tiny(10, blocks=blocks))  # fmt: skip
+    epochs = [1, 2, 3, 4] if blocks else [1, 2, 3]
+    assert list(dict.fromkeys(p.epoch for p in told)) == epochs
+    for epoch in epochs:
+        mine = [p for p in told if p.epoch == epoch]
+        assert [p.step for p in mine] == list(range(1, mine[0].steps + 1))
+        assert len(mine) > 1
+    assert {p.epochs for p in told} == {len(epochs)}
     assert sorted(p.seconds for p in told) == [p.seconds for p in told]
     assert all(math.isfinite(p.loss) and p.loss > 0 for p in told)
     assert [p.validation is None for p in told] == [p.epoch == 1 for p in told]
-    assert told[-1].loss == fitted.history[-1]["loss"]
+    assert [record["loss"] for record in fitted.history] == [
+        [p.loss for p in told if p.epoch == epoch][-1] for epoch in epochs
+    ]
     assert told[-1].loss < told[0].loss
+    assert math.isnan(told[0].left)
+    assert all(p.left >= 0 for p in told[1:])
+    assert told[-1].left == 0
+
+
+def test_the_time_left_is_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first step on, which may be the first of a training that was gone on with."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = _Clock(90.0)
+    assert math.isnan(clock.left(0.5))  # half was done before
+    now[0] = 120.0
+    assert clock.left(0.6) == pytest.approx(80)  # a tenth in 20 seconds, four are left
+    now[0] = 160.0
+    assert clock.left(1.0) == 0
+    assert clock.seconds == 70
 
 
 # ---------------------------------------------------------------------------- bad input
@@ -545,67 +492,3 @@ def test_single_events_teach_no_order(length: int) -> None:
     """Nobody with two events is an error that says so."""
     with pytest.raises(ValueError, match="no user has two events"):
         train(cycle(users=5, length=length, items=10))
-
-
-# ---------------------------------------------------------------------------- the ranker
-
-
-class TestRecommenderRanker(RankerContract):
-    """The contract, for a trained recommender."""
-
-    tolerance = 1e-4
-
-    @classmethod
-    def fit(cls, log: Interactions) -> Ranker:
-        config = replace(QUICK, epochs=40, batch_tokens=48)
-        return RecommenderRanker(train(log, config).model, content(log.n_items))
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_ranking_and_serving_agree(told: bool) -> None:
-    """The evaluated score is the served one, for the same history at the same time: to 1e-4."""
-    model = random_model(5, window=10)
-    snapshot = small_snapshot(12, model)
-    ranker = RecommenderRanker(model, snapshot.catalogue.content)
-    log = drawn_log(6, [10, 1, 4, 0, 7], 12)
-    users = np.arange(5, dtype=np.int32)
-    mine = [log.user(user) for user in range(5)]
-    last = [int(each.timestamps[-1]) if len(each.items) else 0 for each in mine]
-    asked = np.array(last) + (5 * DAY if told else 0)
-    got = ranker.scores(log, users, asked if told else None)
-    for user, each in enumerate(mine):
-        made = Past(each.items, each.timestamps, each.weights)
-        memory = remember(snapshot, made, int(asked[user]))
-        expected = score(snapshot, memory, np.arange(12)).total
-        np.testing.assert_allclose(got[user], expected, atol=1e-4)
-
-
-def test_the_ranker_reads_the_last_window() -> None:
-    """Of longer histories, what a service without the older events would see."""
-    model = random_model(7, window=4)
-    ranker = RecommenderRanker(model, content(12))
-    log = drawn_log(8, [9, 4, 20], 12)
-    users = np.arange(3, dtype=np.int32)
-    whole, last = (ranker.scores(each, users, None) for each in (log, log.last(4)))
-    np.testing.assert_allclose(whole, last, atol=1e-5)
-
-
-def test_a_log_without_any_event_is_scored() -> None:
-    """Everyone is new: the prior."""
-    model = random_model(7)
-    log = drawn_log(8, [0, 0], 12)
-    scores = RecommenderRanker(model, content(12)).scores(log, np.array([1, 0], np.int32), None)
-    prior = model.prior.detach().numpy()
-    np.testing.assert_allclose(scores, [prior, prior], atol=1e-6)
-
-
-def test_many_users_are_ranked_in_the_order_asked() -> None:
-    """Batches inside are by length; rows come back in the caller's order."""
-    model = random_model(7)
-    log = drawn_log(9, list(np.random.default_rng(0).integers(0, 30, 60)), 12)
-    ranker = RecommenderRanker(model, content(12))
-    users = np.random.default_rng(1).permutation(60).astype(np.int32)
-    together = ranker.scores(log, users, None)
-    for place in range(0, 60, 7):
-        alone = ranker.scores(log, users[place : place + 1], None)
-        np.testing.assert_allclose(together[place], alone[0], atol=1e-4)

@@ -31,9 +31,11 @@ def files(made: Trained) -> Files:
     return made.pack()
 
 
-@pytest.mark.parametrize("shape", [{}, {"tied": True}, {"blocks": 0}, {"items": 0}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"tied": True}, {"blocks": 0}, {"items": 0}, {"followers": 0}, {"followers": 30}]
+)
 def test_what_is_packed_comes_back_bit_for_bit(shape: dict[str, Any]) -> None:
-    """Weights, shape, ids, counts, encoder and metadata, whatever the shape."""
+    """Weights, followers, shape, ids, counts, encoder and metadata, whatever the shape."""
     before = trained(random_model(2, **shape))
     after = Trained.unpack(before.pack())
     state = after.model.state_dict()
@@ -180,10 +182,30 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
         lambda t: t.update({"norm.bias": t["norm.bias"].long()}))),
     ("half precision", WEIGHTS, weighed(
         lambda t: t.update({"norm.bias": t["norm.bias"].bfloat16()}))),
-    ("no counts", WEIGHTS, weighed(lambda t: t.pop("counts"))),
-    ("fewer counts", WEIGHTS, weighed(lambda t: t.update(counts=t["counts"][:-1].clone()))),
-    ("counts in fractions", WEIGHTS, weighed(lambda t: t.update(counts=t["counts"].bfloat16()))),
-    ("negative counts", WEIGHTS, weighed(lambda t: t["counts"].neg_())),
+    ("no events", WEIGHTS, weighed(lambda t: t.pop("events"))),
+    ("fewer events", WEIGHTS, weighed(lambda t: t.update(events=t["events"][:-1].clone()))),
+    ("events in fractions", WEIGHTS, weighed(lambda t: t.update(events=t["events"].bfloat16()))),
+    ("negative events", WEIGHTS, weighed(lambda t: t["events"].neg_())),
+    ("no counts of followers", WEIGHTS, weighed(lambda t: t.pop("counts"))),
+    ("no followers", WEIGHTS, weighed(lambda t: t.pop("columns"))),
+    ("followers of fewer items", WEIGHTS, weighed(
+        lambda t: t.update(columns=t["columns"][:-1].clone(), counts=t["counts"][:-1].clone()))),
+    ("followers in fractions", WEIGHTS, weighed(lambda t: t.update(columns=t["columns"].float()))),
+    ("wide followers", WEIGHTS, weighed(lambda t: t.update(columns=t["columns"].long()))),
+    ("a follower that is no item", WEIGHTS, weighed(lambda t: t["columns"][3, 1:2].fill_(13))),
+    ("a follower before the first", WEIGHTS, weighed(lambda t: t["columns"][3, 1:2].fill_(-1))),
+    ("a follower less than never", WEIGHTS, weighed(lambda t: t["counts"][3, 1:2].fill_(-0.5))),
+    ("a follower that is NaN", WEIGHTS, weighed(lambda t: t["counts"][3, 1:2].fill_(torch.nan))),
+    ("fewer followers", WEIGHTS, shaped(followers=4)),
+    ("more followers than memory holds", WEIGHTS, shaped(followers=10**15)),
+    ("followers in words", DESCRIPTION, shaped(followers="five")),
+    ("no horizon", WEIGHTS, weighed(lambda t: t.pop("horizon"))),
+    ("a horizon in fractions", WEIGHTS, weighed(lambda t: t.update(horizon=torch.tensor(0.5)))),
+    ("a horizon before the event", WEIGHTS, weighed(
+        lambda t: t.update(horizon=torch.tensor(-1)))),
+    ("a horizon after all time", WEIGHTS, weighed(
+        lambda t: t.update(horizon=torch.tensor(2**63 - 1)))),
+    ("two horizons", WEIGHTS, weighed(lambda t: t.update(horizon=torch.tensor([1, 2])))),
 ]  # fmt: skip
 
 
@@ -199,6 +221,22 @@ def test_a_malformed_file_is_named(
     place = DESCRIPTION if "shaped" in corrupt.__qualname__ else blamed
     with pytest.raises(ValueError, match=blamed):
         Trained.unpack(files | {place: changed})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dim": 24}, {"content": 10**9}, {"blocks": 3}, {"blocks": 10**9}, {"items": 10**9},
+     {"followers": 10**9}, {"followers": 6}],
+)  # fmt: skip
+def test_no_model_is_made_of_a_shape_that_the_weights_have_not(
+    files: Files, change: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A description may claim any size: it is held against the weights before memory is taken."""
+    made: list[RecommenderConfig] = []
+    monkeypatch.setattr("models.trained.Recommender", made.append)
+    with pytest.raises(ValueError, match=r"weights are not of the shape|ids, where the model has"):
+        Trained.unpack(files | {DESCRIPTION: shaped(**change)(files)})
+    assert made == []
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -231,6 +269,14 @@ def test_parts_that_do_not_fit_are_refused(made: Trained) -> None:
         broken.prior[3] = torch.nan
     with pytest.raises(ValueError, match=r"weight prior is not finite"):
         Trained(broken, made.item_ids, counts, "fake", {})
+    followed = random_model(1)
+    followed.columns[2, 0] = 13
+    with pytest.raises(ValueError, match="followers must be rows of 12 items"):
+        Trained(followed, made.item_ids, counts, "fake", {})
+    hasty = random_model(1)
+    hasty.memorise(hasty.followers, horizon=-1)
+    with pytest.raises(ValueError, match="the horizon must be in"):
+        Trained(hasty, made.item_ids, counts, "fake", {})
 
 
 def test_the_default_shape_is_one_that_can_be_packed() -> None:

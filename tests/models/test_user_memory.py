@@ -1,16 +1,26 @@
 """What is remembered of a past, what is left out, and what it weighs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
+from models.catalogue import Entry
+from models.encoder import EncoderState
 from models.scoring import score
 from models.snapshot import Snapshot
-from models.user_memory import remember
-from tests.models.pasts import AT, EVERY, ITEMS, WINDOW, drawn_snapshot
-from tests.models.small import DAY, SECOND, encode, past, random_model
+from models.user_memory import Encoded, Past, encode, remember
+from tests.models.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, drawn_snapshot
+from tests.models.reference_model import ReferenceModel, window_start
+from tests.models.small import DAY, SECOND, past, random_model, random_past
+from tests.models.small import encode as encode_texts
 from tests.models.small import snapshot as small_snapshot
 
 
@@ -34,7 +44,7 @@ def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
     assert users[0].source.tolist() == [0, 1, 2]
     assert users[1].source.tolist() == [1, 3, 6]
     both = [score(wider, user, EVERY) for user in users]
-    for part in ("total", "sequence", "attention", "prior"):
+    for part in ("total", "sequence", "transitions", "attention", "prior"):
         np.testing.assert_array_equal(getattr(both[0], part), getattr(both[1], part))
 
 
@@ -51,6 +61,7 @@ def test_weights_are_multiplicities(snapshot: Snapshot) -> None:
     flat = random_model(11, window=WINDOW)
     with torch.no_grad():
         flat.recency.position.zero_()
+        flat.recency.joint.zero_()
     even = small_snapshot(ITEMS, flat)
     heavy = score(even, remember(even, past([4, 7], [0, DAY], [3, 1]), AT), EVERY)
     thrice = score(even, remember(even, past([4, 4, 4, 7], [0, 0, 0, DAY]), AT), EVERY)
@@ -78,7 +89,7 @@ def test_own_vectors_stand_in_for_the_item(snapshot: Snapshot) -> None:
 @pytest.mark.parametrize("row", [-1, ITEMS + 3])
 def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: int) -> None:
     """A key without a value (or the other way) is K = V; no other item's values leak in."""
-    vector = encode(["brought"])[0]
+    vector = encode_texts(["brought"])[0]
     totals = []
     for pair in ((vector, vector), (vector, None), (None, vector)):
         made = past([3, row], [0, DAY], vectors={1: pair})
@@ -90,7 +101,7 @@ def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: 
 def test_the_profile_stands_beside_the_history(snapshot: Snapshot) -> None:
     """Its rows come last, weigh like the oldest of events, and do not age."""
     made = past([3], [AT], profile_rows=np.array([5, -1], np.int32),
-                profile_content=encode(["x", "jazz"]))  # fmt: skip
+                profile_content=encode_texts(["x", "jazz"]))  # fmt: skip
     user = remember(snapshot, made, AT)
     later = remember(snapshot, made, AT + 300 * DAY)
     assert user.source.tolist() == [0, -1, -2]
@@ -98,10 +109,12 @@ def test_the_profile_stands_beside_the_history(snapshot: Snapshot) -> None:
     np.testing.assert_array_equal(user.bias[:, 1:], later.bias[:, 1:])
     bias = snapshot.model.recency
     with torch.inference_mode():
-        np.testing.assert_allclose(user.bias[:, 1], bias.position[31] + bias.age[39], atol=1e-6)
+        oldest = bias.position[:, 31] + bias.age[:, 39] + bias.joint[:, 31 * 40 + 39]
+        np.testing.assert_allclose(user.bias[:, 1], oldest, atol=1e-6)
     alone = remember(snapshot, replace(made, rows=made.rows[:0], timestamps=made.timestamps[:0],
                                        weights=made.weights[:0]), AT)  # fmt: skip
     assert not score(snapshot, alone, EVERY).sequence.any()
+    assert not score(snapshot, alone, EVERY).transitions.any()
     assert score(snapshot, alone, EVERY).attention.abs().min() > 0
 
 
@@ -113,3 +126,195 @@ def test_the_encoder_reads_its_window_and_the_attention_everything(snapshot: Sna
     np.testing.assert_allclose(short.summary, long.summary, atol=1e-6)
     change = score(snapshot, short, EVERY).attention - score(snapshot, long, EVERY).attention
     assert change.abs().min() > 0
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 10, 25])
+def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
+    """Against the float64 loop, where the window moves by quarters and the horizon ends."""
+    snapshot = small_snapshot(ITEMS, random_model(4, window=8))
+    made = random_past(length, length, ITEMS)
+    reference = ReferenceModel(snapshot.model, HEADS, 8)
+    content = snapshot.catalogue.content
+    items = [reference.vector(row if row < TRAINED else -1, content[row]) for row in range(ITEMS)]
+    vectors = [items[row] for row in made.rows.tolist()]
+    times = made.timestamps.tolist()
+    for at in (times[-1], times[-1] + DAY, times[-1] + 2 * DAY, times[-1] + 500 * DAY, 0):
+        user = remember(snapshot, made, at)
+        np.testing.assert_allclose(user.summary, reference.summary(vectors, times, at), atol=2e-5)
+
+
+def test_the_newest_events_on_items_are_at_hand(snapshot: Snapshot) -> None:
+    """Nine of them, so that one may be taken away, newest first, by memory row and trained row."""
+    rows = [4, 13, -1, 1, 2, 3, 99, 5, 6, 7, 8, 14, 9]
+    own = {6: (encode_texts(["own"])[0], None)}  # of no item: a row of the memory, but not at hand
+    user = remember(snapshot, past(rows, range(13), vectors=own), AT)
+    assert user.rows.tolist() == [4, 13, 1, 2, 3, -1, 5, 6, 7, 8, 14, 9]
+    assert user.recent.tolist() == [11, 10, 9, 8, 7, 6, 4, 3, 2]
+    assert user.recent_items.tolist() == [9, -1, 8, 7, 6, 5, 3, 2, 1]
+    part = user.take(torch.tensor([2, 3, 4, 6, 7, 8, 9, 10, 11]))
+    assert part.recent.tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert part.recent_items.tolist() == user.recent_items.tolist()
+    assert part.rows[part.recent].tolist() == user.rows[user.recent].tolist()
+
+
+# ---------------------------------------------------------------------------- going on
+
+
+Event = tuple[int, int, str]  # item row, time, and what is special about it
+
+
+def made_of(events: list[Event]) -> Past:
+    """A past of these events; some bring a vector, some are hidden."""
+    rows = [row for row, _, _ in events]
+    vectors = {at: (encode_texts([f"own {time}"])[0], None)
+               for at, (_, time, kind) in enumerate(events) if kind == "own"}  # fmt: skip
+    return past(
+        rows,
+        [time for _, time, _ in events],
+        vectors=vectors,
+        visible=np.array([kind != "hidden" for _, _, kind in events], dtype=np.bool_),
+    )
+
+
+def read_of(snapshot: Snapshot, events: list[Event]) -> tuple[int, list[tuple[int, int]]]:
+    """What the encoder must read of them: from where on, and the items and times."""
+    seen = [(row, time) for row, time, kind in events if kind != "hidden" and 0 <= row < ITEMS]
+    start = window_start(len(seen), snapshot.model.config.window)
+    return start, seen[start:]
+
+
+@contextmanager
+def appends(snapshot: Snapshot) -> Iterator[list[int]]:
+    """How many events each call of the encoder appended."""
+    encoder = snapshot.model.encoder
+    assert encoder is not None
+    counts: list[int] = []
+    append = encoder.append
+
+    def counted(state: EncoderState, events: Tensor, timestamps: Tensor) -> EncoderState:
+        counts.append(len(events))
+        return append(state, events, timestamps)
+
+    with patch.object(encoder, "append", counted):
+        yield counts
+
+
+def alike(one: Encoded | None, other: Encoded | None) -> None:
+    assert one is not None
+    assert other is not None
+    assert one.start == other.start
+    np.testing.assert_array_equal(one.events, other.events)
+    np.testing.assert_array_equal(one.state.timestamps, other.state.timestamps)
+    for name in ("keys", "values", "newest"):
+        mine, yours = (getattr(each.state, name) for each in (one, other))
+        np.testing.assert_allclose(mine, yours, atol=1e-4)
+
+
+def changed(events: list[Event], data: st.DataObject) -> list[Event]:
+    """Another state of a history: what a service sees happen to one."""
+    row = st.sampled_from([*range(ITEMS), -1, ITEMS + 3])
+    kind = st.sampled_from(["", "", "", "", "own", "hidden"])
+    latest = events[-1][1] if events else 0
+    what = data.draw(st.sampled_from(["append", "append", "append", "late", "delete", "delete last",
+                                      "merge", "again", "clear"]))  # fmt: skip
+    if what == "append":
+        waits = data.draw(st.lists(st.sampled_from([0, 1, SECOND, DAY]), min_size=1, max_size=6))
+        new = [(data.draw(row), latest + sum(waits[: n + 1]), data.draw(kind))
+               for n in range(len(waits))]  # fmt: skip
+        return events + new
+    if what == "late":
+        new = [(data.draw(row), data.draw(st.integers(0, latest)), "")]
+    elif what == "merge":
+        times = data.draw(st.lists(st.integers(0, latest + DAY), max_size=4))
+        new = [(data.draw(row), time, data.draw(kind)) for time in times]
+    elif what == "delete" and events:
+        gone = data.draw(st.integers(0, len(events) - 1))
+        return events[:gone] + events[gone + 1 :]
+    else:
+        return {"delete last": events[:-1], "clear": []}.get(what, events)
+    return sorted(events + new, key=lambda event: event[1])  # ties in order of arrival
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(window=st.sampled_from([1, 3, 4, 8]), data=st.data())
+def test_going_on_is_encoding_from_scratch(window: int, data: st.DataObject) -> None:
+    """Whatever happens to a history between two requests, and only what must be is computed."""
+    snapshot = small_snapshot(ITEMS, random_model(2, window=window))
+    events: list[Event] = []
+    kept: Encoded | None = None
+    before: tuple[int, list[tuple[int, int]]] = (0, [])
+    for _ in range(data.draw(st.integers(1, 12))):
+        events = changed(events, data)
+        made = made_of(events)
+        with appends(snapshot) as counts:
+            kept = encode(snapshot, made, kept)
+        alike(kept, encode(snapshot, made))
+        start, read = read_of(snapshot, events)
+        goes_on = before[0] == start and read[: len(before[1])] == before[1]
+        assert sum(counts) == len(read) - (len(before[1]) if goes_on else 0)
+        before = start, read
+        at = int(data.draw(st.sampled_from([0, AT, 400 * DAY])))
+        mine = remember(snapshot, made, at, encoded=kept)
+        np.testing.assert_allclose(mine.summary, remember(snapshot, made, at).summary, atol=1e-4)
+
+
+def test_a_window_is_read_again_only_when_it_moves() -> None:
+    """Event by event: one is appended, but every quarter of a window all that is read."""
+    snapshot = small_snapshot(ITEMS, random_model(2, window=8))
+    rows = np.random.default_rng(0).integers(0, ITEMS, 30).tolist()
+    kept: Encoded | None = None
+    with appends(snapshot) as counts:
+        for length in range(1, 31):
+            kept = encode(snapshot, past(rows[:length], range(length)), kept)
+    # The window holds 8 and moves by 2: from the ninth event on, every other reads 7.
+    assert counts == [1] * 8 + [7, 1] * 11
+
+
+def test_an_item_of_another_vector_is_read_again() -> None:
+    """After its text changed nothing of the old is served; other items' changes are nothing."""
+    snapshot = small_snapshot(ITEMS, random_model(2))
+    made = past([3, 13, 7], [0, 1, 2])
+    kept = encode(snapshot, made)
+    for item, fresh in (("i14", 0), ("i13", 3)):
+        text = snapshot.catalogue.updated([Entry(item, "new", {"title": "new"})], [], encode_texts)
+        later = snapshot.refreshed(text, snapshot.counts)
+        with appends(later) as counts:
+            found = encode(later, made, kept)
+        alike(found, encode(later, made))
+        assert sum(counts) == fresh
+
+
+def test_the_same_events_at_other_times_are_read_again(snapshot: Snapshot) -> None:
+    """Times are part of what was read."""
+    kept = encode(snapshot, past([3, 5, 7], [0, 1, 2]))
+    with appends(snapshot) as counts:
+        found = encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY]), kept)
+    assert counts == [3]
+    alike(found, encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY])))
+
+
+def test_what_is_kept_says_how_large_it_is(snapshot: Snapshot) -> None:
+    """However long the history it was read from: it holds no view of it."""
+    kept = encode(snapshot, random_past(1, 500, ITEMS))
+    longer = encode(snapshot, random_past(1, 501, ITEMS), kept)
+    for each in (kept, longer):
+        assert each is not None
+        parts = [part for part in (each.events, *each.state) if part.numel()]
+        held = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
+                for part in parts}  # fmt: skip
+        assert sum(held.values()) == each.nbytes
+        assert len(each.events) <= WINDOW
+
+
+def test_without_an_encoder_there_is_nothing_to_keep() -> None:
+    """And without events there is an empty thing to go on from."""
+    bare = small_snapshot(ITEMS, random_model(2, blocks=0))
+    assert encode(bare, past([3], [0])) is None
+    assert not remember(bare, past([3], [0]), AT).summary.any()
+    snapshot = small_snapshot(ITEMS, random_model(2))
+    empty = encode(snapshot, Past.nothing())
+    assert empty is not None
+    with appends(snapshot) as counts:
+        alike(encode(snapshot, past([3], [0]), empty), encode(snapshot, past([3], [0])))
+    assert counts == [1, 1]
+    assert not remember(snapshot, Past.nothing(), AT, encoded=empty).summary.any()

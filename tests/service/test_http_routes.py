@@ -132,7 +132,8 @@ def test_a_score_request_reaches_the_engine_whole(client: Client) -> None:
             "hard": True,
             "exclude_self": True,
             "at": "1970-01-01T00:00:03Z",
-            "explain": 50,
+            "explain": 30,
+            "explain_exact": True,
             "item_ids": ["b", "a", "b"],
         },
     )
@@ -144,7 +145,8 @@ def test_a_score_request_reaches_the_engine_whole(client: Client) -> None:
     assert (asker.visible.types, asker.visible.categories) == ({"like"}, {"talk"})
     assert (asker.retrieval.mode, asker.retrieval.k, asker.retrieval.probes) == ("coarse", 10, 4)
     assert (asker.user_id, asker.temperature, asker.hard) == ("u", 0.5, True)
-    assert (asker.exclude_self, asker.at, asker.explain) == (True, 3_000_000, 50)
+    assert (asker.exclude_self, asker.at) == (True, 3_000_000)
+    assert (asker.explain, asker.explain_exact) == (30, True)
 
 
 def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
@@ -201,7 +203,8 @@ def test_a_search_reaches_the_engine_whole(client: Client) -> None:
         "hard": True,
         "exclude_self": True,
         "at": "1970-01-01T00:00:03Z",
-        "explain": 50,
+        "explain": 5,
+        "explain_exact": True,
     }
     client.post("/v1/score", json={"item_ids": []} | common)
     client.post("/v1/search", json={"query": "asyncio"} | common)

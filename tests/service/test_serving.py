@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from models.scoring import score
 from models.snapshot import UNTRAINED, Snapshot
 from models.text import StaticEncoder
-from models.trained import DESCRIPTION, ITEMS, WEIGHTS
+from models.trained import DESCRIPTION, FORMAT, ITEMS, WEIGHTS
 from models.user_memory import Past, remember
 from service.embeddings import Embeddings
 from service.errors import Corrupt, HeedError, ModelRejected, NotFound
@@ -250,7 +250,7 @@ BAD: dict[str, Callable[[Files], tuple[Files, str]]] = {
     "encoder": lambda f: (described(f, "wordllama", "another"), "it reads vectors of another"),
     "dims": lambda f: (described(f, '"content": 256', '"content": 128'), "not of the shape"),
     "shape": lambda f: (described(f, '"heads": 4', '"heads": 0'), "heads must be"),
-    "format": lambda f: (described(f, '"format": 1', '"format": 99'), "format 99"),
+    "format": lambda f: (described(f, f'"format": {FORMAT}', '"format": 99'), "format 99"),
     "fewer items": lambda f: ({**f, ITEMS: b'["a", "b"]'}, "60 items"),
     "no weights": lambda f: ({k: v for k, v in f.items() if k != WEIGHTS}, f"{WEIGHTS} is missing"),
     "torn": lambda f: ({**f, WEIGHTS: f[WEIGHTS][:1000]}, WEIGHTS),

@@ -10,19 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.checkpoint import Checkpoint
 from models.text import StaticEncoder
 from models.train import Progress
 from models.trained import WEIGHTS, Trained
 from service import training
 from service.embeddings import Embeddings
-from service.errors import ModelRejected
-from service.layout import MODELS_FOLDER, STORE_FILE
+from service.errors import ModelRejected, StoreFull
+from service.layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item
 from service.registry import Registry
 from service.stores.sqlite import SQLiteStore
 from tests.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
-FAST = replace(QUICK, epochs=2)
+FAST = replace(QUICK, config=replace(QUICK.config, epochs=2, attention_epochs=1))
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_embeddings_of_another_dimension_do_not_stop_it(
 def refused(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> str:
     """Why nothing was published."""
     with pytest.raises(ModelRejected) as rejected:
-        training.train(training.read(store, embeddings), registry, embeddings.name, config=FAST)
+        training.train(training.read(store, embeddings), registry, embeddings.name, preset=FAST)
     assert registry.versions() == []
     return rejected.value.detail
 
@@ -122,31 +123,28 @@ def test_no_order_to_learn(store: SQLiteStore, registry: Registry, embeddings: E
 
 
 def crowd() -> list[Event]:
-    """Users who all see the same few items, the popular ones first: no model can do better."""
+    """Each user has had all items but one when their last comes: no model can be better."""
     return [
-        Event(f"u{user}", item_id(n // 4, n % 4 + user % 2), f"{user}-{n}",
-              timestamp=NOON + n * SECOND)
+        Event(
+            f"u{user}",
+            item_id(0, (n + 5 * (user % 2)) % 6),
+            f"{user}-{n}",
+            timestamp=NOON + n * SECOND,
+        )
         for user in range(60)
         for n in range(6)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_model_that_does_not_beat_popularity(
     store: SQLiteStore, registry: Registry, embeddings: Embeddings
 ) -> None:
-    """It is not published, and both figures are told. A model that learns nothing is one."""
+    """It is not published, and both figures are told. As good is not better."""
     fill(store, crowd())
     corpus = training.read(store, embeddings)
-    with pytest.raises(ModelRejected, match=r"NDCG@10 0\.\d+ .* popularity 0\.\d+"):
-        training.train(corpus, registry, embeddings.name, config=replace(FAST, learning_rate=0.0))
+    with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
+        training.train(corpus, registry, embeddings.name, preset=FAST)
     assert registry.versions() == []
-
-
-def test_nothing_to_compare(store: SQLiteStore, embeddings: Embeddings) -> None:
-    """A benchmark leaves out what has fewer than five events; where nothing is left, it says so."""
-    fill(store, events(users=80, each=2))
-    with pytest.raises(ModelRejected, match="five events"):
-        training.compare(training.read(store, embeddings), config=FAST)
 
 
 # ------------------------------------------------------------------ what it publishes
@@ -162,7 +160,8 @@ def test_what_is_published_describes_itself(world: World) -> None:
     assert metadata is not None
     assert (metadata["items"], metadata["events"]) == (60, 480)
     assert metadata["seed"] == 1
-    assert 1 <= metadata["epoch"] <= QUICK.epochs
+    assert 1 <= metadata["epoch"] <= QUICK.config.epochs + QUICK.config.attention_epochs
+    assert metadata["preset"] == QUICK.name
     metrics = metadata["metrics"]
     assert metrics["ndcg"] > metrics["popularity_ndcg"]
     assert metrics["hr"] > metrics["popularity_hr"]
@@ -213,7 +212,7 @@ def test_the_seed_decides_the_model(
     weights = []
     for seed in (3, 3, 4):
         result = training.train(
-            corpus, registry, embeddings.name, config=FAST, seed=seed, activate=False, told=told
+            corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, told=told
         )
         weights.append(registry.load(result["version"])[1][WEIGHTS])
         assert registry.current() is None
@@ -224,21 +223,142 @@ def test_the_seed_decides_the_model(
     one = [(done, total) for stage, done, total in stages if stage == "training"][
         : len(epochs) // 3
     ]
-    assert [done for done, _ in one] == list(range(1, len(one) + 1))
-    assert {total for _, total in one} == {len(one)}
-    assert epochs[0].epochs == FAST.epochs
+    shares = [done / total for done, total in one]
+    assert shares == sorted(set(shares))
+    assert (shares[0] > 0, shares[-1]) == (True, 1.0)
+    assert {progress.epochs for progress in epochs} == {3}
+    assert list(dict.fromkeys(progress.epoch for progress in epochs)) == [1, 2, 3]
 
 
-def test_a_comparison_ranks_heed_beside_the_baselines(
-    store: SQLiteStore, embeddings: Embeddings
-) -> None:
-    """All on the same users and items, test and validation apart; order beats popularity here."""
+# ------------------------------------------------------------------ what it keeps meanwhile
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+class Killing:
+    """Hears of the work as it goes on; kills it at the first step of an epoch."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self.stages: list[str] = []
+        self.epochs: list[int] = []
+
+    def __call__(self, stage: str, done: int, total: int, progress: Progress | None) -> None:
+        self.stages.append(stage)
+        if progress is not None:
+            self.epochs.append(progress.epoch)
+            if progress.epoch == self.epoch:
+                raise Killed
+
+
+@pytest.fixture
+def corpus(store: SQLiteStore, embeddings: Embeddings) -> training.Corpus:
+    """What is learned of the small world."""
     fill(store, events())
-    corpus = training.read(store, embeddings)
-    table, sizes = training.compare(corpus, config=replace(QUICK, epochs=6))
-    assert list(table) == ["popularity", "EASE", "transition counts", "heed"]
-    assert sizes["users"] == 40
-    assert {test.n for test, _, _ in table.values()} == {40}
-    ndcg = {name: test.ndcg for name, (test, _, _) in table.items()}
-    assert ndcg["heed"] > ndcg["popularity"]
-    assert ndcg["transition counts"] > ndcg["popularity"]
+    return training.read(store, embeddings)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / CHECKPOINT_FILE
+
+
+def test_a_killed_training_is_gone_on_with(
+    corpus: training.Corpus, registry: Registry, tmp_path: Path, checkpoint: Path
+) -> None:
+    """From the epoch it was killed in, to the same model; then the checkpoint is gone."""
+
+    def train(registry: Registry, told: Killing, path: Path | None) -> bytes:
+        result = training.train(
+            corpus, registry, "fake", preset=FAST, seed=9, told=told, checkpoint=path
+        )
+        return registry.load(result["version"])[1][WEIGHTS]
+
+    for epoch in (2, 3):
+        with pytest.raises(Killed):
+            train(registry, Killing(epoch), checkpoint)
+        assert Checkpoint.from_bytes(checkpoint.read_bytes()).history[-1]["epoch"] == epoch - 1
+        assert registry.versions() == []
+    told = Killing()
+    weights = train(registry, told, checkpoint)
+    assert told.stages[0] == "going on from the checkpoint"
+    assert set(told.epochs) == {3}
+    assert not checkpoint.exists()
+    whole = Killing()
+    assert train(Registry(tmp_path / "other"), whole, None) == weights
+    assert set(whole.epochs) == {1, 2, 3}
+    assert "going on from the checkpoint" not in whole.stages
+
+
+def test_a_checkpoint_of_other_events_is_left_aside(
+    corpus: training.Corpus,
+    registry: Registry,
+    checkpoint: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The training starts anew, and says so; it does the same with one that is damaged."""
+    with pytest.raises(Killed):
+        training.train(
+            corpus, registry, "fake", preset=FAST, told=Killing(2), checkpoint=checkpoint
+        )
+    left, times = checkpoint.read_bytes(), corpus.log.timestamps + SECOND
+    later = replace(corpus, log=replace(corpus.log, timestamps=times))
+    for data, why, which in (
+        (left, "of another training", later),
+        (left[:-9], "damaged", corpus),
+        (b"", "no checkpoint", corpus),
+    ):
+        checkpoint.write_bytes(data)
+        caplog.clear()
+        told = Killing()
+        training.train(which, registry, "fake", preset=FAST, told=told, checkpoint=checkpoint)
+        assert why in caplog.text
+        assert "training starts anew" in caplog.text
+        assert set(told.epochs) == {1, 2, 3}
+        assert not checkpoint.exists()
+
+
+def test_a_model_that_is_refused_leaves_no_checkpoint(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings, checkpoint: Path
+) -> None:
+    """The same training would be refused again."""
+    fill(store, crowd())
+    with pytest.raises(ModelRejected):
+        training.train(
+            training.read(store, embeddings), registry, "fake", preset=FAST, checkpoint=checkpoint
+        )
+    assert not checkpoint.exists()
+
+
+def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
+    corpus: training.Corpus,
+    registry: Registry,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once there is room again, nothing needs training again."""
+
+    def full(*_: object, **__: object) -> str:
+        raise StoreFull("the disk has no room for a model")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "publish", full)
+        with pytest.raises(StoreFull):
+            training.train(corpus, registry, "fake", preset=FAST, checkpoint=checkpoint)
+    told = Killing()
+    training.train(corpus, registry, "fake", preset=FAST, told=told, checkpoint=checkpoint)
+    assert told.epochs == []
+    assert len(registry.versions()) == 1
+    assert not checkpoint.exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
+    corpus: training.Corpus, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told, and what can be published is."""
+    nowhere = tmp_path / "missing" / "folder"
+    training.train(corpus, registry, "fake", preset=FAST, checkpoint=nowhere)
+    assert caplog.text.count("the checkpoint could not be written") == 3
+    assert len(registry.versions()) == 1

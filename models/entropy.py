@@ -1,0 +1,99 @@
+"""Exact cross-entropy over many classes, its gradient formed chunk by chunk in the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+_NEVER = -1e9  # a logit no softmax sees; finite, so that gradients stay finite
+
+
+class Chunk(NamedTuple):
+    """Rows [first, last) of the loss, few enough for their logits to stay in the cache."""
+
+    first: int
+    last: int
+    hidden: Tensor  # int64 [any], flat places of the chunk's [rows, classes] that are not in it
+    counts: Callable[[], Tensor] | None  # [rows, classes], what `scale` multiplies
+
+
+class _Entropy(torch.autograd.Function):
+    """Σ_t w_t (log Σ_c e^z_tc − z_t,target) / Σ w with z = h Eᵀ + b + λ·C."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        scale: Tensor,
+        classes: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        worth: Tensor,
+        chunks: Iterable[Chunk],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        narrow, low = classes.to(dtype), states.to(dtype)
+        to_states = torch.empty_like(states)
+        to_scale = torch.zeros_like(scale)
+        to_classes, to_bias = torch.zeros_like(classes), torch.zeros_like(bias)
+        total = states.new_zeros(())
+        for first, last, hidden, counts in chunks:
+            rows = slice(first, last)
+            target, weight = targets[rows, None], worth[rows, None]
+            logits = torch.mm(low[rows], narrow.T).float().add_(bias)
+            counted = counts() if counts is not None else None
+            if counted is not None:
+                logits.addcmul_(counted, scale[rows, None])
+            own = logits.gather(1, target)
+            logits.view(-1)[hidden] = _NEVER
+            logits.scatter_(1, target, own)  # a target is never hidden from itself
+            peak = logits.amax(1, keepdim=True)
+            shares = logits.sub_(peak).exp_()
+            partition = shares.sum(1, keepdim=True)
+            total += ((partition.log() + peak - own) * weight).sum()
+            shares.mul_(weight / partition).scatter_add_(1, target, -weight)
+            if counted is not None:
+                to_scale[rows] = torch.linalg.vecdot(shares, counted)
+            to_bias += shares.sum(0)
+            shares = shares.to(dtype)
+            to_states[rows] = torch.mm(shares, narrow)
+            to_classes += torch.mm(shares.T, low[rows])
+        weights = worth.sum().clamp(min=1e-30)
+        gradients = (to_states, to_scale, to_classes, to_bias)
+        ctx.save_for_backward(*(gradient / weights for gradient in gradients))
+        return total / weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        parts = (part * gradient for part in ctx.saved_tensors)
+        return (*parts, None, None, None, None)
+
+
+def entropy(
+    states: Tensor,
+    scale: Tensor,
+    classes: Tensor,
+    bias: Tensor,
+    *,
+    targets: Tensor,
+    worth: Tensor,
+    chunks: Iterable[Chunk],
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Mean cross-entropy of targets under softmax(h Eᵀ + b + λ C); no [rows, classes] is kept.
+
+    Args:
+        states: h, float32 [T, d].
+        scale: λ, float32 [T].
+        classes: E, float32 [C, d].
+        bias: b, float32 [C].
+        targets: int64 [T].
+        worth: float32 [T], each row's weight in the mean; 0 leaves it out.
+        chunks: that together cover the rows.
+        dtype: of the matrix products; sums stay in float32.
+    """
+    loss = _Entropy.apply(states, scale, classes, bias, targets, worth, chunks, dtype)  # type: ignore[no-untyped-call]
+    return cast(Tensor, loss)

@@ -1,0 +1,291 @@
+"""The two losses of training: the sequence with its transitions, then the target attention."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from models.batches import rectangles
+from models.data import Interactions
+from models.encoder import UNTOLD
+from models.entropy import Chunk, entropy
+from models.followers import Counting, OwnPairs
+from models.precision import product_dtype
+from models.recommender import Recommender
+
+_CHUNK = 384  # rows of logits at once, few enough to stay in the cache
+_NEVER = -1e9  # a logit no softmax sees
+_PICKED = 256  # items drawn for each window of the target attention, its targets aside
+_REPEATS = 0.01  # share of events on an item its user had before, from which items come again
+
+
+class Candidates(NamedTuple):
+    """The items in the softmax's denominator."""
+
+    rows: Tensor  # int64 [C] item rows
+    column: Tensor | None  # int64 [N + 1] their columns, C where an item has none; None = the rows
+    correction: Tensor  # [C] log of how many items each stands for
+
+    def columns(self, items: Tensor) -> Tensor:
+        """The column of each item, C where it has none."""
+        return items if self.column is None else self.column[items]
+
+
+class Batch(NamedTuple):
+    """Windows as inputs and targets: B windows, L inputs each."""
+
+    inputs: Tensor  # int64 [B, L] item rows
+    targets: Tensor  # int64 [B, L]
+    timestamps: Tensor  # int64 [B, L] of the inputs
+    asked: Tensor  # int64 [B, L] of the targets; UNTOLD where the model is not to know
+    log_weights: Tensor  # [B, L]
+    real: Tensor  # bool [B, L], False in the padding
+    events: NDArray[np.int64]  # [B, L] places of the inputs in the log
+
+
+class Losses:
+    """Losses of batches of windows over one log."""
+
+    def __init__(
+        self,
+        model: Recommender,
+        log: Interactions,
+        content: NDArray[np.float32],
+        *,
+        drop_id: float,
+        request_time: float,
+        full_softmax: int,
+        negatives: int,
+        generator: np.random.Generator,
+    ) -> None:
+        self._model, self._log, self._generator = model, log, generator
+        self._content = torch.from_numpy(content)
+        self._drop_id, self._request_time = drop_id, request_time
+        self._full_softmax, self._negatives = full_softmax, negatives
+        # Without an encoder there are no transitions, whatever was counted.
+        counts = model.encoder is not None and model.config.followers
+        self._counting = Counting(model.followers, OwnPairs(log)) if counts else None
+        self._hide_seen = repeats(log) < _REPEATS
+        self._dtype = product_dtype(torch.device("cpu"))
+
+    def batch(self, spans: NDArray[np.int64]) -> Batch:
+        """Windows (first event, end) [n, 2] as inputs and targets."""
+        cut = rectangles(self._log, spans[:, 0], spans[:, 1])
+        items, times = torch.from_numpy(cut.items), torch.from_numpy(cut.timestamps)
+        told = torch.rand(len(spans), 1) < self._request_time
+        place = torch.arange(items.shape[1] - 1)
+        return Batch(
+            inputs=items[:, :-1].contiguous(),
+            targets=items[:, 1:].contiguous(),
+            timestamps=times[:, :-1].contiguous(),
+            asked=torch.where(told, times[:, 1:], UNTOLD),
+            log_weights=torch.from_numpy(np.log(cut.weights[:, :-1])),
+            real=place < torch.from_numpy(cut.lengths - 1)[:, None],
+            events=cut.events[:, :-1],
+        )
+
+    def sequence(self, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+        """Cross-entropy of sequence + transitions + prior, and its number of targets."""
+        batch, model = self.batch(spans), self._model
+        candidates = self._candidates(batch, self._full_softmax, self._negatives)
+        keep = torch.rand(self._log.n_items) >= self._drop_id
+        vectors = self._vectors(candidates.rows, keep)
+        with self._narrow():
+            summary = model.summaries(
+                self._vectors(batch.inputs, keep), batch.timestamps, batch.asked
+            )
+        summary = summary.float().flatten(0, 1)
+        loss = entropy(
+            summary,
+            model.scale(summary)[:, 0],
+            vectors,
+            model.prior[candidates.rows] + candidates.correction,
+            # What stands in the padding need not be a candidate, and any column will do.
+            targets=(candidates.columns(batch.targets) * batch.real).flatten(),
+            worth=batch.real.flatten().float(),
+            chunks=self._chunks(batch, candidates),
+            dtype=self._dtype,
+        )
+        return loss, int(batch.real.sum())
+
+    def attention(self, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+        """Cross-entropy of the whole score, and its number of targets.
+
+        Only the target attention gets a gradient where there is an encoder. Each window is trained
+        on its own targets and on a sample of what the rest of the score thinks likely there.
+        """
+        batch, model = self.batch(spans), self._model
+        candidates = self._candidates(batch, self._full_softmax, self._negatives)
+        alone = model.encoder is None
+        with torch.set_grad_enabled(alone and torch.is_grad_enabled()):
+            keep = torch.rand(self._log.n_items) >= self._drop_id
+            vectors = self._vectors(candidates.rows, keep)
+            events = self._vectors(batch.inputs, keep)
+            prior = model.prior[candidates.rows] + candidates.correction
+            logits = self._rest(batch, candidates, events, vectors) + prior
+            own = candidates.columns(batch.targets)
+            if self._hide_seen:
+                logits = logits.masked_fill(self._seen(batch, candidates, own), _NEVER)
+        picked, correction = self._picked(logits.detach(), own, batch.real)
+        with self._narrow():
+            tables = model.project(vectors, prior)
+            normed = model.norm(events)
+            keys = model.cross.keys(normed)
+            values = keys if model.cross.tied else model.cross.values(normed)
+        place = torch.arange(batch.inputs.shape[1])
+        distance = place[:, None] - place  # (L, L)
+        asked = torch.where(batch.asked == UNTOLD, batch.timestamps, batch.asked)
+        bias = model.recency(distance, asked[:, :, None] - batch.timestamps[:, None])
+        bias = bias.transpose(0, 1) + batch.log_weights[:, None, None]
+        bias = bias.masked_fill(distance < 0, -torch.inf)  # (B, H, L, L)
+        with self._narrow():
+            attended = model.target_attention_prefixes(
+                tables.queries[:, picked].transpose(0, 1),  # (B, H, C, d)
+                tables.outputs[:, picked].transpose(0, 1),
+                keys,
+                values,
+                bias,
+            )
+        width = batch.inputs.shape[1]
+        rest = logits.gather(2, picked[:, None].expand(-1, width, -1)) + correction[:, None]
+        target = (picked[:, None] == own[:, :, None]).int().argmax(2)  # (B, L)
+        loss = cross_entropy((rest + attended)[batch.real], target[batch.real])
+        return loss, int(batch.real.sum())
+
+    # ------------------------------------------------------------------ the parts
+
+    def _narrow(self) -> torch.autocast:
+        """Matrix products in the dtype that the device is fast in."""
+        return torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32)
+
+    def _vectors(self, rows: Tensor, keep: Tensor) -> Tensor:
+        return self._model.tower(rows, self._content[rows], keep[rows])
+
+    def _rest(
+        self, batch: Batch, candidates: Candidates, events: Tensor, vectors: Tensor
+    ) -> Tensor:
+        """Sequence + transitions of each position, [B, L, C]."""
+        model = self._model
+        with self._narrow():
+            summary = model.summaries(events, batch.timestamps, batch.asked).float()
+        logits = summary @ vectors.T
+        if self._counting is not None:
+            width = len(candidates.rows)
+            counts = self._counting.at(batch.inputs, batch.events, candidates.column, width)
+            logits = logits + model.scale(summary) * counts
+        return logits
+
+    def _picked(self, logits: Tensor, own: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns for each window, all its targets among them, and what they stand for.
+
+        The others are drawn by their mean probability in the window, each with its own chance, and
+        weighted by one over it: the estimate of the partition function is unbiased (Horvitz and
+        Thompson 1952), and of little variance because the likely are nearly always there.
+
+        Args:
+            logits: [B, L, C].
+            own: int64 [B, L], the targets' columns.
+            real: bool [B, L].
+
+        Returns:
+            tuple: columns int64 [B, P] and the logarithm of their weights [B, P], no softmax's
+            business in the padding.
+        """
+        share = torch.softmax(logits, -1).mul_(real[:, :, None]).sum(1)
+        share /= real.sum(1)[:, None]
+        size = logits.shape[2]
+        chance = (_PICKED * (0.9 * share + 0.1 / size)).clamp(max=1)
+        chance.scatter_(1, torch.where(real, own, own[:, :1]), 1.0)
+        taken = torch.rand(chance.shape) < chance
+        width = int(taken.sum(1).max())
+        order = torch.argsort(taken.int(), dim=1, descending=True, stable=True)[:, :width]
+        weight = -torch.log(chance.gather(1, order))
+        return order, weight.masked_fill(~taken.gather(1, order), _NEVER)
+
+    def _candidates(self, batch: Batch, full: int, negatives: int) -> Candidates:
+        """All items up to `full` of them, else the batch's targets and a sample of the rest."""
+        items = self._log.n_items
+        if items <= full:
+            return Candidates(torch.arange(items), None, torch.zeros(items))
+        # Two strata: the batch's targets, all of them; the rest, a uniform sample that is
+        # weighted by its share. The estimate of the partition function is unbiased.
+        targets = torch.unique(batch.targets[batch.real])
+        others = np.ones(items, dtype=np.bool_)
+        others[targets.numpy()] = False
+        rest = np.flatnonzero(others)
+        drawn = self._generator.choice(rest, min(negatives, len(rest)), replace=False)
+        each = math.log(len(rest) / len(drawn)) if len(drawn) else 0.0
+        rows = torch.cat([targets, torch.from_numpy(drawn)])
+        column = torch.full((items + 1,), len(rows), dtype=torch.int64)
+        column[rows] = torch.arange(len(rows))
+        correction = torch.zeros(len(rows))
+        correction[len(targets) :] = each
+        return Candidates(rows, column, correction)
+
+    def _chunks(self, batch: Batch, candidates: Candidates) -> list[Chunk]:
+        """Whole windows together, about `_CHUNK` positions each."""
+        count, length = batch.inputs.shape
+        width = len(candidates.rows)
+        each = max(1, _CHUNK // length)
+        past = torch.ones(length, length, dtype=torch.bool).tril()
+        columns = candidates.columns(batch.inputs)
+        chunks = []
+        for first in range(0, count, each):
+            windows = slice(first, min(count, first + each))
+            hidden = torch.zeros(0, dtype=torch.int64)
+            if self._hide_seen:
+                seen = columns[windows, None, :].expand(-1, length, -1)  # (b, L, L)
+                row = torch.arange(len(seen) * length).view(-1, length, 1) * width
+                hidden = (row + seen)[past & (seen < width)]
+            counts = None
+            if self._counting is not None:
+                counts = _Counts(self._counting, batch, candidates, windows)
+            chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
+        return chunks
+
+    @staticmethod
+    def _seen(batch: Batch, candidates: Candidates, own: Tensor) -> Tensor:
+        """True at the columns a user has seen by each position [B, L, C], but for the target."""
+        count, length = batch.inputs.shape
+        width = len(candidates.rows)
+        place = torch.arange(length)
+        first = torch.full((count, width + 1), length)  # the position that first saw the column
+        columns = candidates.columns(batch.inputs)
+        first.scatter_reduce_(1, columns, place.expand(count, -1), "amin")
+        seen = first[:, None] <= place[:, None]  # (B, L, C + 1)
+        return seen.scatter_(2, own[:, :, None], False)[:, :, :width]
+
+
+class _Counts:
+    """log(1 + 2F) of some windows of a batch, when the loss comes to them."""
+
+    def __init__(
+        self, counting: Counting, batch: Batch, candidates: Candidates, windows: slice
+    ) -> None:
+        self._counting, self._batch = counting, batch
+        self._candidates, self._windows = candidates, windows
+
+    def __call__(self) -> Tensor:
+        """[positions of the windows, C]."""
+        batch, candidates = self._batch, self._candidates
+        counted = self._counting.at(
+            batch.inputs[self._windows],
+            batch.events[self._windows],
+            candidates.column,
+            len(candidates.rows),
+        )
+        return counted.flatten(0, 1)
+
+
+def repeats(log: Interactions) -> float:
+    """Share of events on an item that their user had before."""
+    if not len(log):
+        return 0.0
+    pairs = log.users.astype(np.int64) * log.n_items + log.items
+    return 1.0 - len(np.unique(pairs)) / len(pairs)

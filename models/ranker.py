@@ -1,0 +1,88 @@
+"""A recommender as a ranker of the evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.batches import newest
+from models.data import Interactions
+from models.encoder import UNTOLD
+from models.followers import followed
+from models.recommender import Recommender
+
+_BATCH = 16  # users at once
+
+
+class RecommenderRanker:
+    """Scores the whole catalogue for each user, as the service would."""
+
+    name = "heed"
+
+    def __init__(
+        self, model: Recommender, content: NDArray[np.float32], *, attention: bool = True
+    ) -> None:
+        self._model, self._attention = model, attention
+        items = model.config.items
+        with torch.inference_mode():
+            self._tables = model.tables(torch.arange(items), torch.from_numpy(content))
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32]:
+        """Scores [B, n_items] of each user's next event; zero but for the prior without history."""
+        model = self._model
+        if history.n_items != model.config.items:
+            raise ValueError(
+                f"the model ranks {model.config.items} items, the log has {history.n_items}"
+            )
+        order = np.argsort(history.lengths[users], kind="stable")
+        out = np.empty((len(users), model.config.items), dtype=np.float32)
+        with torch.inference_mode():
+            # Users of like length together; of no users there is no part.
+            for part in np.array_split(order, -(-len(order) // _BATCH)) if len(order) else ():
+                asked = None if request_times is None else request_times[part]
+                out[part] = self._part(history, users[part], asked)
+        return out
+
+    def _part(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32]:
+        model, tables = self._model, self._tables
+        window = newest(history, users, model.config.window)
+        events, times = torch.from_numpy(window.items), torch.from_numpy(window.timestamps)
+        lengths = torch.from_numpy(window.lengths)
+        batch = torch.arange(len(users))
+        last = (lengths - 1).clamp(min=0)
+        asked = torch.full_like(times, UNTOLD)
+        now = times[batch, last]
+        if request_times is not None:
+            told = torch.from_numpy(request_times)
+            asked[batch, last], now = model.within(told, now), told  # attention sees the age itself
+        total = tables.prior.expand(len(users), -1).clone()
+        if model.encoder is not None:
+            summary = model.summaries(tables.vectors[events], times, asked)[batch, last]
+            summary = summary * (lengths > 0)[:, None]
+            counts = [
+                followed(model.followers, row[:length].flip(0))
+                for row, length in zip(events, window.lengths.tolist(), strict=True)
+            ]
+            total += summary @ tables.vectors.T + model.transitions(summary, torch.stack(counts))
+        if self._attention:
+            distance = last[:, None] - torch.arange(events.shape[1])  # (B, L)
+            bias = model.recency(distance, now[:, None] - times).transpose(0, 1)  # (B, H, L)
+            bias = bias + torch.log(torch.from_numpy(window.weights))[:, None]
+            bias = bias.masked_fill((distance < 0)[:, None], -torch.inf)
+            keys = tables.keys[:, events].transpose(0, 1)  # (B, H, L, d)
+            values = tables.values[:, events].transpose(0, 1)
+            attended = model.target_attention(tables, keys, values, bias)
+            total += (lengths > 0)[:, None] * attended
+        scores: NDArray[np.float32] = total.numpy()
+        return scores

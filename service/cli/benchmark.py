@@ -1,0 +1,110 @@
+"""`heed benchmark`: a public data set, its protocol, the baselines and Heed, in one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from service.cli.console import DATA, Data, err, out, training_threads
+from service.errors import Invalid, ModelRejected
+from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE
+
+Name = Literal["ml-100k", "ml-1m", "online-retail"]
+
+
+def benchmark(
+    dataset: Annotated[
+        Name, typer.Argument(help="MovieLens is fetched; online-retail needs PATH.")
+    ],
+    path: Annotated[
+        Path | None, typer.Argument(help="The folder of online-retail, or purchases.csv.xz in it.")
+    ] = None,
+    data: Data = DATA,
+    protocol: Annotated[
+        Literal["A", "B"],
+        typer.Option(
+            help="Of MovieLens. A: five events at least, last event test, the one before "
+            "validation. B: everything but the last event is training, epochs fixed in advance."
+        ),
+    ] = "A",
+    preset: Annotated[
+        Literal["quick", "best"] | None, typer.Option(help="As in [bold]heed train[/].")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")] = 1,
+    ablate: Annotated[
+        bool,
+        typer.Option("--ablate", help="Also train without each part; takes five times as long."),
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw a PNG here.")] = None,
+) -> None:
+    """Measure recommendation quality on a public data set, beside baselines and published figures.
+
+    The whole catalogue is ranked; ties count against the model. Figures are given without
+    and with the time at which the answer is wanted. Nothing is chosen on the test cases.
+
+    MovieLens 1M hides something: half of its consecutive events share the same second, so a
+    model partly learns the order of the file. online-retail, with real order, has two tasks: the
+    next basket, and the next item that a customer never bought.
+    """
+    if plot is not None:
+        _need_matplotlib()
+    training_threads()
+    from models.presets import choose
+    from models.text import StaticEncoder
+    from service import benchmarking, comparing, showing, training
+    from service.embeddings import Embeddings
+
+    with out.status(f"reading {dataset}"):
+        corpus = training.read_dataset(
+            _source(dataset, path, data), Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
+        )
+    reports = []
+    for task in _tasks(dataset, protocol, corpus.log):
+        chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
+        out.print(f"Task {task.name}, preset {chosen}.")
+        with showing.bars(out) as told:
+            table = benchmarking.compare(
+                task, corpus.content[task.items], chosen, seeds=seeds, ablate=ablate, told=told
+            )
+        out.print(comparing.shown(task, table, dataset))
+        reports.append(comparing.as_json(task, table, str(chosen)))
+        if plot is not None:
+            named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
+            comparing.plot(task, table, named, dataset)
+            out.print(f"{named} drawn.")
+    if json_file is not None:
+        json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")
+
+
+def _source(dataset: Name, path: Path | None, data: Path) -> Any:
+    from service import datasets
+
+    if dataset == "online-retail":
+        if path is None:
+            raise Invalid("", "online-retail is read from a folder: give its PATH")
+        return datasets.OnlineRetail(path)
+    err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+    return datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
+
+
+def _tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
+    from models import protocols
+
+    try:
+        if dataset == "online-retail":
+            return [protocols.next_basket(log), protocols.next_new(log)]
+        return [protocols.protocol_a(log) if protocol == "A" else protocols.protocol_b(log)]
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'") from None

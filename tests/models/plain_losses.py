@@ -1,0 +1,119 @@
+"""What the losses are, in float64 and plain loops over histories, prefixes and items."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.data import Interactions
+from models.recommender import Recommender
+from tests.models.reference_model import ReferenceModel
+
+Array = NDArray[np.float64]
+
+
+class PlainLosses:
+    """The scores at every target of a window, and their cross-entropies."""
+
+    def __init__(
+        self,
+        model: Recommender,
+        log: Interactions,
+        content: NDArray[np.float32],
+        *,
+        told: bool,
+        ids: bool = True,
+    ) -> None:
+        self.log, self.told = log, told
+        self.reference = ReferenceModel(model, model.config.heads)
+        items = range(log.n_items)
+        self.vectors = [self.reference.vector(row if ids else -1, content[row]) for row in items]
+        self.prior = model.prior.detach().double().tolist()
+        self.encoder = model.encoder is not None
+        self.counted = self.encoder and model.config.followers > 0
+
+    def at(self, begin: int, end: int) -> list[tuple[Array, Array, int, set[int]]]:
+        """Of each target: sequence + transitions + prior and the whole score, [N] each; the target
+        and what the window saw before it.
+        """
+        log = self.log
+        rows, times = log.items[begin:end].tolist(), log.timestamps[begin:end].tolist()
+        own = self._own(int(log.users[begin]))
+        vectors = [self.vectors[row] for row in rows]
+        asked = times[1:] if self.told else [None] * (len(rows) - 1)
+        summaries = (
+            self.reference.summaries(vectors[:-1], times[:-1], asked)
+            if self.encoder
+            else [np.zeros(len(vectors[0]))] * (len(rows) - 1)
+        )
+        out = []
+        for t in range(1, len(rows)):
+            recent = rows[:t][::-1]
+            at = times[t] if self.told else times[t - 1]
+            first, whole = np.zeros(log.n_items), np.zeros(log.n_items)
+            for item in range(log.n_items):
+                first[item] = self.vectors[item] @ summaries[t - 1] + self.prior[item]
+                if self.counted:
+                    first[item] += self._transitions(summaries[t - 1], recent, item, own)
+                alpha, gain = self.reference.attention(
+                    self.vectors[item],
+                    vectors[:t],
+                    vectors[:t],
+                    distances=list(range(t - 1, -1, -1)),
+                    ages=[at - time for time in times[:t]],
+                    weights=log.weights[begin : begin + t].tolist(),
+                )
+                whole[item] = first[item] + float((alpha * gain).sum())
+            out.append((first, whole, rows[t], set(rows[:t])))
+        return out
+
+    def _transitions(
+        self, summary: Array, recent: Sequence[int], item: int, own: Mapping[tuple[int, int], float]
+    ) -> float:
+        """Without what this user put into the counts."""
+        total = 0.0
+        for k, row in enumerate(recent[:8]):
+            there = self.reference.follows(row, item)
+            total += 0.3**k * max(0.0, there - own.get((row, item), 0.0))
+        state = self.reference.state
+        scale = float(state["scale.weight"][0] @ summary + state["scale.bias"][0])
+        return scale * math.log(1 + 2 * total)
+
+    def _own(self, user: int) -> dict[tuple[int, int], float]:
+        items = self.log.user(user).items.tolist()
+        pairs: dict[tuple[int, int], float] = defaultdict(float)
+        for late in range(len(items)):
+            for early in range(max(0, late - 20), late):
+                pairs[items[early], items[late]] += 1 / (late - early) ** 2
+        return pairs
+
+
+def cross_entropy(
+    scores: Sequence[float] | Array,
+    target: int,
+    seen: set[int],
+    worth: Mapping[int, float] | None = None,
+) -> float:
+    """-log softmax of the target among itself and what was not seen; each item counts `worth`."""
+    open_ = {
+        item: score
+        for item, score in enumerate(scores)
+        if (item == target or item not in seen) and (worth is None or item in worth)
+    }
+    peak = max(open_.values())
+    parts = [math.exp(s - peak) * (1.0 if worth is None else worth[i]) for i, s in open_.items()]
+    return float(peak + math.log(math.fsum(parts)) - scores[target])
+
+
+def probabilities(scores: Array, target: int, seen: set[int]) -> Array:
+    """The softmax over the target and what was not seen."""
+    hidden = [item for item in seen if item != target]
+    masked = scores.copy()
+    masked[hidden] = -np.inf
+    shares = np.exp(masked - masked.max())
+    normed: Array = shares / shares.sum()
+    return normed

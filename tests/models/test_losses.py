@@ -1,0 +1,422 @@
+"""The losses of training: against float64 loops, and their samples against the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+import models.losses
+from models.data import Interactions
+from models.losses import Batch, Candidates, Losses, repeats
+from models.recommender import Recommender
+from tests.models.plain_losses import PlainLosses, cross_entropy, probabilities
+from tests.models.small import cycle, random_model
+from tests.models.training import content, counted_model, drawn_log
+
+ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in float32, whatever this machine is fast in."""
+    in_dtype(monkeypatch, torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Losses draw from torch's own generator, which training seeds."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def in_dtype(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(models.losses, "product_dtype", lambda device: dtype)
+
+
+def log_of(seed: int, *, again: bool, items: int = 12) -> Interactions:
+    """Users of 9, 2, 4 and 1 events, and some more to count what follows what."""
+    return drawn_log(seed, [9, 2, 4, 1, 8, 8, 8], items, again=again)
+
+
+def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
+    given: dict[str, Any] = {
+        "drop_id": 0.0, "request_time": 0.0, "full_softmax": 1000, "negatives": 5,
+        "generator": np.random.default_rng(0),
+    }  # fmt: skip
+    return Losses(model, log, content(log.n_items), **given | more)
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+# ---------------------------------------------------------------------------- against the loops
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 384])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+def test_the_loss_of_the_sequence_equals_the_loop(
+    told: bool, again: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each target from its own prefix, the user's own pairs taken out, what was seen hidden.
+
+    Where people come back to what they had, nothing is hidden.
+    """
+    monkeypatch.setattr(models.losses, "_CHUNK", chunk)
+    log = log_of(1, again=again)
+    assert (repeats(log) >= 0.01) == again
+    model = counted_model(3, log)
+    with torch.inference_mode():
+        loss, targets = losses(model, log, request_time=float(told)).sequence(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=told)
+    expected = [
+        cross_entropy(first, target, set() if again else seen)
+        for begin, end in ALWAYS.tolist()
+        for first, _, target, seen in plain.at(begin, end)
+    ]
+    assert targets == len(expected) == 6 + 5 + 1 + 3
+    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+
+
+@pytest.mark.parametrize("shape", [{}, {"tied": True}, {"blocks": 0}, {"most": 0}])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+def test_the_loss_of_the_attention_equals_the_loop(
+    told: bool, again: bool, shape: dict[str, Any]
+) -> None:
+    """The whole score; of so few items all are picked. Without an encoder nothing is counted."""
+    log = log_of(2, again=again)
+    model = counted_model(4, log, **shape)
+    with torch.inference_mode():
+        loss, targets = losses(model, log, request_time=float(told)).attention(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=told)
+    expected = [
+        cross_entropy(whole, target, set() if again else seen)
+        for begin, end in ALWAYS.tolist()
+        for _, whole, target, seen in plain.at(begin, end)
+    ]
+    assert targets == len(expected)
+    assert float(loss) == pytest.approx(mean(expected), abs=1e-4)
+
+
+def test_without_ids_the_texts_alone_are_scored() -> None:
+    """All ids dropped, in the events and in the targets."""
+    log = log_of(5, again=False)
+    model = counted_model(6, log)
+    with torch.inference_mode():
+        loss, _ = losses(model, log, drop_id=1.0).sequence(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=False, ids=False)
+    expected = [
+        cross_entropy(first, target, seen)
+        for begin, end in ALWAYS.tolist()
+        for first, _, target, seen in plain.at(begin, end)
+    ]
+    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+
+
+def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
+    """The same loop over the candidates that were drawn; padding need not be among them."""
+    log = log_of(7, again=False, items=30)
+    model = counted_model(8, log, dim=12)
+    drawing = losses(model, log, full_softmax=10, generator=np.random.default_rng(3))
+    with torch.inference_mode():
+        loss, _ = drawing.sequence(ALWAYS)
+    again = losses(model, log, full_softmax=10, generator=np.random.default_rng(3))
+    drawn = again._candidates(again.batch(ALWAYS), 10, 5)
+    assert len(drawn.rows) < 25
+    worth = dict(zip(drawn.rows.tolist(), drawn.correction.exp().tolist(), strict=True))
+    assert 0 not in worth, "the padding's item was to be none of them"
+    plain = PlainLosses(model, log, content(30), told=False)
+    expected = [
+        cross_entropy(first, target, seen, worth)
+        for begin, end in ALWAYS.tolist()
+        for first, _, target, seen in plain.at(begin, end)
+    ]
+    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+
+
+@pytest.mark.parametrize("loss", ["sequence", "attention"])
+def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 keeps 8 bits: losses within 1 %, gradients within 3 % of their length."""
+    log = log_of(9, again=False)
+    model = counted_model(10, log)
+    found: list[tuple[float, Tensor]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        in_dtype(monkeypatch, dtype)
+        model.zero_grad()
+        value, _ = getattr(losses(model, log), loss)(ALWAYS)
+        value.backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        found.append((value.item(), torch.cat([each.flatten() for each in gradients])))
+    (exact, exact_gradient), (near, near_gradient) = found
+    assert near != exact
+    assert near == pytest.approx(exact, rel=0.01)
+    assert (near_gradient - exact_gradient).norm() < 0.03 * exact_gradient.norm()
+
+
+# ---------------------------------------------------------------------------- what learns
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_each_loss_teaches_its_own_part(blocks: int) -> None:
+    """With an encoder the attention's loss leaves the rest alone; without one it teaches all."""
+    log = log_of(11, again=False)
+    model = counted_model(12, log, blocks=blocks)
+    attention = ("norm.", "cross.", "recency.")
+    if blocks:
+        losses(model, log, request_time=0.5).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+        for name, weight in model.named_parameters():
+            assert (weight.grad is None) == name.startswith(attention), name
+    learned = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    before = {name: model.get_parameter(name).grad.clone() for name in learned}  # type: ignore[union-attr]
+    losses(model, log).attention(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+    for name, weight in model.named_parameters():
+        if not blocks and name.startswith("scale."):
+            assert weight.grad is None, name  # of the transitions, which it has not
+            continue
+        assert weight.grad is not None, name
+        assert torch.isfinite(weight.grad).all(), name
+        assert weight.grad.abs().sum() > 0, name
+        if name in before:
+            assert torch.equal(weight.grad, before[name]), name
+
+
+def calm(model: Recommender) -> Recommender:
+    """With scores that spread by about 1, as early in training."""
+    with torch.no_grad():
+        for weight in (model.ids.weight, model.content.weight, model.prior, model.cross.w_o.weight):
+            weight.mul_(0.4)
+    return model
+
+
+def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, float]:
+    """How far the mean of the gradients [draws, n] is from the exact one, and each, of its length.
+
+    The mean's is at most a little more than its standard error: the logarithm of an unbiased
+    estimate is a little low.
+    """
+    length = np.linalg.norm(exact)
+    each = np.linalg.norm(found - exact, axis=1)
+    return float(np.linalg.norm(found.mean(0) - exact) / length), float(each.mean() / length)
+
+
+def test_the_gradient_of_samples_is_on_average_that_of_the_whole() -> None:
+    """Of the prior it is softmax minus target, here in float64: 12 negatives for 17 others."""
+    items = 40
+    log = drawn_log(13, [9, 5, 7, 3], items, again=False)
+    model = calm(counted_model(14, log))
+    spans = np.array([[0, 9], [9, 14], [14, 21], [21, 24]])
+    plain = PlainLosses(model, log, content(items), told=False)
+    exact, targets = np.zeros(items), 0
+    for begin, end in spans.tolist():
+        for first, _, target, seen in plain.at(begin, end):
+            exact += probabilities(first, target, seen)
+            exact[target] -= 1
+            targets += 1
+    drawing = losses(model, log, full_softmax=10, negatives=12)
+    found = [torch.autograd.grad(drawing.sequence(spans)[0], model.prior)[0].numpy()
+             for _ in range(1000)]  # fmt: skip
+    together, each = far(np.array(found, np.float64), exact / targets)
+    assert together < 0.05
+    assert each > 0.4
+
+
+def test_the_attentions_gradient_is_on_average_that_of_all_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the items picked for each window, against every item."""
+    items = 40
+    log = drawn_log(15, [6, 4, 7, 3], items, again=False)
+    model = calm(counted_model(16, log))
+    spans = np.array([[0, 6], [6, 10], [10, 17], [17, 20]])
+    all_of_them = losses(model, log)
+
+    def gradient() -> NDArray[np.float64]:
+        loss, _ = all_of_them.attention(spans)
+        parts = torch.autograd.grad(loss, list(model.cross.parameters()))
+        flat: NDArray[np.float64] = torch.cat([each.flatten() for each in parts]).double().numpy()
+        return flat
+
+    monkeypatch.setattr(models.losses, "_PICKED", 100 * items)
+    exact = gradient()
+    assert np.array_equal(exact, gradient())
+    monkeypatch.setattr(models.losses, "_PICKED", 20)
+    together, each = far(np.array([gradient() for _ in range(600)]), exact)
+    assert together < 0.06
+    assert each > 0.2
+
+
+# ---------------------------------------------------------------------------- seen and repeated
+
+
+def batch_of(inputs: Tensor, targets: Tensor) -> Batch:
+    zeros = torch.zeros_like(inputs)
+    real = torch.ones(inputs.shape, dtype=torch.bool)
+    return Batch(inputs, targets, zeros, zeros, zeros.float(), real, zeros.numpy())
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), items=st.integers(1, 6), length=st.integers(1, 7))
+def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length: int) -> None:
+    """All candidates that came up to a position, but not its target."""
+    rng = np.random.default_rng(seed)
+    inputs, targets = (torch.from_numpy(rng.integers(0, items, (2, length))) for _ in range(2))
+    rows = torch.from_numpy(rng.permutation(items)[: int(rng.integers(1, items + 1))])
+    column = torch.full((items + 1,), len(rows))
+    column[rows] = torch.arange(len(rows))
+    candidates = Candidates(rows, column, torch.zeros(len(rows)))
+    hidden = Losses._seen(batch_of(inputs, targets), candidates, candidates.columns(targets))
+    assert hidden.shape == (2, length, len(rows))
+    for row, place, at in np.ndindex(2, length, len(rows)):
+        item = int(rows[at])
+        before = item in inputs[row, : place + 1].tolist()
+        assert bool(hidden[row, place, at]) == (before and item != int(targets[row, place]))
+
+
+def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
+    """User by user: what another had is no repeat."""
+    users, items = [0, 0, 0, 0, 1, 1, 1, 2], [3, 3, 4, 3, 3, 4, 4, 0]
+    log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=5)
+    assert repeats(log) == pytest.approx(3 / 8)
+    assert repeats(cycle(users=4, length=3, items=5)) == 0
+    nothing = Interactions.from_columns([], [], [], n_users=2, n_items=5)
+    assert repeats(nothing) == 0
+
+
+@pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
+def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: bool) -> None:
+    """One event of so many is a repeat; the loss is that of the loop with or without."""
+    items = np.arange(events) % (events - 1)
+    log = Interactions.from_columns(
+        [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
+    )
+    model = random_model(17, items=events - 1, followers=0, blocks=1)
+    with torch.inference_mode():
+        loss, _ = losses(model, log).sequence(np.array([[events - 4, events]]))
+    plain = PlainLosses(model, log, content(events - 1), told=False)
+    expected = [
+        cross_entropy(first, target, seen if hidden else set())
+        for first, _, target, seen in plain.at(events - 4, events)
+    ]
+    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+
+
+# ---------------------------------------------------------------------------- samples of items
+
+
+def sampler(items: int) -> Losses:
+    log = cycle(users=4, length=3, items=items)
+    return losses(random_model(0, items=items), log)
+
+
+def drawn(drawing: Losses, targets: list[int], negatives: int) -> Candidates:
+    given = torch.tensor([targets])
+    return drawing._candidates(batch_of(given, given), 10, negatives)
+
+
+@pytest.mark.parametrize("negatives", [3, 20, 40])
+def test_the_sampled_partition_is_unbiased(negatives: int) -> None:
+    """Its mean over many draws is the exact one, however few are drawn; a part has its weight."""
+    items, draws = 40, 4000
+    drawing = sampler(items)
+    logits = torch.from_numpy(np.random.default_rng(1).normal(size=items) * 1.5)
+    exact = float(logits.exp().sum())
+    found = np.empty(draws)
+    for draw in range(draws):
+        chosen = drawn(drawing, [3, 7, 7, 30], negatives)
+        found[draw] = float((logits[chosen.rows] + chosen.correction).exp().sum())
+    error = found.std() / math.sqrt(draws)
+    assert found.mean() == pytest.approx(exact, abs=5 * error + 1e-4)
+
+
+def test_candidates_hold_every_target_once() -> None:
+    """Targets stand for themselves; negatives are distinct, no targets, and stand for the rest."""
+    drawing = sampler(40)
+    for _ in range(50):
+        chosen = drawn(drawing, [3, 7, 7, 30], 15)
+        rows = chosen.rows.tolist()
+        assert len(set(rows)) == len(rows) == 18
+        weights = dict(zip(rows, chosen.correction.exp().tolist(), strict=True))
+        assert [weights[item] for item in (3, 7, 30)] == [1, 1, 1]
+        assert sum(weights.values()) == pytest.approx(40, abs=1e-3)
+        columns = chosen.columns(torch.arange(40)).tolist()
+        assert [columns[row] for row in rows] == list(range(18))
+        assert columns.count(18) == 40 - 18
+
+
+def test_targets_in_the_padding_are_no_candidates() -> None:
+    """Nobody took what stands there."""
+    drawing = sampler(40)
+    given = torch.tensor([[3, 7, 0]])
+    batch = batch_of(given, given)._replace(real=torch.tensor([[True, True, False]]))
+    assert sorted(drawing._candidates(batch, 10, 0).rows.tolist()) == [3, 7]
+
+
+def test_where_every_item_is_a_target_none_is_drawn() -> None:
+    """The positives are then the whole partition."""
+    chosen = drawn(sampler(12), list(range(12)), 5)
+    assert chosen.rows.tolist() == list(range(12))
+    assert not chosen.correction.any()
+
+
+def test_small_catalogues_are_softmaxed_whole() -> None:
+    """Up to `full_softmax` items no one is drawn and nothing is corrected."""
+    chosen = drawn(sampler(10), [2], 3)
+    assert chosen.rows.tolist() == list(range(10))
+    assert not chosen.correction.any()
+    assert chosen.columns(torch.tensor([4, 2])).tolist() == [4, 2]
+
+
+@pytest.mark.parametrize("picked", [2, 8, 30])
+def test_the_picked_partition_is_unbiased(picked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every position of every window, also for items that are likely at another one alone."""
+    monkeypatch.setattr(models.losses, "_PICKED", picked)
+    items, length, draws = 40, 3, 4000
+    rng = np.random.default_rng(2)
+    logits = torch.from_numpy(rng.normal(size=(2, length, items)) * 2)
+    logits[0, 1, 5] = 9.0
+    logits[1, :, 8] = models.losses._NEVER  # hidden from a whole window
+    own = torch.tensor([[3, 7, 0], [30, 30, 1]])
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    drawing = sampler(items)
+    found = np.empty((draws, 2, length))
+    for draw in range(draws):
+        columns, correction = drawing._picked(logits, own, real)
+        for window, targets in enumerate([{3, 7}, {30, 1}]):
+            rows = columns[window].tolist()
+            assert len(set(rows)) == len(rows)
+            kept = {row for row, weight in zip(rows, correction[window].tolist(), strict=True)
+                    if weight == 0}  # fmt: skip
+            assert targets <= kept
+        chosen = logits.gather(2, columns[:, None].expand(-1, length, -1)) + correction[:, None]
+        found[draw] = chosen.exp().sum(2)
+    exact = logits.exp().sum(2).numpy()
+    error = found.std(0) / math.sqrt(draws)
+    assert (np.abs(found.mean(0) - exact) <= 5 * error + 1e-4)[real.numpy()].all()
+
+
+def test_what_is_likely_is_always_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items with more than a share of the window's probability stand for themselves."""
+    monkeypatch.setattr(models.losses, "_PICKED", 10)
+    logits = torch.zeros(1, 2, 1000)
+    logits[0, 0, 17] = logits[0, 1, 400] = 7.0  # about half of the probability of a position
+    drawing, real = sampler(40), torch.ones(1, 2, dtype=torch.bool)
+    sizes = []
+    for _ in range(200):
+        columns, correction = drawing._picked(logits, torch.tensor([[1, 2]]), real)
+        weights = dict(zip(columns[0].tolist(), correction[0].tolist(), strict=True))
+        assert [weights[item] for item in (1, 2, 17, 400)] == [0, 0, 0, 0]
+        sizes.append(len(weights))
+    # So many are drawn on average, those that are certain counted once.
+    assert np.mean(sizes) < 4 + 10

@@ -1,0 +1,49 @@
+"""Heed beside the baselines: all on the same cases, and an order that beats popularity."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from models.protocols import protocol_a
+from models.text import StaticEncoder
+from service import benchmarking, training
+from service.embeddings import Embeddings
+from service.layout import STORE_FILE
+from service.stores.sqlite import SQLiteStore
+from tests.tiny import QUICK, World
+
+FAST = replace(QUICK, config=replace(QUICK.config, epochs=6, attention_epochs=1))
+
+
+@pytest.fixture(scope="module")
+def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> training.Corpus:
+    """The small world, as it is learned from."""
+    data = world.copy(tmp_path_factory.mktemp("compared") / "data", trained=False)
+    store = SQLiteStore(data / STORE_FILE)
+    try:
+        return training.read(store, Embeddings(StaticEncoder()))
+    finally:
+        asyncio.run(store.close())
+
+
+def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training.Corpus) -> None:
+    """All on the same users and items, test and validation apart; order beats popularity here."""
+    task = protocol_a(corpus.log)
+    stages: list[str] = []
+    table = benchmarking.compare(
+        task, corpus.content[task.items], FAST, told=lambda stage, *_: stages.append(stage)
+    )
+    assert list(table) == ["popularity", "EASE", "transition counts", "heed"]
+    for row in table.values():
+        assert [metrics.n for metrics in row.test + row.validation] == [40, 40]
+        assert row.seconds[0] >= 0
+    assert [len(row.told) for row in table.values()] == [0, 0, 0, 1]
+    ndcg = {name: row.test[0].ndcg for name, row in table.items()}
+    assert ndcg["heed"] > ndcg["popularity"]
+    assert ndcg["transition counts"] > ndcg["popularity"]
+    assert list(dict.fromkeys(stages)) == [
+        "baseline: popularity", "baseline: EASE", "baseline: transition counts", "training",
+    ]  # fmt: skip
