@@ -164,8 +164,13 @@ class HistoryEncoder(nn.Module):
         """
         if not len(timestamps):
             return state
-        kept = state.keys[:, :, None], state.values[:, :, None], state.timestamps[None]
-        keys, values, times, x = self._append(*kept, events[None], timestamps[None])
+        keys, values, times, x = self._append(
+            state.keys[:, :, None],
+            state.values[:, :, None],
+            state.timestamps[None],
+            events[None],
+            timestamps[None],
+        )
         newest = x[0, -1].clone()  # a view would keep the streams of all the new events
         return EncoderState(
             torch.stack([each[:, 0] for each in keys]),
@@ -203,13 +208,14 @@ class HistoryEncoder(nn.Module):
         Returns:
             Tensor: [B, dim].
         """
-        batch = len(events)
-        before = [
-            kept[:, :, None, :shared].expand(-1, -1, batch, -1, -1)
-            for kept in (state.keys, state.values)
-        ]
-        times = state.timestamps[:shared].expand(batch, -1)
-        keys, values, times, x = self._append(*before, times, events, timestamps)
+        each = (-1, -1, len(events), -1, -1)
+        keys, values, times, x = self._append(
+            state.keys[:, :, None, :shared].expand(each),
+            state.values[:, :, None, :shared].expand(each),
+            state.timestamps[:shared].expand(len(events), -1),
+            events,
+            timestamps,
+        )
         return self._summarise(keys[-1], values[-1], times, x[:, -1], asked)
 
     def _append(

@@ -45,7 +45,7 @@ def scores_without(
     Returns:
         dict: the score of each (source, item row).
     """
-    found = {}
+    found: dict[tuple[int, int], float] = {}
     summaries = _summaries(snapshot, user, list(targets))
     for (source, rows), summary in zip(targets.items(), summaries, strict=True):
         less = remember(snapshot, user.past.without(source), user.at, summary=summary)

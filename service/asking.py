@@ -208,7 +208,7 @@ class Pasts:
         reason: Reason,
         names: dict[int, str | None],
     ) -> Contribution:
-        _, *numbers = reason
+        numbers = (reason.weight, reason.contribution, reason.without, reason.without_exact)
         if reason.source < 0:
             word = asked.interests[-1 - reason.source]
             row = snapshot.catalogue.row(word)
