@@ -83,7 +83,7 @@ def test_a_model_trained_over_http_serves_without_a_restart(
 ) -> None:
     """The job tells its progress, the version it publishes answers, and the one before is kept."""
     before = answer(http)
-    options = {"epochs": 6, "seed": 7}
+    options = {"preset": "quick", "epochs": 6, "seed": 7}
     begun = http.post("/v1/models/train", json={"options": options})
     assert begun.status_code == 202, begun.text
     place = begun.headers["location"]
@@ -97,7 +97,7 @@ def test_a_model_trained_over_http_serves_without_a_restart(
     assert job["state"] == "succeeded", job
     assert (job["options"], job["error"]) == (options, None)
     assert progress
-    assert job["progress"]["epoch"] == 6
+    assert job["progress"]["epoch"] == job["progress"]["epochs"] == 6 + 2  # of the attention
     version = job["result"]["version"]
     metrics = job["result"]["metrics"]
     assert metrics["ndcg"] > metrics["popularity_ndcg"]
@@ -107,20 +107,35 @@ def test_a_model_trained_over_http_serves_without_a_restart(
     assert listed.keys() == {world.first, world.second, version}
     assert listed[version]["current"]
     assert listed[version]["metrics"] == metrics
+    assert listed[version]["metadata"]["preset"] == "quick"
     assert answer(http)["items"] != before["items"]
     assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
     assert answer(http) == before
 
 
-@pytest.mark.parametrize("options", [{"epochs": 0}, {"epochs": "x"}, {"seed": -1}, {"speed": 1}])
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"epochs": 0}, "whole number of at least 1"),
+        ({"epochs": "x"}, "whole number of at least 1"),
+        ({"epochs": True}, "whole number of at least 1"),
+        ({"seed": -1}, "whole number of at least 0"),
+        ({"preset": "slow"}, "must be one of quick, best"),
+        ({"preset": 1}, "must be one of quick, best"),
+        ({"preset": ""}, "must be one of quick, best"),
+        ({"speed": 1}, "those are epochs, preset, seed"),
+    ],
+)
 def test_what_training_does_not_take_is_refused(
-    http: httpx.Client, options: dict[str, Any]
+    http: httpx.Client, options: dict[str, Any], why: str
 ) -> None:
-    """The option is named, and nothing is started."""
-    refused = http.post("/v1/models/train", json={"options": options})
+    """The option is named, with what it takes, and nothing is started."""
+    refused = http.post("/v1/models/train", json={"options": {"seed": 1} | options})
     assert refused.status_code == 422
     (name,) = options
-    assert refused.json()["errors"][0]["pointer"] == f"/options/{name}"
+    (error,) = refused.json()["errors"]
+    assert error["pointer"] == f"/options/{name}"
+    assert why in error["detail"]
     assert http.get("/v1/jobs/nothing").status_code == 404
 
 
@@ -154,16 +169,18 @@ def test_a_broken_version_never_replaces_a_good_one(
     while "prior is not finite" not in server.log():
         assert time.monotonic() < end, "the service did not look at it"
         time.sleep(0.02)
-    assert answer(http) == before
+    degraded = before | {"degraded": True}  # what was made current is not what answers
+    assert answer(http) == degraded
     for version, reason in (("nan", "prior is not finite"), ("bitten", WEIGHTS)):
         refused = http.post(f"/v1/models/{version}/activate")
         assert refused.status_code == 409
         assert reason in refused.json()["detail"]
-        assert answer(http) == before
+        assert answer(http) == degraded
     broken = {m["version"]: m["broken"] for m in http.get("/v1/models").json()["models"]}
     assert WEIGHTS in broken["bitten"]
     assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
     assert registry.current() == world.first
+    assert answer(http) == before
 
 
 # ------------------------------------------------------------------ the end

@@ -18,7 +18,7 @@ import pytest
 from models.trained import WEIGHTS
 from service import cli
 from service.datasets import lines
-from service.layout import MODELS_FOLDER, STORE_FILE
+from service.layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item, User
 from service.registry import Registry
 from service.stores.sqlite import SQLiteStore
@@ -320,16 +320,32 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
     trained = [message for message in progress if message["stage"] == "training"]
     assert trained
     assert trained[-1]["step"] == trained[-1]["steps"]
-    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 3
+    # The attention takes two epochs more.
+    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 5
     assert trained[-1]["loss"] > 0
+    assert trained[-1]["eta_s"] == 0
     registry = Registry(data / MODELS_FOLDER)
     assert registry.current() == version
 
     said = heed("train", "--data", data, "--epochs", 2, "--no-activate")
     assert said.code == 0
+    assert "Training with the preset quick (64 dimensions, 2 blocks, 2 epochs)" in said.out
     assert "popularity" in said.out
     assert registry.current() == version
     assert len(registry.versions()) == 2
+    assert not (data / CHECKPOINT_FILE).exists()
+
+
+def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None:
+    """The larger one for few events, and what is published says so."""
+    data = world.copy(tmp_path / "world", trained=False)
+    said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
+    assert said.code == 0, said.err
+    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs)" in said.out
+    (version,) = Registry(data / MODELS_FOLDER).versions()
+    assert version.metadata is not None
+    assert version.metadata["preset"] == "best"
+    assert (version.metadata["shape"]["dim"], version.metadata["shape"]["blocks"]) == (128, 3)
 
 
 def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
@@ -346,16 +362,20 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
     """A table to read, and the same as JSON."""
     data = world.copy(tmp_path / "world", trained=False)
     out = tmp_path / "found.json"
-    said = heed("evaluate", "--data", data, "--epochs", 2, "--json", out)
+    said = heed("evaluate", "--data", data, "--epochs", 2, "--preset", "quick", "--json", out)
     assert said.code == 0, said.err
-    assert "40 users, 60 items, 480 events" in " ".join(said.out.split())
+    assert "40 users, 60 items" in " ".join(said.out.split())
     found: dict[str, Any] = json.loads(out.read_text())
-    assert found["data"] == {"users": 40, "items": 60, "events": 480}
+    assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
+    assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs)"
     assert list(found["models"]) == ["popularity", "EASE", "transition counts", "heed"]
     for model in found["models"].values():
-        assert 0 <= model["test"]["ndcg"] <= model["test"]["hr"] <= 1
-        assert model["seconds"] >= 0
+        for judged in (model["test"], model["validation"]):
+            (figures,) = judged
+            assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
+        assert min(model["seconds"]) >= 0
     assert Registry(data / MODELS_FOLDER).versions() == []  # it publishes nothing
+    assert not (data / CHECKPOINT_FILE).exists()
 
 
 # ------------------------------------------------------------------ what cannot be done
@@ -373,6 +393,8 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
         (["train", "--data", "{file}.txt"], 1, "file.txt"),
         (["train", "--data", "{file}.txt/deeper"], 1, "file.txt"),
         (["train", "--epochs", "0"], 2, "--epochs"),
+        (["train", "--preset", "slow"], 2, "--preset"),
+        (["evaluate", "--preset", "Best"], 2, "--preset"),
         (["evaluate"], 1, "no events"),
         (["serve", "--host", "0.0.0.0"], 1, "refusing to bind 0.0.0.0"),
         (["serve", "--host", "::"], 1, "refusing to bind ::"),

@@ -1,0 +1,112 @@
+"""kill -9 of a real `heed train`: started again, it goes on, and ends as if it had not happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from models.checkpoint import Checkpoint
+from models.trained import WEIGHTS
+from service.layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
+from service.records import Event
+from service.registry import Registry
+from service.stores.sqlite import SQLiteStore
+from tests.acceptance.server import PATIENCE, ROOT
+from tests.tiny import NOON, World, item_id
+
+_EPOCH = re.compile(r"epoch (\d+)/(\d+)")
+
+
+def training(data: Path) -> subprocess.Popen[str]:
+    """`heed train` with a seed and epochs of its own, on one thread."""
+    arguments = ["train", "--data", str(data), "--epochs", "4", "--seed", "4"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def trained(data: Path) -> tuple[list[int], str, str]:
+    """The epochs that a training to the end told, and what it said on stdout and stderr."""
+    process = training(data)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert {epochs for _, epochs in _EPOCH.findall(out)} == {"6"}  # two of the attention
+    return [int(epoch) for epoch, _ in _EPOCH.findall(out)], out, err
+
+
+def weights(data: Path) -> bytes:
+    """Of the only version there is."""
+    registry = Registry(data / MODELS_FOLDER)
+    (version,) = registry.versions()
+    assert registry.current() == version.version
+    return registry.load(version.version)[1][WEIGHTS]
+
+
+@pytest.fixture(scope="module")
+def killed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small world, in which a training was killed after its first checkpoint."""
+    data = world.copy(tmp_path_factory.mktemp("killed") / "data", trained=False)
+    process = training(data)
+    end = time.monotonic() + PATIENCE
+    while not (data / CHECKPOINT_FILE).exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "there was no checkpoint"
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode < 0, "it ended before it was killed"
+    assert Registry(data / MODELS_FOLDER).versions() == []
+    return data
+
+
+def test_a_killed_training_goes_on_when_it_is_started_again(
+    killed: Path, world: World, tmp_path: Path
+) -> None:
+    """It says so, does no epoch twice, and publishes what an undisturbed one does, bit for bit."""
+    data = tmp_path / "data"
+    shutil.copytree(killed, data)
+    done = len(Checkpoint.from_bytes((data / CHECKPOINT_FILE).read_bytes()).history)
+    epochs, out, err = trained(data)
+    assert "going on from the checkpoint" in out
+    assert err == ""
+    assert epochs[0] == done + 1
+    assert epochs == sorted(set(epochs))
+    assert not (data / CHECKPOINT_FILE).exists()
+
+    other = world.copy(tmp_path / "other", trained=False)
+    epochs, out, _ = trained(other)
+    assert "going on" not in out
+    assert epochs[0] == 1
+    assert weights(data) == weights(other)
+
+
+def test_a_checkpoint_of_other_events_is_left_aside(killed: Path, tmp_path: Path) -> None:
+    """One more event, and the training starts anew, with a warning."""
+    data = tmp_path / "data"
+    shutil.copytree(killed, data)
+
+    async def happen() -> None:
+        store = SQLiteStore(data / STORE_FILE)
+        await store.append([Event("u0", item_id(0, 3), "late", timestamp=NOON)])
+        await store.close()
+
+    asyncio.run(happen())
+    epochs, _, err = trained(data)
+    assert "training starts anew: the checkpoint is of another training" in err
+    assert epochs[0] == 1
+    assert weights(data)
+    assert not (data / CHECKPOINT_FILE).exists()
