@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from service.errors import StoreFull
 
@@ -55,6 +56,28 @@ def replace(path: Path, data: bytes, *, modified: int | None = None) -> None:
     if modified is not None:
         os.utime(temporary, ns=(modified, modified))
     os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill, which takes the place of `path`, whole and durable, when the block ends.
+
+    Where the block raises, what was there stays. One writer per path at a time.
+
+    Raises:
+        StoreFull: the disk is full.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with room(f"there is no room to write {path}"), open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

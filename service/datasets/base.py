@@ -111,6 +111,22 @@ def suffixes(path: Path) -> tuple[str, str]:
 
 
 @contextmanager
+def packed(raw: BinaryIO, packing: str) -> Iterator[BinaryIO]:
+    """A stream that packs into `raw` as `.gz` or `.xz` say; `raw` itself for "".
+
+    The same content gives the same bytes.
+    """
+    if packing == ".gz":
+        with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+            yield cast("BinaryIO", file)
+    elif packing == ".xz":
+        with lzma.LZMAFile(raw, "wb", preset=1) as xz:
+            yield cast("BinaryIO", xz)
+    else:
+        yield raw
+
+
+@contextmanager
 def opened(path: Path, progress: Progress) -> Iterator[BinaryIO]:
     """Open a plain, `.gz` or `.xz` file for buffered binary reading, unpacked as it is read.
 

@@ -6,22 +6,19 @@ packed with gzip or xz. A bad row stops the reading, or is left out and told of:
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Generic, TypedDict, Unpack, cast
+from typing import Any, ClassVar, Generic, TypedDict, Unpack
 
 import orjson
 
-from service.datasets.base import Counts, Dataset, suffixes
+from service.datasets.base import Counts, Dataset, packed, suffixes
 from service.datasets.formats import Rows, csv_rows, json_rows, parquet_rows, parquet_size
 from service.datasets.rows import EVENT, ITEM, USER, R, Shape, Times, lines, shortened
-from service.durable import room, sync_directory
+from service.durable import replacing
 from service.errors import Invalid
 from service.records import Event, Item, User
 
@@ -79,8 +76,8 @@ class RecordFile(Dataset, Generic[R]):
         self._skip_bad = skip_bad
         self._dims = dims
         self._vectors = () if dims is None else self.shape.vectors
-        self._format, packed = suffixes(path)
-        if self._format not in FORMATS or (self._format == ".parquet" and packed):
+        self._format, packing = suffixes(path)
+        if self._format not in FORMATS or (self._format == ".parquet" and packing):
             allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
             raise Invalid("", f"{path}: the name must end in {allowed}")
         if not path.is_file():
@@ -192,29 +189,13 @@ def write(path: Path, records: Iterable[Event | Item | User]) -> int:
         Invalid: the name does not end in .jsonl or .ndjson, with .gz or .xz or without.
         StoreFull: the disk is full.
     """
-    form, packed = suffixes(path)
+    form, packing = suffixes(path)
     if form not in (".jsonl", ".ndjson"):
         allowed = "in .jsonl or .ndjson, with .gz or .xz or without"
         raise Invalid("", f"{path}: the name must end {allowed}")
-    temporary = path.with_name(path.name + ".tmp")
     count = 0
-    try:
-        with room(f"there is no room to write {path}"), open(temporary, "wb") as raw:
-            with ExitStack() as stack:
-                out: BinaryIO = raw
-                if packed == ".gz":
-                    pack = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
-                    out = cast("BinaryIO", stack.enter_context(pack))
-                elif packed == ".xz":
-                    out = cast("BinaryIO", stack.enter_context(lzma.LZMAFile(raw, "wb", preset=1)))
-                for line in lines(records):
-                    out.write(line)
-                    count += 1
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    with replacing(path) as raw, packed(raw, packing) as out:
+        for line in lines(records):
+            out.write(line)
+            count += 1
     return count

@@ -444,7 +444,7 @@ def test_a_full_disk_is_told_of_in_the_domains_words(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("service.datasets.files.os.fsync", full)
+    monkeypatch.setattr("service.durable.os.fsync", full)
     with pytest.raises(StoreFull, match=r"no room to write .*x\.jsonl"):
         write(tmp_path / "x.jsonl", ITEMS)
     assert list(tmp_path.iterdir()) == []
