@@ -237,3 +237,7 @@ class Store(Protocol):
     def scan_users(self) -> Iterator[User]:
         """All profiles that were put."""
         ...
+
+    def scan_user_ids(self) -> Iterator[str]:
+        """The ids of all users that `counts` counts, in the order of their bytes."""
+        ...

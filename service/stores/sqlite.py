@@ -35,7 +35,7 @@ from service.stores.base import Appended, Changes, Columns, History
 from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite_file import DatabaseFile
 from service.stores.sqlite_reads import Reads
-from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_users
+from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_user_ids, scan_users
 from service.stores.sqlite_writes import Writes
 from service.stores.writer import Writer
 
@@ -241,6 +241,10 @@ class SQLiteStore:
     def scan_users(self) -> Iterator[User]:
         """`Store.scan_users`."""
         return self._explained(scan_users(self._file.reader))
+
+    def scan_user_ids(self) -> Iterator[str]:
+        """`Store.scan_user_ids`."""
+        return self._explained(scan_user_ids(self._file.reader))
 
     # ------------------------------------------------------------------ inside
 

@@ -102,3 +102,10 @@ def scan_users(connect: Connect) -> Iterator[User]:
             "SELECT user_id, profile FROM users WHERE profile IS NOT NULL ORDER BY user_id"
         ):
             yield user_from(*row)
+
+
+def scan_user_ids(connect: Connect) -> Iterator[str]:
+    """`Store.scan_user_ids`."""
+    with closing(connect()) as connection:
+        for (user_id,) in connection.execute("SELECT user_id FROM users ORDER BY user_id"):
+            yield user_id

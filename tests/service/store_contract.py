@@ -878,6 +878,18 @@ class WholeContract(_Contract):
         assert list(store.scan_events()) == []
         assert list(store.scan_items()) == []
         assert list(store.scan_users()) == []
+        assert list(store.scan_user_ids()) == []
+
+    async def test_every_user_who_counts_is_named(self, store: Store) -> None:
+        """By events, by a profile, or by events that are gone; not those who are forgotten."""
+        await store.append([Event(name, "i", f"of {name}") for name in ("b", "é", "a", "gone")])
+        await store.put_user(User("Z"))
+        await store.append([Event("merged", "i")])
+        await store.merge("a", "merged")
+        await store.delete_event("b", "of b")
+        await store.forget("gone")
+        assert list(store.scan_user_ids()) == ["Z", "a", "b", "é"]
+        assert (await store.counts())["users"] == 4
 
     async def test_what_is_exported_can_be_imported(self, store: Store, another: Connect) -> None:
         """Scanning records and putting them back finds them all there already."""
