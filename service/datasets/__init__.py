@@ -8,6 +8,7 @@ from service.datasets.movielens import fetch as fetch_movielens
 from service.datasets.online_retail import OnlineRetail
 from service.datasets.pyvideo import PyVideo
 from service.datasets.rows import Times, lines
+from service.datasets.tables import table
 
 __all__ = [
     "MOVIELENS_LICENCE",
@@ -26,5 +27,6 @@ __all__ = [
     "batches",
     "fetch_movielens",
     "lines",
+    "table",
     "write",
 ]

@@ -146,13 +146,22 @@ def _json_value(name: str, cell: Any, shape: Shape[Any]) -> Any:
     return cell
 
 
-def _parquet(path: Path) -> Any:
+def pyarrow_parquet(path: Path, doing: str) -> Any:
+    """The module that does Parquet; `doing` says what with this path, should it not be there.
+
+    Raises:
+        Unavailable: pyarrow is not installed; says how to install it.
+    """
     try:
-        parquet = import_module("pyarrow.parquet")
+        return import_module("pyarrow.parquet")
     except ImportError:
         raise Unavailable(
-            f"{path}: reading Parquet needs pyarrow; install it with: pip install 'heed[parquet]'"
+            f"{path}: {doing} Parquet needs pyarrow; install it with: pip install 'heed[parquet]'"
         ) from None
+
+
+def _parquet(path: Path) -> Any:
+    parquet = pyarrow_parquet(path, "reading")
     try:
         return parquet.ParquetFile(path)
     except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
