@@ -11,9 +11,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue import ItemFilter
 from models.explain import Reason
-from models.ranking import Ranked, recommend, similar
+from models.ranking import Ranked, similar
 from models.scoring import Scores, score
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
@@ -29,7 +28,6 @@ from service.queries import (
     Asker,
     Attended,
     AttendQuery,
-    Filter,
     RecommendQuery,
     ScoreQuery,
     SearchQuery,
@@ -37,6 +35,7 @@ from service.queries import (
     VectorMemory,
 )
 from service.queries import UserMemory as AskedUser
+from service.recommending import allowed_items, recommended
 from service.searching import Searched, found_answer, search_items
 from service.serving import Serving
 from service.telemetry import Stages
@@ -107,22 +106,10 @@ class Answering:
         """Recommend items."""
         snapshot, asked, at = await self._ask(query.asker, stages)
         how = attending(query.asker, self._exact_up_to)
-        excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
-        if query.exclude_seen:
-            excluded = np.concatenate([excluded, asked.seen])
-        excluded = excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
 
         def answer() -> tuple[Ranked, list[list[Reason]]]:
             user = self._encodings.remember(snapshot, asked, at)
-            ranked = recommend(
-                snapshot,
-                user,
-                limit=query.limit,
-                allowed=_allowed(snapshot, query.filter),
-                excluded=excluded,
-                diversity=query.diversity,
-                how=how,
-            )
+            ranked = recommended(query, snapshot, user, asked, how)
             reasons = reasons_of(
                 snapshot, user, ranked.rows, ranked.scores, how=how, asker=query.asker
             )
@@ -151,7 +138,7 @@ class Answering:
         def answer() -> Searched:
             text = self._embeddings.query(query.query)
             user = self._encodings.remember(snapshot, asked, at)
-            allowed = _allowed(snapshot, query.filter)
+            allowed = allowed_items(snapshot, query.filter)
             return search_items(query, snapshot, user, text, allowed=allowed, how=how)
 
         searched = await self._compute(stages, "attend", answer)
@@ -171,7 +158,7 @@ class Answering:
             raise NotFound(f"no item {query.item_id!r} in the catalogue")
 
         def answer() -> tuple[Rows, NDArray[np.float32]]:
-            allowed = _allowed(snapshot, query.filter)
+            allowed = allowed_items(snapshot, query.filter)
             return similar(snapshot, row, limit=query.limit, allowed=allowed)
 
         rows, cosines = await self._compute(stages, "attend", answer)
@@ -268,19 +255,3 @@ class Answering:
                 )
             )
         return Answer(tuple(items), snapshot.version, scores.mode, degraded=self._serving.degraded)
-
-
-def _allowed(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
-    """The items that a filter lets pass, [N]."""
-    if wanted.empty:
-        return snapshot.catalogue.offered
-    return snapshot.catalogue.allowed(
-        ItemFilter(
-            wanted.any,
-            wanted.all,
-            wanted.none,
-            wanted.attributes,
-            wanted.published_since,
-            wanted.published_until,
-        )
-    )

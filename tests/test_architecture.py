@@ -36,7 +36,8 @@ LAYERS = {
         "histories importing",
         "asking serving",
         "encodings explaining",
-        "answering attending searching",
+        "recommending searching",
+        "answering attending lists",
         "engine jobs training",
         "benchmarking",
         "showing suggestions comparing",
@@ -53,7 +54,10 @@ HTTP = (
     "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions "
     "bench cli"
 )
-ENGINE = "engine answering attending searching explaining asking serving embeddings encodings"
+ENGINE = (
+    "engine answering attending searching recommending lists explaining asking serving embeddings "
+    "encodings"
+)
 ONLY = {
     "faiss": "coarse",
     "fastapi": HTTP,

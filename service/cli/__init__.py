@@ -15,6 +15,7 @@ import typer
 
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads, training_threads
+from service.cli.recommending import recommend_all
 from service.cli.transfer import exports, imports, print_imported
 from service.errors import HeedError
 from service.layout import CACHE_FOLDER, CHECKPOINT_FILE, MODELS_FOLDER
@@ -38,6 +39,7 @@ app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
 app.command("benchmark")(benchmark)
+app.command("recommend-all")(recommend_all)
 
 
 # ---------------------------------------------------------------------------------- serving

@@ -1,0 +1,116 @@
+"""`heed recommend-all` beside a running service: the lists that the service answers, or no file."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.layout import STORE_FILE
+from service.records import Event
+from service.stores.sqlite import SQLiteStore
+from tests import tiny
+from tests.acceptance.server import PATIENCE, ROOT, Server
+from tests.tiny import AT, GENRES, item_id
+
+
+def command(data: Path, *arguments: object) -> list[str]:
+    """The command line that makes the lists of a data directory."""
+    given = ["recommend-all", "--data", str(data), *map(str, arguments)]
+    return [sys.executable, "-m", "service.cli", *given]
+
+
+def run(data: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(data, *arguments), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module", params=["trained", "untrained"])
+def server(
+    request: pytest.FixtureRequest, world: tiny.World, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server of this module's own, for what others store moves the popular items."""
+    path = tmp_path_factory.mktemp("lists") / "data"
+    with Server(world.copy(path, trained=request.param == "trained")) as served:
+        yield served
+
+
+def test_each_list_is_what_the_service_answers(server: Server, tmp_path: Path) -> None:
+    """Of forty users and one who has interests alone, at one time, to the last of twenty items."""
+    with server.client() as http:
+        http.put("/v1/users/fond", json={"interests": [GENRES[2]]}).raise_for_status()
+        done = run(server.data, "--out", tmp_path / "x.csv", "--at", AT)
+        assert done.returncode == 0, done.stderr
+        with (tmp_path / "x.csv").open(newline="") as file:
+            found = list(csv.DictReader(file))
+        assert len(found) == 41 * 20
+        for user in {row["user_id"] for row in found}:
+            asked = {"user_id": user, "at": AT, "limit": 20}
+            answer = http.post("/v1/recommend", json=asked).json()
+            mine = [row for row in found if row["user_id"] == user]
+            assert [int(row["rank"]) for row in mine] == list(range(1, 21))
+            assert [row["item_id"] for row in mine] == [i["item_id"] for i in answer["items"]]
+            scores = [item["score"] for item in answer["items"]]
+            assert [float(row["score"]) for row in mine] == pytest.approx(scores, abs=1e-4)
+        assert answer["model_version"] in done.stdout
+    assert "820 rows for 41 users" in done.stdout
+    assert "users/s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--out", "x.json"], "must end in one of"),
+        (["--out", "x.csv", "--at", "noon"], "RFC 3339"),
+        (["--out", "x.csv", "--limit", "0"], "--limit"),
+        (["--out", "nowhere/x.csv"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    world: tiny.World, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    """In a line, and without a trace."""
+    done = run(world.copy(tmp_path / "data"), *arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_file_under_that_name(
+    world: tiny.World, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Interrupted it leaves nothing; killed, what it had written has another name."""
+
+    async def crowd() -> None:
+        store = SQLiteStore(data / STORE_FILE)
+        await store.append([Event(f"one of many {n}", item_id(0, n)) for n in range(4_000)])
+        await store.close()
+
+    data, out = world.copy(tmp_path / "data"), tmp_path / "lists" / "x.parquet"
+    out.parent.mkdir()
+    asyncio.run(crowd())
+    with subprocess.Popen(
+        command(data, "--out", out), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            for _ in range(int(PATIENCE / 0.01)):
+                if any(out.parent.iterdir()) or process.poll() is not None:
+                    break
+                time.sleep(0.01)
+            process.send_signal(number)
+            assert process.wait(PATIENCE) != 0
+        finally:
+            process.kill()
+    assert not out.exists()
+    left = [] if number == signal.SIGINT else ["x.parquet.tmp"]
+    assert [entry.name for entry in out.parent.iterdir()] == left
