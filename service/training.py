@@ -26,6 +26,7 @@ from service import durable
 from service.datasets import Dataset
 from service.embeddings import Embeddings
 from service.errors import ModelRejected
+from service.memory import trim
 from service.registry import Registry
 from service.serving import entry_of
 from service.stores.base import Store
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 Told = Callable[[str, int, int, Progress | None], None]
 """Called as work goes on: the stage, how much is done, of how much, and the training's own."""
 
+_TRIMMED = 32  # steps between two givings back of freed memory
 ENOUGH_EVENTS = 100  # fewer say nothing that content does not say better
 
 
@@ -196,6 +198,12 @@ def fitted(
 ) -> Fitted:
     """`models.train.fit`, going on from the checkpoint where there is one of this training."""
 
+    def pass_on(progress: Progress) -> None:
+        if progress.step % _TRIMMED == 0:
+            trim()
+        if told is not None:
+            _pass_on(told, progress)
+
     def run(resume: bytes | None) -> Fitted:
         return fit(
             log,
@@ -204,7 +212,7 @@ def fitted(
             config=preset.config,
             validation=cases,
             seed=seed,
-            progress=None if told is None else lambda p: _pass_on(told, p),
+            progress=pass_on,
             save=None if checkpoint is None else lambda data: _keep(checkpoint, data),
             resume=resume,
         )

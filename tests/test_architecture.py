@@ -29,7 +29,7 @@ LAYERS = {
         "explain left_out ranking search",
     ],
     "service": [
-        "errors names timestamps durable child layout listening",
+        "errors names timestamps durable child layout listening memory",
         "records queries settings",
         "manifest staging telemetry limits job",
         "stores registry datasets job_files embeddings",
