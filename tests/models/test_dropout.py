@@ -86,6 +86,20 @@ def test_tensors_larger_than_the_pool(size: int, monkeypatch: pytest.MonkeyPatch
     assert dropped == pytest.approx(float((pool == 0).float().mean()), abs=0.1)
 
 
+@pytest.mark.parametrize("size", [40, 64, 100])
+def test_masks_begin_anywhere_in_the_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near its end as well: each mask is the pool read round from some place, all places taken."""
+    monkeypatch.setattr(models.dropout, "_POOL", 64)
+    torch.manual_seed(5)
+    drop, ones = training(0.5), torch.ones(size)
+    masks = [drop(ones) for _ in range(800)]
+    assert drop._pool is not None
+    pool = torch.cat([drop._pool] * 3).tolist()
+    places = {tuple(pool[start : start + size]) for start in range(64)}
+    assert len(places) == 64
+    assert {tuple(mask.tolist()) for mask in masks} == places
+
+
 def test_a_pool_can_be_drawn_again() -> None:
     """After `redraw` the masks are those of a new module under the same generator."""
     x = torch.ones(30, 40)
