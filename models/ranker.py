@@ -23,7 +23,9 @@ class RecommenderRanker:
     def __init__(
         self, model: Recommender, content: NDArray[np.float32], *, attention: bool = True
     ) -> None:
-        self._model, self._attention = model, attention
+        self._model = model
+        # Before the attention is trained it adds nothing, at half of the cost.
+        self._attention = attention and bool(model.cross.w_o.weight.any())
         items = model.config.items
         with torch.inference_mode():
             self._tables = model.tables(torch.arange(items), torch.from_numpy(content))
