@@ -238,7 +238,7 @@ class _Run:
             record = {"epoch": float(before + epoch), "loss": loss}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
-                ranker = RecommenderRanker(trainer.mean, self._content)
+                ranker = RecommenderRanker(trainer.mean, self._content, narrow=True)
                 self._latest = metrics = evaluate(ranker, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
