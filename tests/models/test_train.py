@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,9 @@ import models.train
 from models.baselines import Popularity
 from models.catalogue import Catalogue
 from models.data import Interactions
+from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
+from models.losses import Losses
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender
 from models.scoring import score
@@ -189,6 +191,7 @@ def test_the_attention_is_trained_last_and_alone() -> None:
     fitted = train(ROUND, config, progress=told.append)
     assert not without.model.cross.w_o.weight.any()
     assert fitted.model.cross.w_o.weight.any()
+    assert without.model.prior.any()
     before, after = without.model.state_dict(), fitted.model.state_dict()
     for name, weight in before.items():
         learned = name.split(".")[0] in {"norm", "cross", "recency"}
@@ -197,6 +200,31 @@ def test_the_attention_is_trained_last_and_alone() -> None:
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
     assert [record["epoch"] for record in without.history] == [1, 2]
     assert all(weight.requires_grad for weight in fitted.model.parameters())
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout is on in the stage that learns, and in that one alone; what has a prior learns it."""
+    dropping: list[tuple[str, bool]] = []
+
+    def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
+        real = getattr(Losses, stage)
+
+        def look(losses: Losses, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+            parts = losses._model.modules()
+            drops = [part.training for part in parts if isinstance(part, PooledDropout)]
+            dropping.append((stage, any(drops)))
+            found: tuple[Tensor, int] = real(losses, spans)
+            return found
+
+        return look
+
+    for stage in ("sequence", "attention"):
+        monkeypatch.setattr(Losses, stage, spied(stage))
+    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, blocks=blocks, dropout=0.3))
+    expected = {("sequence", True), ("attention", False)} if blocks else {("attention", False)}
+    assert set(dropping) == expected
+    assert fitted.model.prior.any()
 
 
 def test_an_attention_that_makes_it_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +293,9 @@ def test_what_is_served_is_the_running_mean() -> None:
     mean = {name: weight.double() for name, weight in model.state_dict().items()}
     count = 0
     for count, *_ in trainer.epoch(lambda _: distance(model)):
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        length = math.sqrt(sum(float((each**2).sum()) for each in gradients))
+        assert length == pytest.approx(1, rel=1e-3), "longer gradients are cut"
         decay = min(QUICK.average, count / (9 + count))
         for name, weight in model.named_parameters():
             mean[name] = decay * mean[name] + (1 - decay) * weight.detach().double()
