@@ -45,7 +45,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
     environment |= {"HEED_DATA": str(data)}
     heed = [sys.executable, "-m", "service.cli"]
-    for arguments in (["import", "ml-100k"], ["train", "--epochs", "3"]):
+    for arguments in (["import", "ml-100k"], ["train", "--epochs", "1"]):
         subprocess.run([*heed, *arguments], check=True, env=environment, capture_output=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
