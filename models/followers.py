@@ -95,11 +95,14 @@ class OwnPairs:
 
     def __init__(self, log: Interactions) -> None:
         n = log.n_items
-        users = log.users.astype(np.int64)
+        users = log.users
+        # One number for each user's item, so that pairs fit an integer however many there are.
+        own = users.astype(np.int64) * n + log.items
+        owned: NDArray[np.int64] = np.unique(own, return_inverse=True)[1]
         keys, values = [np.zeros(0, np.int64)], [np.zeros(0)]
         for distance in range(1, min(WINDOW, max(0, len(log) - 1)) + 1):
             same = np.flatnonzero(users[:-distance] == users[distance:])
-            keys.append((users[same] * n + log.items[same]) * n + log.items[same + distance])
+            keys.append(owned[same] * n + log.items[same + distance])
             values.append(np.full(len(same), distance**-POWER))
         pairs, weights = np.concatenate(keys), np.concatenate(values)
         order = np.argsort(pairs, kind="stable")
@@ -109,9 +112,8 @@ class OwnPairs:
         source = pairs[heads] // n
         self._columns: NDArray[np.int64] = pairs[heads] % n
         self._counts: NDArray[np.float32] = sums.astype(np.float32)
-        events = users * n + log.items
-        self._begin = np.searchsorted(source, events, "left")  # [E]
-        self._end = np.searchsorted(source, events, "right")
+        self._begin = np.searchsorted(source, owned, "left")  # [E]
+        self._end = np.searchsorted(source, owned, "right")
 
     def of(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs that start at the items of these events [n]: place in `events`, column, count.

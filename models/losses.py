@@ -71,7 +71,7 @@ class Losses:
         # Without an encoder there are no transitions, whatever was counted.
         counts = model.encoder is not None and model.config.followers
         self._counting = Counting(model.followers, OwnPairs(log)) if counts else None
-        self._hide_seen = repeats(log) < _REPEATS
+        self._hide_seen = not returns(log)
         self._dtype = product_dtype(torch.device("cpu"))
 
     def batch(self, spans: NDArray[np.int64]) -> Batch:
@@ -289,3 +289,8 @@ def repeats(log: Interactions) -> float:
         return 0.0
     pairs = log.users.astype(np.int64) * log.n_items + log.items
     return 1.0 - len(np.unique(pairs)) / len(pairs)
+
+
+def returns(log: Interactions) -> bool:
+    """Whether users come back to items: then what was seen is neither masked nor left out."""
+    return repeats(log) >= _REPEATS

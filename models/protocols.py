@@ -25,6 +25,11 @@ class Task(NamedTuple):
     exclude_seen: bool
     seen: int | None = None  # newest events of a user that count as seen; None = all
 
+    @property
+    def events(self) -> int:
+        """How many events there are: the newest history's, and the test cases."""
+        return len(self.test.history) + len(self.test)
+
 
 def protocol_a(log: Interactions) -> Task:
     """Items and users of five events at least; last event test, the one before validation.
@@ -53,7 +58,7 @@ def protocol_b(log: Interactions) -> Task:
 
 
 def next_basket(log: Interactions, at: int | None = None) -> Task:
-    """Fit before a date; every item of each user's first basket from then on is a case.
+    """Judge by every item of each user's first basket from a date on.
 
     A basket is what a user took at one time. What was taken before may be taken again.
 
@@ -63,17 +68,18 @@ def next_basket(log: Interactions, at: int | None = None) -> Task:
     """
     at = time_at(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
-    train, test = _first_basket(small, at)
-    _, validation = _first_basket(train, time_at(train, _LATE))
+    before, test = _first_basket(small, at)
+    # What is fitted on ends before the validation cases, as it does in the other protocols.
+    train, validation = _first_basket(before, time_at(before, _LATE))
     return Task("next basket", items, train, validation, test, exclude_seen=False)
 
 
 def next_new(log: Interactions, at: int | None = None) -> Task:
-    """Fit before a date; each user's first item from then on that they never had is a case."""
+    """Judge by each user's first item from a date on that they never had."""
     at = time_at(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
-    train, test = _first_new(small, at)
-    _, validation = _first_new(train, time_at(train, _LATE))
+    before, test = _first_new(small, at)
+    train, validation = _first_new(before, time_at(before, _LATE))
     return Task("next new item", items, train, validation, test, exclude_seen=True)
 
 

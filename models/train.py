@@ -20,7 +20,7 @@ from models.data import Interactions
 from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
 from models.followers import Followers, followers
-from models.losses import Losses
+from models.losses import Losses, returns
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender, RecommenderConfig
 from models.splits import Holdout
@@ -239,7 +239,9 @@ class _Run:
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
                 ranker = RecommenderRanker(trainer.mean, self._content, narrow=True)
-                self._latest = metrics = evaluate(ranker, self._validation)
+                self._latest = metrics = evaluate(
+                    ranker, self._validation, exclude_seen=not returns(self._log)
+                )
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
                     self._best = Best(_weights(trainer.mean), before + epoch, metrics)

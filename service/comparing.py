@@ -35,10 +35,10 @@ PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
 
 def shown(task: Task, table: Table, data: str = "") -> RenderableType:
     """The models side by side; errors are standard errors over cases."""
-    events = len(task.train) + len(task.test)
     grid = RichTable(
-        title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, {events:,} events; "
-        f"task {task.name}, {len(task.test):,} cases, the whole catalogue ranked"
+        title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
+        f"{task.events:,} events; task {task.name}, {len(task.test):,} cases, "
+        "the whole catalogue ranked"
     )
     grid.add_column("model")
     timed = any(row.told for row in table.values())
@@ -88,7 +88,7 @@ def as_json(task: Task, table: Table, preset: str) -> dict[str, Any]:
         "task": task.name,
         "users": task.train.n_users,
         "items": task.train.n_items,
-        "events": len(task.train) + len(task.test),
+        "events": task.events,
         "cases": len(task.test),
         "preset": preset,
         "models": {name: _numbers(row) for name, row in table.items()},

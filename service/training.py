@@ -16,6 +16,7 @@ from models.catalogue import Catalogue
 from models.checkpoint import CannotResume
 from models.data import Interactions
 from models.evaluate import Metrics, evaluate
+from models.losses import returns
 from models.presets import Preset
 from models.ranker import RecommenderRanker
 from models.splits import Holdout, leave_one_out
@@ -153,8 +154,10 @@ def train(
     if not len(cases):
         raise ModelRejected("no user has three events: there is no order to learn or to judge by")
     done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint)
-    popularity = evaluate(Popularity.fit(history), cases)
-    judged = evaluate(RecommenderRanker(done.model, corpus.content), cases)
+    new = not returns(history)  # as the epoch was chosen
+    popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
+    ranker = RecommenderRanker(done.model, corpus.content)
+    judged = evaluate(ranker, cases, exclude_seen=new)
     metrics = _numbers(judged) | {
         "popularity_ndcg": popularity.ndcg,
         "popularity_hr": popularity.hr,
