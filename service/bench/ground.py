@@ -16,7 +16,8 @@ import apsw
 import numpy as np
 import torch
 
-from models.recommender import Recommender, RecommenderConfig
+from models.followers import Followers
+from models.recommender import UNBOUNDED, Recommender, RecommenderConfig
 from models.text import StaticEncoder
 from models.trained import Trained
 from service.errors import NotFound
@@ -103,7 +104,11 @@ def random_model(items: int, *, content: int = 256, seed: int = 0) -> Recommende
             chosen = centres[torch.randint(len(centres), (items,))]
             model.ids.weight.copy_(0.1 * (chosen + 0.7 * own))
             model.cross.w_q.weight.mul_(6)  # logits of standard deviation 2
+            model.cross.w_o.weight.normal_(std=0.5 / model.config.dim**0.5)
             model.prior.copy_(0.3 * torch.randn(items))
+        shape = (items, model.config.followers)
+        columns = torch.randint(max(1, items), shape, dtype=torch.int32)
+        model.memorise(Followers(columns, 10 * torch.rand(shape) ** 4), UNBOUNDED)
     return model.eval()
 
 
