@@ -99,6 +99,8 @@ def test_a_run_that_is_stopped_leaves_no_file_under_that_name(
     data, out = world.copy(tmp_path / "data"), tmp_path / "lists" / "x.parquet"
     out.parent.mkdir()
     asyncio.run(crowd())
+    # Run in the background of a shell, this process ignores it, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command(data, "--out", out), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

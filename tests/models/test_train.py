@@ -18,7 +18,7 @@ from models.catalogue import Catalogue
 from models.data import Interactions
 from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
-from models.losses import Losses
+from models.losses import Losses, returns
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender
 from models.scoring import score
@@ -359,7 +359,10 @@ class Script:
         self.weights: list[dict[str, Tensor]] = []
         self.cases: list[NDArray[np.int32]] = []
 
-    def __call__(self, ranker: RecommenderRanker, holdout: Holdout) -> Metrics:
+    def __call__(
+        self, ranker: RecommenderRanker, holdout: Holdout, *, exclude_seen: bool
+    ) -> Metrics:
+        assert exclude_seen == (not returns(holdout.history))
         state = ranker._model.state_dict()
         self.weights.append({name: weight.clone() for name, weight in state.items()})
         self.cases.append(holdout.users)
