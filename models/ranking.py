@@ -18,7 +18,7 @@ from models.user_memory import UserMemory
 Rows = NDArray[np.int64]
 
 # Scoring every item is the true ranking, so it is done while targets × rows stay below this:
-# measured by `heed bench`, about 15 ms on one core.
+# measured by `heed bench`, about 30 ms on one core.
 EXACT_WORK = 2_000_000
 CANDIDATES = 500  # items that reach the target attention otherwise
 
