@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.data import Interactions
-from models.splits import Holdout, leave_one_out, min_counts, time_at
+from models.splits import Holdout, leave_one_out, min_counts, time_at, time_split
 
 SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking
 _LATE = 0.9  # share of the events that come before the date of a time split
@@ -84,35 +84,29 @@ def next_new(log: Interactions, at: int | None = None) -> Task:
 
 
 def _first_basket(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
-    train, later = _later(log, at)
+    train, later = time_split(log, at, per_user=None)
     first = np.full(log.n_users, np.iinfo(np.int64).max)
-    np.minimum.at(first, log.users[later], log.timestamps[later])
-    cases = later[log.timestamps[later] == first[log.users[later]]]
-    _, once = np.unique(_pairs(log)[cases], return_index=True)
-    return train, _cases(log, cases[np.sort(once)], train)
+    np.minimum.at(first, later.users, later.timestamps)
+    basket = later.where(later.timestamps == first[later.users])
+    return train, basket.where(_firsts(_pairs(basket.users, basket.targets, log.n_items)))
 
 
 def _first_new(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
-    train, later = _later(log, at)
-    cases = later[~np.isin(_pairs(log)[later], _pairs(train))]
-    _, first = np.unique(log.users[cases], return_index=True)
-    return train, _cases(log, cases[first], train)
+    train, later = time_split(log, at, per_user=None)
+    had = _pairs(train.users, train.items, log.n_items)
+    new = later.where(~np.isin(_pairs(later.users, later.targets, log.n_items), had))
+    return train, new.where(_firsts(new.users))
 
 
-def _later(log: Interactions, at: int) -> tuple[Interactions, NDArray[np.int64]]:
-    """The log before the date, and the events after it of users who have some before."""
-    past = log.timestamps < at
-    train = log.where(past)
-    known = train.lengths[log.users] > 0
-    return train, np.flatnonzero(~past & known)
+def _firsts(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """True where a value stands for the first time."""
+    first = np.zeros(len(values), dtype=np.bool_)
+    first[np.unique(values, return_index=True)[1]] = True
+    return first
 
 
-def _cases(log: Interactions, events: NDArray[np.int64], history: Interactions) -> Holdout:
-    return Holdout(log.users[events], log.items[events], log.timestamps[events], history)
-
-
-def _pairs(log: Interactions) -> NDArray[np.int64]:
-    return log.users.astype(np.int64) * log.n_items + log.items
+def _pairs(users: NDArray[np.int32], items: NDArray[np.int32], n: int) -> NDArray[np.int64]:
+    return users.astype(np.int64) * n + items
 
 
 def _renumbered(
