@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from models.batches import newest
 from models.data import Interactions
@@ -102,19 +101,8 @@ class RecommenderRanker:
             bias = bias.masked_fill((distance < 0)[:, None], -torch.inf)
             keys = tables.keys[:, events].transpose(0, 1)  # (B, H, L, d)
             values = tables.values[:, events].transpose(0, 1)
-            # One by one: the scores of a user's rows with every item still fit the cache.
-            for user in (lengths > 0).nonzero().flatten().tolist():
-                total[user] += self._attended(keys[user], values[user], bias[user])
+            some = lengths > 0
+            if some.any():
+                total[some] += model.target_attention(tables, keys[some], values[some], bias[some])
         scores: NDArray[np.float32] = total.numpy()
         return scores
-
-    def _attended(self, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """The attention part of every item [N]; keys and values [H, L, d], bias [H, L]."""
-        tables = self._tables
-        total = torch.zeros_like(tables.prior)
-        for head in range(len(bias)):  # plain products: batched ones of this shape are far slower
-            query, output = tables.queries[head] * keys.shape[-1] ** -0.5, tables.outputs[head]
-            score = torch.mm(query, keys[head].T).float().add_(bias[head])
-            gain = torch.mm(output, values[head].T).float()
-            total += torch.linalg.vecdot(torch.softmax(score, -1), gain)
-        return total

@@ -10,6 +10,7 @@ memory with per-head position and age biases, v = W_V x and o_c = W_O^T x_c.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -205,10 +206,22 @@ class Recommender(nn.Module):
             bias: [B, H, L]; -inf hides a row.
 
         Returns:
-            Tensor: [B, N], the fused path of `attend`.
+            Tensor: [B, N].
         """
-        context = context_only(tables.queries, keys, values, bias=bias[:, :, None])  # (B, H, N, d)
-        return torch.einsum("bhnd,hnd->bn", context, tables.outputs)
+        rows = []
+        # One by one, so that the scores of one history with every item still fit the cache; and
+        # by head, because batched products of this shape are far slower than plain ones.
+        for own_keys, own_values, own_bias in zip(keys, values, bias, strict=True):
+            total = torch.zeros_like(tables.prior)
+            for head in range(len(own_bias)):
+                if bool((own_bias[head] == -math.inf).all()):
+                    continue  # nothing to attend to
+                query, output = tables.queries[head] * keys.shape[-1] ** -0.5, tables.outputs[head]
+                score = torch.mm(query, own_keys[head].T).float() + own_bias[head]
+                gain = torch.mm(output, own_values[head].T).float()
+                total = total + torch.linalg.vecdot(torch.softmax(score, -1), gain)
+            rows.append(total)
+        return torch.stack(rows)
 
     def target_attention_prefixes(
         self, queries: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, bias: Tensor

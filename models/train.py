@@ -175,11 +175,10 @@ class _Run:
         if resume is not None and resume.run != self._name:
             raise CannotResume("the checkpoint is of another training: other events or settings")
         stages = self._stages()
-        for stage in stages:
-            done = 0 if resume is None else [later.name for later in stages].index(resume.stage)
-            if stages.index(stage) >= done:
-                self._stage(stage, stages, resume)
-                resume = None
+        names = [stage.name for stage in stages]
+        for stage in stages[names.index(resume.stage) if resume is not None else 0 :]:
+            self._stage(stage, stages, resume)
+            resume = None
         return Fitted(
             model=self._model.requires_grad_(True).eval(),
             validation=self._best.metrics,
