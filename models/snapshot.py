@@ -150,6 +150,12 @@ class Snapshot:
             tables = ItemTables(*(_patched(table, new, at, more) for table, new in pairs))
         return tables if self.trained else tables._replace(prior=_popular(counts))
 
+    @torch.inference_mode()
+    def projected(self, content: NDArray[np.float32]) -> ItemTables:
+        """The tables of things that are no items, from their content vectors [D] or [p, D]."""
+        vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
+        return self.model.tables(torch.full((len(vectors),), -1), vectors)
+
     def answerable(self, row: int) -> bool:
         """Whether an item can be asked for: it has a vector and was not removed."""
         return row >= 0 and bool(self.known[row]) and not self.catalogue.gone[row]

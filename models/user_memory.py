@@ -15,7 +15,7 @@ from models.batches import window_start
 from models.encoder import EncoderState
 from models.followers import DEPTH
 from models.memory import KeyValueMemory
-from models.recommender import ItemTables, Recommender
+from models.recommender import Recommender
 from models.snapshot import Snapshot
 
 Vector = NDArray[np.float32]
@@ -129,10 +129,20 @@ def encode(snapshot: Snapshot, past: Past, before: Encoded | None = None) -> Enc
         before: from an earlier call with the same model. Where it read a beginning of the same
             events, with the same vectors, only the rest is computed; else it is of no use.
     """
+    return _encode(snapshot, past, *attendable(snapshot, past), before)
+
+
+def _encode(
+    snapshot: Snapshot,
+    past: Past,
+    source: NDArray[np.int64],
+    rows: Tensor,
+    before: Encoded | None,
+) -> Encoded | None:
+    """`encode`, where it is known which events can be attended: their places and item rows."""
     encoder = snapshot.model.encoder
     if encoder is None:
         return None
-    source, rows = attendable(snapshot, past)
     on_items = rows >= 0
     items, times = rows[on_items], torch.from_numpy(past.timestamps[source])[on_items]
     start = window_start(len(items), snapshot.model.config.window)
@@ -161,7 +171,7 @@ def remember(
         snapshot: whose tables hold the keys and values.
         past: what the asker did.
         at: the request's time, microseconds UTC; an event after it has age 0.
-        encoded: from `encode` with the same snapshot and past, where the caller has it.
+        encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
         summary: h_u [dim], where the caller has even that.
     """
     tables = snapshot.tables
@@ -176,16 +186,16 @@ def remember(
         own_key = value if key is None and alone else key
         own_value = key if value is None and alone else value
         if own_key is not None:
-            keys[at_row] = _projected(snapshot, own_key).keys[:, 0]
+            keys[at_row] = snapshot.projected(own_key).keys[:, 0]
         if own_value is not None:
-            values[at_row] = _projected(snapshot, own_value).values[:, 0]
+            values[at_row] = snapshot.projected(own_value).values[:, 0]
     log_weights = torch.from_numpy(np.log(past.weights[source]))
     times = torch.from_numpy(past.timestamps[source])
     distance = torch.arange(len(source) - 1, -1, -1)
     age = (at - times).clamp(min=0)
 
     if summary is None:
-        encoded = encode(snapshot, past) if encoded is None else encoded
+        encoded = _encode(snapshot, past, source, rows, encoded)
         summary = _summary(snapshot.model, encoded, at)
     recent = (rows >= 0).nonzero().flatten().flip(0)[: DEPTH + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
@@ -249,17 +259,10 @@ def _profile(snapshot: Snapshot, past: Past) -> tuple[Tensor, Tensor, Tensor] | 
     values = _heads_last(snapshot.tables.values, rows)
     if past.profile_content is not None:
         words = rows < 0
-        projected = _projected(snapshot, past.profile_content)
+        projected = snapshot.projected(past.profile_content)
         keys[words] = projected.keys.transpose(0, 1)[words]
         values[words] = projected.values.transpose(0, 1)[words]
     return keys, values, rows
-
-
-def _projected(snapshot: Snapshot, content: Vector) -> ItemTables:
-    """The tables of things that are no items, from their content vectors [D] or [p, D]."""
-    vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
-    rows = torch.full((len(vectors),), -1)
-    return snapshot.model.tables(rows, vectors)
 
 
 def _heads_last(table: Tensor, rows: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from models.heads import split_heads
 from models.memory import KeyValueMemory
-from models.recommender import ItemTables
 from models.retrieval import exact, index_heads, retrieve
 from models.scorers import Additive, Scorer, cosine, scaled_dot
 from models.scoring import DEFAULT_K, Attending
@@ -87,7 +86,7 @@ def attend_user(
         visible = user.rows != asked if query.exclude_self else None
     else:
         _check_content(snapshot, asked)
-        vector = _projected(snapshot, asked).queries[:, 0]
+        vector = snapshot.projected(asked).queries[:, 0]
         visible = None
     operands = _Operands(vector[None], user.memory, visible)
     return _attend(query, operands, exact_up_to, snapshot.version)
@@ -213,8 +212,3 @@ def _check_content(snapshot: Snapshot, vector: Vector) -> None:
         raise Invalid(
             "/query/vector", f"has {vector.shape[0]} dimensions; this memory's queries {dimension}"
         )
-
-
-def _projected(snapshot: Snapshot, content: Vector) -> ItemTables:
-    with torch.inference_mode():
-        return snapshot.model.tables(torch.tensor([-1]), torch.from_numpy(content)[None])

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from models.recommender import Recommender
 from models.snapshot import Snapshot
-from models.user_memory import Encoded, UserMemory, encode, remember
+from models.user_memory import Encoded, UserMemory, remember
 from service.asking import Asked
 
 
@@ -40,10 +40,10 @@ class Encodings:
         if asked.whole is None:
             return remember(snapshot, asked.past, at)
         user_id, _ = asked.whole
-        encoded = encode(snapshot, asked.past, self._get(snapshot, user_id))
-        if encoded is not None:
-            self._put(snapshot, user_id, encoded)
-        return remember(snapshot, asked.past, at, encoded=encoded)
+        user = remember(snapshot, asked.past, at, encoded=self._get(snapshot, user_id))
+        if user.encoded is not None:
+            self._put(snapshot, user_id, user.encoded)
+        return user
 
     def _get(self, snapshot: Snapshot, user_id: str) -> Encoded | None:
         with self._lock:

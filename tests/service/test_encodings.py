@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from models.catalogue import Entry
 from models.snapshot import Snapshot
-from models.user_memory import Encoded, Past, encode, remember
+from models.user_memory import Encoded, Past, UserMemory, encode, remember
 from service import encodings
 from service.asking import Asked
 from service.encodings import Encodings
@@ -202,12 +202,12 @@ def test_an_answer_of_the_old_model_that_comes_late_is_not_kept(
     other = small_snapshot(ITEMS, random_model(2, window=8))
     kept = Encodings(PLENTY)
 
-    def slowly(now: Snapshot, past: Past, before: Encoded | None = None) -> Encoded | None:
-        monkeypatch.setattr(encodings, "encode", encode)
+    def slowly(now: Snapshot, past: Past, at: int, *, encoded: Encoded | None) -> UserMemory:
+        monkeypatch.setattr(encodings, "remember", remember)
         kept.remember(other, asked("bob", 3), DAY)
-        return encode(now, past, before)
+        return remember(now, past, at, encoded=encoded)
 
-    monkeypatch.setattr(encodings, "encode", slowly)
+    monkeypatch.setattr(encodings, "remember", slowly)
     right(kept, snapshot, asked("ann", 6))
     assert len(kept) == 1
     with appends(other) as counts:
