@@ -1,5 +1,7 @@
 """The rankers every model has to beat: popularity, repeats, transition counts, EASE.
 
+What was not liked makes nothing popular, follows nothing and goes with nothing.
+
 Each is fitted with `fit(log)` and then satisfies `evaluate.Ranker`. None draws random numbers.
 """
 
@@ -26,7 +28,7 @@ class Popularity:
     @classmethod
     def fit(cls, log: Interactions) -> Self:
         """Count the events of each item."""
-        return cls(log.item_counts().astype(np.float32))
+        return cls(log.liked().item_counts().astype(np.float32))
 
     def scores(
         self,
@@ -49,7 +51,7 @@ class Repeats:
     @classmethod
     def fit(cls, log: Interactions) -> Self:
         """Count the events of each item."""
-        counts = log.item_counts()
+        counts = log.liked().item_counts()
         return cls((counts / (counts.max(initial=0) + 1)).astype(np.float32))
 
     def scores(
@@ -61,7 +63,8 @@ class Repeats:
         """[B, n_items] the user's own counts + popularity in [0, 1)."""
         _same_catalogue(history, len(self.share))
         batch, events = history.gather(users)
-        flat = batch * len(self.share) + history.items[events]
+        liked = ~history.disliked[events]
+        flat = batch[liked] * len(self.share) + history.items[events[liked]]
         own = np.bincount(flat, minlength=len(users) * len(self.share))
         return own.reshape(len(users), -1).astype(np.float32) + self.share
 
@@ -97,7 +100,7 @@ class TransitionCounts:
             raise ValueError(f"decay must lie in (0, 1], got {decay}")
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
-        damp = (log.item_counts() + 5.0) ** -damping
+        damp = (log.liked().item_counts() + 5.0) ** -damping
         matrix = transitions(log, window=window, power=power)
         return cls(matrix, damp.astype(np.float32), decay, depth)
 
@@ -140,7 +143,7 @@ class EASE:
             )
         if not lam > 0:
             raise ValueError(f"lam must be above 0, got {lam}")
-        gram = _gram(log)
+        gram = _gram(log.liked())
         gram.diagonal().add_(lam)
         torch.linalg.cholesky(gram, out=gram)
         torch.cholesky_inverse(gram, out=gram)
@@ -158,7 +161,8 @@ class EASE:
         _same_catalogue(history, len(self.weights))
         batch, events = history.gather(users)
         taken = np.zeros((len(users), history.n_items), dtype=np.float32)
-        taken[batch, history.items[events]] = 1.0
+        liked = ~history.disliked[events]
+        taken[batch[liked], history.items[events[liked]]] = 1.0
         # torch.mm: one threading policy for all heavy products, set where the process starts
         return torch.mm(torch.from_numpy(taken), torch.from_numpy(self.weights)).numpy()
 

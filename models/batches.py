@@ -16,6 +16,7 @@ class Spans(NamedTuple):
     items: NDArray[np.int64]  # row 0 in the padding
     timestamps: NDArray[np.int64]  # the stretch's last in the padding, so that ages stay small
     weights: NDArray[np.float32]
+    types: NDArray[np.int64]
     events: NDArray[np.int64]  # places in the log
     lengths: NDArray[np.int64]  # [B]
 
@@ -29,10 +30,12 @@ def rectangles(log: Interactions, begins: NDArray[np.int64], ends: NDArray[np.in
     events = np.minimum(begins[:, None] + place, np.maximum(begins, ends - 1)[:, None])
     if not len(log):
         nothing = np.zeros(events.shape, dtype=np.int64)
-        return Spans(nothing, nothing, np.ones(events.shape, dtype=np.float32), nothing, lengths)
+        ones = np.ones(events.shape, dtype=np.float32)
+        return Spans(nothing, nothing, ones, nothing, nothing, lengths)
     events = np.minimum(events, len(log) - 1)
     items = np.where(real, log.items[events], 0).astype(np.int64)
-    return Spans(items, log.timestamps[events], log.weights[events], events, lengths)
+    times, weights = log.timestamps[events], log.weights[events]
+    return Spans(items, times, weights, log.types[events].astype(np.int64), events, lengths)
 
 
 def window_start(length: int, window: int) -> int:

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from models.columns import natural, whole, within
 
+DISLIKE = "dislike"  # the name of the type of events that say what was not liked
+
 
 class Events(NamedTuple):
     """One user's events, oldest first: views into the log's columns, each [n]."""
@@ -44,6 +46,7 @@ class Interactions:
     types: NDArray[np.int16]  # [E]
     offsets: NDArray[np.int64]  # [U + 1]
     n_items: int
+    dislike: int = -1  # the type whose events say what was not liked; -1 = there is none
 
     def __post_init__(self) -> None:
         expected = {"items": np.int32, "timestamps": np.int64, "weights": np.float32}
@@ -77,6 +80,7 @@ class Interactions:
         *,
         n_users: int,
         n_items: int,
+        dislike: int = -1,
     ) -> Self:
         """Sort unordered columns [E] into a log; equal (user, timestamp) keep the order given.
 
@@ -118,6 +122,7 @@ class Interactions:
             types=type_column[order],
             offsets=_offsets(np.bincount(user_column, minlength=n_users)),
             n_items=n_items,
+            dislike=dislike,
         )
 
     def __len__(self) -> int:
@@ -142,6 +147,16 @@ class Interactions:
     def positions(self) -> NDArray[np.int64]:
         """[E] the place of each event in its user's history, 0 = oldest."""
         return np.arange(len(self)) - np.repeat(self.offsets[:-1], self.lengths)
+
+    @property
+    def disliked(self) -> NDArray[np.bool_]:
+        """[E] whether an event says what was not liked."""
+        disliked: NDArray[np.bool_] = (self.types == self.dislike) & (self.dislike >= 0)
+        return disliked
+
+    def liked(self) -> Interactions:
+        """The log less what was not liked."""
+        return self.where(~self.disliked)
 
     def item_counts(self) -> NDArray[np.int64]:
         """[n_items] the number of events on each item."""
@@ -182,6 +197,7 @@ class Interactions:
             self.types[keep],
             kept[self.offsets].astype(np.int64),
             self.n_items,
+            self.dislike,
         )
 
     def first(self, lengths: NDArray[np.int64]) -> Interactions:

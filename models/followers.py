@@ -95,13 +95,13 @@ class OwnPairs:
 
     def __init__(self, log: Interactions) -> None:
         n = log.n_items
-        users = log.users
+        users, liked = log.users, ~log.disliked
         # One number for each user's item, so that pairs fit an integer however many there are.
         own = users.astype(np.int64) * n + log.items
         owned: NDArray[np.int64] = np.unique(own, return_inverse=True)[1]
         keys, values = [np.zeros(0, np.int64)], [np.zeros(0)]
         for distance in range(1, min(WINDOW, max(0, len(log) - 1)) + 1):
-            same = np.flatnonzero(users[:-distance] == users[distance:])
+            same = np.flatnonzero((users[:-distance] == users[distance:]) & liked[distance:])
             keys.append(owned[same] * n + log.items[same + distance])
             values.append(np.full(len(same), distance**-POWER))
         pairs, weights = np.concatenate(keys), np.concatenate(values)

@@ -122,5 +122,6 @@ def _renumbered(
         log.types[keep],
         n_users=len(users),
         n_items=len(items),
+        dislike=log.dislike,
     )
     return items.astype(np.int64), small

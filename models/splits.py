@@ -59,9 +59,10 @@ def leave_one_out(log: Interactions) -> Split:
     """Each user's last event is the test case, the one before it the validation case.
 
     The history of a test case includes the validation event. Users with fewer than three events
-    are only trained on (the rule of SASRec's reference code, Kang & McAuley 2018).
+    are only trained on (the rule of SASRec's reference code, Kang & McAuley 2018). What was not
+    liked is no case and does not count for the rule; after a case it is left out.
     """
-    held = log.lengths >= 3
+    held = log.liked().lengths >= 3
     before_test, test = _hold_last(log, held)
     train, validation = _hold_last(before_test, held)
     return Split(train, validation, test)
@@ -74,12 +75,13 @@ def time_split(
 
     Each user's first `per_user` events from `at` on are cases (None: all of them), where the user
     has at least `min_history` events before; every case sees the history before `at`, no more.
-    For a validation part too, split the returned log again at an earlier time.
+    What was not liked is no case. For a validation part too, split the returned log again at an
+    earlier time.
     """
     past = log.timestamps < at
     train = log.where(past)
     seen = np.repeat(train.lengths, log.lengths)  # histories are in time order: past is a prefix
-    case = ~past & (seen >= natural("min_history", min_history))
+    case = ~past & ~log.disliked & (seen >= natural("min_history", min_history))
     if per_user is not None:
         case &= log.positions - seen < natural("per_user", per_user)
     return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
@@ -122,10 +124,13 @@ def min_counts(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[
 
 
 def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions, Holdout]:
-    """Take the last event of every user in `held` [U] out of the log, as cases."""
-    rest = log.first(log.lengths - held)
+    """Take the last liked event of every user in `held` [U] out of the log, as cases."""
+    last = np.zeros(log.n_users, dtype=np.int64)
+    liked = ~log.disliked
+    np.maximum.at(last, log.users[liked], log.positions[liked])
+    rest = log.first(np.where(held, last, log.lengths))
     users = np.flatnonzero(held).astype(np.int32)
-    events = log.offsets[users + 1] - 1
+    events = log.offsets[users] + last[users]
     return rest, Holdout(users, log.items[events], log.timestamps[events], rest)
 
 

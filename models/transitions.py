@@ -62,8 +62,9 @@ class Transitions:
 def transitions(log: Interactions, *, window: int = 20, power: float = 1.0) -> Transitions:
     """Count, for every pair of events of a user at most `window` apart, 1 / distance ** power.
 
-    M[a, b] sums over a being followed by b, so M is not symmetric. Working memory is bounded;
-    the result holds at most window * E entries. Raises ValueError for a window below 1.
+    M[a, b] sums over a being followed by b, so M is not symmetric; what was not liked follows
+    nothing. Working memory is bounded; the result holds at most window * E entries. Raises
+    ValueError for a window below 1.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
@@ -74,12 +75,15 @@ def transitions(log: Interactions, *, window: int = 20, power: float = 1.0) -> T
     left = np.repeat(log.offsets[1:], log.lengths) - np.arange(len(log)) - 1  # [E] events after
     worth = np.concatenate(([0.0], np.arange(1.0, window + 1) ** -power))  # [window + 1]
     row_lengths = np.zeros(n, dtype=np.int64)
+    liked = ~log.disliked
     columns, counts = [], []
     for first, last in _chunks(edges, max(1, CHUNK // window)):
         events = by_item[edges[first] : edges[last]]
         reach = np.minimum(left[events], window)
         source = np.repeat(events, reach)
         distance = np.arange(len(source)) - np.repeat(np.cumsum(reach) - reach, reach) + 1
+        taken = liked[source + distance]
+        source, distance = source[taken], distance[taken]
         keys = log.items[source].astype(np.int64) * n + log.items[source + distance]
         order = np.argsort(keys, kind="stable")
         keys = keys[order]

@@ -1,5 +1,7 @@
 """Baselines: the ranker contract, and their formulas against float64 loops and closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.transitions
-from models.baselines import EASE, Popularity, TransitionCounts
+from models.baselines import EASE, Popularity, Repeats, TransitionCounts
 from models.data import Interactions
 from models.evaluate import Ranker
 from models.transitions import transitions
@@ -59,6 +61,18 @@ def test_popularity_counts_events() -> None:
     """Everyone sees items by their number of events, repeats counted."""
     scores = Popularity.fit(small()).scores(small(), ALL)
     assert scores.tolist() == [[2, 2, 2, 0]] * 3
+
+
+@pytest.mark.parametrize("make", [Popularity, Repeats, EASE])
+def test_what_was_not_liked_counts_for_nothing(make: type[Popularity | Repeats | EASE]) -> None:
+    """Fitted on dislikes and asked of them, they score as if these had never been."""
+    rng = np.random.default_rng(3)
+    log = random_log(3)
+    log = replace(log, types=rng.integers(0, 2, len(log)).astype(np.int16), dislike=1)
+    users = np.arange(25, dtype=np.int32)
+    expected = make.fit(log.liked()).scores(log.liked(), users)
+    np.testing.assert_array_equal(make.fit(log).scores(log, users), expected)
+    assert not np.array_equal(make.fit(replace(log, dislike=-1)).scores(log, users), expected)
 
 
 def test_transitions_by_hand() -> None:

@@ -40,6 +40,18 @@ def test_columns_have_the_declared_types_and_defaults(log: Interactions) -> None
     assert dtypes == [np.int32, np.int64, np.float32, np.int16, np.int64]
 
 
+def test_dislikes_are_events_of_their_type() -> None:
+    """Without such a type there are none; the others keep their users, and theirs is kept too."""
+    columns = [1, 0, 1, 0], [2, 1, 0, 2], [9, 5, 3, 6], None, [0, 1, 1, 2]
+    log = Interactions.from_columns(*columns, n_users=2, n_items=3, dislike=1)
+    assert log.disliked.tolist() == [True, False, True, False]
+    assert sequences(log.liked()) == [[2], [2]]
+    assert log.liked().dislike == log.first(log.lengths).dislike == 1
+    plain = Interactions.from_columns(*columns, n_users=2, n_items=3)
+    assert not plain.disliked.any()
+    assert sequences(plain.liked()) == sequences(plain)
+
+
 def test_an_empty_log_is_a_log() -> None:
     """No events and no items are fine."""
     log = Interactions.from_columns([], [], [], n_users=2, n_items=0)

@@ -24,30 +24,43 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 @st.composite
 def logs(draw: st.DrawFn) -> Interactions:
-    """A few users, some without events, some longer than the window, who take items again."""
+    """A few users, some without events, some longer than the window, who take items again.
+
+    Of some logs a third of the events are dislikes.
+    """
     lengths = draw(st.lists(st.sampled_from([0, 1, 2, 5, 9, 30]), min_size=1, max_size=5))
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
     return Interactions.from_columns(
         np.repeat(np.arange(len(lengths)), lengths),
         rng.integers(0, draw(st.integers(1, ITEMS)), sum(lengths)),
         np.arange(sum(lengths)),
+        types=rng.integers(0, 3, sum(lengths)),
         n_users=len(lengths),
         n_items=ITEMS,
+        dislike=draw(st.sampled_from([-1, 1])),
     )
 
 
-def counted(histories: Sequence[Sequence[int]]) -> Counts:
-    """1 / distance² over every pair of events of one user at most 20 apart."""
+def counted(histories: Sequence[Sequence[tuple[int, bool]]]) -> Counts:
+    """1 / distance² over every pair of events of one user at most 20 apart, the later a liked."""
     counts: Counts = defaultdict(float)
-    for items in histories:
-        for i in range(len(items)):
-            for j in range(i + 1, min(len(items), i + 21)):
-                counts[items[i], items[j]] += 1 / (j - i) ** 2
+    for events in histories:
+        for i in range(len(events)):
+            for j in range(i + 1, min(len(events), i + 21)):
+                if events[j][1]:
+                    counts[events[i][0], events[j][0]] += 1 / (j - i) ** 2
     return counts
 
 
-def histories(log: Interactions) -> list[list[int]]:
-    return [log.user(user).items.tolist() for user in range(log.n_users)]
+def history(log: Interactions, user: int) -> list[tuple[int, bool]]:
+    """A user's items, and whether each was liked."""
+    events = log.user(user)
+    liked = [log.dislike < 0 or type_ != log.dislike for type_ in events.types.tolist()]
+    return list(zip(events.items.tolist(), liked, strict=True))
+
+
+def histories(log: Interactions) -> list[list[tuple[int, bool]]]:
+    return [history(log, user) for user in range(log.n_users)]
 
 
 def table(kept: Followers) -> Counts:
@@ -148,7 +161,7 @@ def test_nothing_follows_to_what_was_not_trained() -> None:
 
 
 def own(log: Interactions, user: int) -> Counts:
-    return counted([log.user(user).items.tolist()])
+    return counted([history(log, user)])
 
 
 @quick

@@ -35,6 +35,24 @@ def test_an_empty_log_splits_into_empty_parts() -> None:
     assert [len(part) for part in leave_one_out(log)] == [0, 0, 0]
 
 
+def test_a_dislike_is_never_a_case() -> None:
+    """The last liked event is; what comes after it is left out, and three must have been liked."""
+    users = [0] * 6 + [1] * 3 + [2] * 4
+    items = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3]
+    types = [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
+    log = Interactions.from_columns(
+        users, items, range(13), None, types, n_users=3, n_items=6, dislike=1
+    )
+    train, validation, test = leave_one_out(log)
+    assert (test.users.tolist(), test.targets.tolist()) == ([0, 2], [4, 3])
+    assert test.timestamps.tolist() == [4, 12]
+    assert sequences(test.history) == [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2]]
+    assert (validation.users.tolist(), validation.targets.tolist()) == ([0, 2], [3, 1])
+    assert sequences(train) == [[0, 1, 2], [0, 1, 2], [0]]
+    _, held = time_split(log, 4, per_user=None, min_history=0)
+    assert held.targets.tolist() == [4, 0, 1, 0, 1, 3]
+
+
 def test_time_split_by_hand(log: Interactions) -> None:
     """Cases are each user's next event from the cut on; nothing later is in the history."""
     train, held = time_split(log, 7)
