@@ -30,6 +30,7 @@ class Row:
     told: list[Metrics] = field(default_factory=list)  # told; none for models that do not use it
     validation: list[Metrics] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of fitting
+    ranker: Ranker | None = None  # of the first seed
 
     def ranks(self, *, told: bool = False) -> NDArray[np.int64]:
         """The ranks of all cases of all seeds, end to end."""
@@ -141,3 +142,4 @@ def _judge(row: Row, task: Task, ranker: Ranker, seconds: float, *, times: bool)
     if task.validation is not None:
         row.validation.append(judged(task.validation))
     row.seconds.append(seconds)
+    row.ranker = row.ranker or ranker

@@ -50,10 +50,10 @@ def shown(task: Task, table: Table, data: str = "") -> RenderableType:
         grid.add_row(f"[dim]{name} (published)[/]", f"{hr:.4f}", f"{ndcg:.4f}", *blank)
     for name, row in table.items():
         label = f"{name}, mean of {len(row.test)} seeds" if len(row.test) > 1 else name
-        told = _pair(row.told) if row.told else ["", ""]
+        told = pair(row.told) if row.told else ["", ""]
         grid.add_row(
             label,
-            *_pair(row.test),
+            *pair(row.test),
             *(told if timed else []),
             f"{_mean(row.test, 'mrr'):.4f}",
             f"{_mean(row.test, 'coverage'):.3f}",
@@ -61,7 +61,7 @@ def shown(task: Task, table: Table, data: str = "") -> RenderableType:
             f"{np.mean(row.seconds):.1f}",
         )
     lines = [
-        f"{HEED} over {other}, paired bootstrap: NDCG@10 {_interval(ndcg)}, HR@10 {_interval(hr)}"
+        f"{HEED} over {other}, paired bootstrap: NDCG@10 {interval(ndcg)}, HR@10 {interval(hr)}"
         for other, (hr, ndcg) in differences(table).items()
     ]
     return Group(grid, *lines)
@@ -91,11 +91,16 @@ def as_json(task: Task, table: Table, preset: str) -> dict[str, Any]:
         "events": task.events,
         "cases": len(task.test),
         "preset": preset,
-        "models": {name: _numbers(row) for name, row in table.items()},
-        "heed_over": {
-            name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
-            for name, (hr, ndcg) in differences(table).items()
-        },
+        "models": {name: numbers(row) for name, row in table.items()},
+        "heed_over": over(table),
+    }
+
+
+def over(table: Table) -> dict[str, Any]:
+    """`differences`, for machines."""
+    return {
+        name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
+        for name, (hr, ndcg) in differences(table).items()
     }
 
 
@@ -131,7 +136,8 @@ def plot(task: Task, table: Table, path: Path, data: str = "") -> None:
     figure.savefig(path, dpi=120)
 
 
-def _pair(found: Sequence[Metrics]) -> list[str]:
+def pair(found: Sequence[Metrics]) -> list[str]:
+    """HR and NDCG with their standard errors, as cells."""
     hr, ndcg = _errors(found)
     return [f"{_mean(found, 'hr'):.4f} ±{hr:.4f}", f"{_mean(found, 'ndcg'):.4f} ±{ndcg:.4f}"]
 
@@ -146,11 +152,14 @@ def _mean(found: Sequence[Metrics], name: str) -> float:
     return float(np.mean([getattr(metrics, name) for metrics in found]))
 
 
-def _interval(found: Difference) -> str:
+def interval(found: Difference) -> str:
+    """A difference with its interval, as text."""
     return f"{found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
-def _numbers(row: Row) -> dict[str, Any]:
+def numbers(row: Row) -> dict[str, Any]:
+    """One model's figures, for machines."""
+
     def each(found: Sequence[Metrics]) -> list[dict[str, float]]:
         return [
             {"hr": one.hr, "ndcg": one.ndcg, "mrr": one.mrr, "coverage": one.coverage}

@@ -20,13 +20,13 @@ LAYERS = {
         "retrieval mass clusters baselines",
         "encoder",
         "recommender catalogue",
-        "losses ranker trained protocols",
+        "losses ranker trained protocols cold",
         "snapshot checkpoint",
         "train",
         "presets",
         "user_memory",
         "scoring",
-        "explain left_out ranking search",
+        "explain left_out ranking search served",
     ],
     "service": [
         "errors names timestamps durable child layout listening memory",
@@ -40,7 +40,8 @@ LAYERS = {
         "answering attending lists",
         "engine jobs training",
         "benchmarking",
-        "showing suggestions comparing",
+        "cold_start",
+        "showing suggestions comparing comparing_cold",
         "schemas problems openapi auth",
         "routes playground",
         "app loadtest",
@@ -63,7 +64,8 @@ ONLY = {
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
-    "models": f"{ENGINE} histories registry jobs training benchmarking comparing showing bench cli",
+    "models": f"{ENGINE} histories registry jobs training benchmarking cold_start "
+    "comparing comparing_cold showing bench cli",
     "service.engine": "suggestions app serving_http bench",
 }
 

@@ -39,6 +39,14 @@ def benchmark(
         bool,
         typer.Option("--ablate", help="Also train without each part; takes five times as long."),
     ] = False,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold",
+            help="Also judge by items that training never saw, which takes one more training, and "
+            "by users of whom few events are shown.",
+        ),
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw a PNG here.")] = None,
 ) -> None:
@@ -56,7 +64,7 @@ def benchmark(
     training_threads()
     from models.presets import choose
     from models.text import StaticEncoder
-    from service import benchmarking, comparing, showing, training
+    from service import benchmarking, cold_start, comparing, comparing_cold, showing, training
     from service.embeddings import Embeddings
 
     with out.status(f"reading {dataset}"):
@@ -73,6 +81,13 @@ def benchmark(
             )
         out.print(comparing.shown(task, table, dataset))
         reports.append(comparing.as_json(task, table, str(chosen)))
+        if cold:
+            with showing.bars(out) as told:
+                found = cold_start.measure(
+                    task, corpus.content[task.items], chosen, table, told=told
+                )
+            out.print(comparing_cold.shown(task, found))
+            reports[-1]["cold_start"] = comparing_cold.as_json(found)
         if plot is not None:
             named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
             comparing.plot(task, table, named, dataset)
