@@ -29,8 +29,7 @@ class PooledDropout(nn.Module):
             self._pool = kept.float() / (1 - self.rate)
         count = x.numel()
         start = int(torch.randint(_POOL, ()))
-        if start + count <= _POOL:
-            mask = self._pool[start : start + count]
-        else:
-            mask = self._pool.roll(-start).repeat(-(-count // _POOL))[:count]
+        mask = self._pool[start : start + count]
+        while len(mask) < count:  # on from the pool's beginning
+            mask = torch.cat([mask, self._pool[: count - len(mask)]])
         return x * mask.view(x.shape).to(x.dtype)

@@ -162,8 +162,9 @@ class Counting:
         there = everywhere[at]  # nothing where the pair was not kept
         everywhere[at] = there - torch.minimum(there, counts)
         total = total.view(batch, length, width + 1)
-        reach, share = 1, DECAY
+        more, reach, share = torch.empty_like(total), 1, DECAY
         while reach < min(DEPTH, length):  # F over 1, 2, 4, 8 events
-            total[:, reach:] += total[:, :-reach].clone().mul_(share)
-            reach, share = 2 * reach, share * share
+            more[:, :reach] = total[:, :reach]
+            torch.add(total[:, reach:], total[:, :-reach], alpha=share, out=more[:, reach:])
+            total, more, reach, share = more, total, 2 * reach, share * share
         return total[:, :, :width].mul_(2).log1p_()
