@@ -16,7 +16,7 @@ from models.data import Interactions
 from models.evaluate import Metrics
 from models.splits import Holdout
 
-_MAGIC = b"heed training 1\n"  # 1: of what `Checkpoint` and its trainer's state are made of
+_MAGIC = b"heed training 2\n"  # 2: of what `Checkpoint` and its trainer's state are made of
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -44,7 +44,6 @@ class Checkpoint:
     weights: dict[str, Tensor]  # parameters by name
     mean: dict[str, Tensor]
     trainer: dict[str, Any]  # the optimiser and its step
-    random: dict[str, Any]
     best: Best
     latest: Metrics | None
     history: list[dict[str, float]]

@@ -62,9 +62,8 @@ class Losses:
         request_time: float,
         full_softmax: int,
         negatives: int,
-        generator: np.random.Generator,
     ) -> None:
-        self._model, self._log, self._generator = model, log, generator
+        self._model, self._log = model, log
         self._content = torch.from_numpy(content)
         self._drop_id, self._request_time = drop_id, request_time
         self._full_softmax, self._negatives = full_softmax, negatives
@@ -219,7 +218,8 @@ class Losses:
         others = np.ones(items, dtype=np.bool_)
         others[targets.numpy()] = False
         rest = np.flatnonzero(others)
-        drawn = self._generator.choice(rest, min(negatives, len(rest)), replace=False)
+        generator = np.random.default_rng(int(torch.randint(2**62, ())))
+        drawn = generator.choice(rest, min(negatives, len(rest)), replace=False)
         each = math.log(len(rest) / len(drawn)) if len(drawn) else 0.0
         rows = torch.cat([targets, torch.from_numpy(drawn)])
         column = torch.full((items + 1,), len(rows), dtype=torch.int64)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.batches import batches, windows
 from models.checkpoint import Best, CannotResume, Checkpoint, fingerprint
 from models.data import Interactions
-from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
 from models.followers import Followers, followers
 from models.losses import Losses, returns
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender, RecommenderConfig
 from models.splits import Holdout
+from models.team import ALONE, Team
+from models.trainer import Pace, Stage, Trainer
 
 _HORIZON = 0.999  # share of training's waits between events that are within the model's horizon
 
@@ -88,6 +87,7 @@ def fit(
     progress: Callable[[Progress], None] | None = None,
     save: Callable[[bytes], None] | None = None,
     resume: bytes | None = None,
+    team: Team = ALONE,
 ) -> Fitted:
     """Train a recommender by full cross-entropy over the catalogue at every event.
 
@@ -101,10 +101,11 @@ def fit(
         shape: the model's shape; by default one for this number of items and this d.
         config: how to train.
         validation: cases to choose the epoch on; without them the last epoch is taken.
-        seed: the same seed, data and thread count give the same model.
-        progress: called after every step.
-        save: called after every epoch with what `resume` takes.
+        seed: the same seed, data, thread count and size of the team give the same model.
+        progress: called after every step, in the leader alone.
+        save: called after every epoch with what `resume` takes, in the leader alone.
         resume: goes on from there, to the same model as if it had not been interrupted.
+        team: the processes that train together, each with the same arguments.
 
     Raises:
         ValueError: when no user has two events, content or shape do not fit the log, content is
@@ -125,7 +126,7 @@ def fit(
         raise ValueError("no user has two events: there is nothing to learn an order from")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        run = _Run(log, content, shape, config, validation, seed, progress, save)
+        run = _Run(log, content, shape, config, validation, seed, progress, save, team)
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))
 
 
@@ -142,11 +143,13 @@ class _Run:
         seed: int,
         progress: Callable[[Progress], None] | None,
         save: Callable[[bytes], None] | None,
+        team: Team,
     ) -> None:
         self._log, self._content, self._config = log, content, config
-        self._progress, self._save = progress, save
+        self._seed, self._team = seed, team
+        self._progress = progress if team.leads else None
+        self._save = save if team.leads else None
         self._name = fingerprint(log, content, validation, shape, config, seed)
-        self._generator = generator = np.random.default_rng(seed)
         self._model = Recommender(shape)
         self._model.memorise(_followers(log, shape.followers), _horizon(log))
         self._losses = Losses(
@@ -157,11 +160,11 @@ class _Run:
             request_time=config.request_time,
             full_softmax=config.full_softmax,
             negatives=config.negatives,
-            generator=generator,
         )
         if validation is not None and len(validation) > config.validation_users:
             chosen = np.zeros(len(validation), dtype=np.bool_)
-            chosen[generator.permutation(len(validation))[: config.validation_users]] = True
+            drawn = np.random.default_rng(seed).permutation(len(validation))
+            chosen[drawn[: config.validation_users]] = True
             validation = validation.where(chosen)
         # Of no cases every figure is nan, and no epoch the best.
         self._validation = validation if validation is not None and len(validation) else None
@@ -187,27 +190,29 @@ class _Run:
             seconds=self._clock.seconds,
         )
 
-    def _stages(self) -> list[_Stage]:
+    def _stages(self) -> list[Stage]:
         model, config = self._model, self._config
         attention = [model.norm, model.cross, model.recency]
         rest = [part for part in model.children() if part not in attention]
         if model.encoder is None:
             tokens = config.attention_tokens
-            return [_Stage("attention", config.epochs, tokens, [*rest, *attention], prior=True)]
-        stages = [_Stage("sequence", config.epochs, config.batch_tokens, rest, prior=True)]
+            return [Stage("attention", config.epochs, tokens, [*rest, *attention], prior=True)]
+        stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, prior=True)]
         if config.attention_epochs:
             epochs, tokens = config.attention_epochs, config.attention_tokens
-            stages.append(_Stage("attention", epochs, tokens, attention, prior=False))
+            stages.append(Stage("attention", epochs, tokens, attention, prior=False))
         return stages
 
-    def _stage(self, stage: _Stage, stages: list[_Stage], resume: Checkpoint | None) -> None:
+    def _stage(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
         """Train what the stage learns; the model ends as the best epoch so far left it."""
         config, model = self._config, self._model
         model.requires_grad_(False)
         for part in stage.learns:
             part.requires_grad_(True)
         model.prior.requires_grad_(stage.prior)
-        trainer = _Trainer(model, self._log, config, stage, self._generator)
+        pace = Pace(config.learning_rate, config.warmup, config.average)
+        streams = (self._seed, stages.index(stage))
+        trainer = Trainer(model, self._log, stage, pace, streams, self._team)
         before = sum(earlier.epochs for earlier in stages[: stages.index(stage)])
         total = sum(each.epochs for each in stages)
         first, stale = 1, 0
@@ -219,7 +224,7 @@ class _Run:
             if stale >= config.patience:
                 break
             loss = 0.0
-            for step, steps, loss in trainer.epoch(loss_of):
+            for step, steps, loss in trainer.epoch(epoch, loss_of):
                 if self._progress is not None:
                     share = (before + epoch - 1 + step / steps) / total
                     self._progress(
@@ -237,10 +242,7 @@ class _Run:
             record = {"epoch": float(before + epoch), "loss": loss}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
-                ranker = RecommenderRanker(trainer.mean, self._content, narrow=True)
-                self._latest = metrics = evaluate(
-                    ranker, self._validation, exclude_seen=not returns(self._log)
-                )
+                self._latest = metrics = self._validate(trainer.mean, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
                     self._best = Best(_weights(trainer.mean), before + epoch, metrics)
@@ -254,7 +256,16 @@ class _Run:
                 self._save(self._checkpoint(stage, epoch, stale, trainer).to_bytes())
         model.load_state_dict(self._best.weights, strict=False)
 
-    def _checkpoint(self, stage: _Stage, epoch: int, stale: int, trainer: _Trainer) -> Checkpoint:
+    def _validate(self, model: Recommender, cases: Holdout) -> Metrics:
+        """The leader's figures: another's may differ in a last digit, and choose otherwise."""
+
+        def judged() -> Metrics:
+            ranker = RecommenderRanker(model, self._content, narrow=True)
+            return evaluate(ranker, cases, exclude_seen=not returns(self._log))
+
+        return self._team.agree(judged)
+
+    def _checkpoint(self, stage: Stage, epoch: int, stale: int, trainer: Trainer) -> Checkpoint:
         return Checkpoint(
             run=self._name,
             stage=stage.name,
@@ -263,104 +274,17 @@ class _Run:
             weights=_weights(self._model),
             mean=_weights(trainer.mean),
             trainer=trainer.state(),
-            random={"torch": torch.get_rng_state(), "numpy": self._generator.bit_generator.state},
             best=self._best,
             latest=self._latest,
             history=self._history,
         )
 
-    def _restore(self, trainer: _Trainer, kept: Checkpoint) -> None:
+    def _restore(self, trainer: Trainer, kept: Checkpoint) -> None:
         self._model.load_state_dict(kept.weights, strict=False)
         trainer.mean.load_state_dict(kept.mean, strict=False)
         trainer.restore(kept.trainer)
         self._best, self._latest = kept.best, kept.latest
         self._history = list(kept.history)
-        torch.set_rng_state(kept.random["torch"])
-        self._generator.bit_generator.state = kept.random["numpy"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stage:
-    """A part of training with its own loss and its own parameters."""
-
-    name: str
-    epochs: int
-    tokens: int  # padded positions of a batch
-    learns: list[nn.Module]
-    prior: bool  # whether the prior learns too
-
-
-class _Trainer:
-    """Optimiser, running mean of the weights and batches of one stage."""
-
-    def __init__(
-        self,
-        model: Recommender,
-        log: Interactions,
-        config: TrainConfig,
-        stage: _Stage,
-        generator: np.random.Generator,
-    ) -> None:
-        self._model, self._log, self._config = model, log, config
-        self._tokens, self._generator = stage.tokens, generator
-        self._learning: list[Tensor] = [part for part in model.parameters() if part.requires_grad]
-        self._optimiser = torch.optim.AdamW(
-            self._learning, config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
-        )
-        self.mean = copy.deepcopy(model).eval()  # the running mean of the weights
-        self._means: list[Tensor] = [
-            mean
-            for mean, part in zip(self.mean.parameters(), model.parameters(), strict=True)
-            if part.requires_grad
-        ]
-        self._step = 0
-        self._steps = stage.epochs * max(1, len(self._batches()))
-
-    def epoch(
-        self, loss_of: Callable[[NDArray[np.int64]], tuple[Tensor, int]]
-    ) -> Iterator[tuple[int, int, float]]:
-        """Train one pass; yields (step, steps, mean loss so far)."""
-        config = self._config
-        for module in self._model.children():  # what is held still drops nothing
-            module.train(any(part.requires_grad for part in module.parameters()))
-        for module in self._model.modules():
-            if isinstance(module, PooledDropout):
-                module.redraw()
-        total = weight = 0.0
-        parts = self._batches()
-        for number, spans in enumerate(parts, 1):
-            loss, targets = loss_of(spans)
-            self._optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self._learning, 1.0)
-            for group in self._optimiser.param_groups:
-                group["lr"] = config.learning_rate * self._schedule()
-            self._optimiser.step()
-            self._step += 1
-            kept = min(config.average, self._step / (9 + self._step))
-            with torch.no_grad():
-                torch._foreach_lerp_(self._means, self._learning, 1 - kept)
-            total, weight = total + float(loss.detach()) * targets, weight + targets
-            yield number, len(parts), total / weight
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` takes."""
-        return {"step": self._step, "optimiser": self._optimiser.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self._step = state["step"]
-        self._optimiser.load_state_dict(state["optimiser"])
-
-    def _schedule(self) -> float:
-        """Linear warm-up, then a cosine to 5 %."""
-        warmup = min(self._config.warmup, max(1, self._steps // 10))
-        decay = 0.5 * (1 + math.cos(math.pi * min(1.0, self._step / self._steps)))
-        return min(1.0, (self._step + 1) / warmup) * (0.05 + 0.95 * decay)
-
-    def _batches(self) -> list[NDArray[np.int64]]:
-        spans = windows(self._log, self._model.config.window + 1, self._generator)
-        return batches(spans, self._tokens, self._generator)
 
 
 class _Clock:

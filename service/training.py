@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from models.baselines import Popularity
@@ -20,6 +21,7 @@ from models.losses import returns
 from models.presets import Preset
 from models.ranker import RecommenderRanker
 from models.splits import Holdout, leave_one_out
+from models.team import Team
 from models.train import Fitted, Progress, fit
 from models.trained import Trained
 from models.vocabulary import Vocabulary
@@ -31,6 +33,7 @@ from service.memory import trim
 from service.registry import Registry
 from service.serving import entry_of
 from service.stores.base import Store
+from service.team import fitting, leads, team
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +126,7 @@ def train(
     activate: bool = True,
     told: Told | None = None,
     checkpoint: Path | None = None,
+    processes: int | None = None,
 ) -> dict[str, Any]:
     """Fit on all but each user's last event, judge on those, publish what beats popularity.
 
@@ -136,9 +140,10 @@ def train(
         told: called as work goes on.
         checkpoint: where the training's state is kept after every epoch; one that is there, of the
             same events and settings, is gone on from. It is removed at the end.
+        processes: that share the work; by default as many as make it faster.
 
     Returns:
-        dict: the version and its metrics.
+        dict: the version and its metrics; nothing in a process that another leads.
 
     Raises:
         ModelRejected: when there is too little to learn from, or the model does not beat
@@ -153,7 +158,9 @@ def train(
     history, cases = split.test.history, split.test
     if not len(cases):
         raise ModelRejected("no user has three events: there is no order to learn or to judge by")
-    done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint)
+    done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint, processes)
+    if not leads():
+        return {}
     new = not returns(history)  # as the epoch was chosen
     popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
     ranker = RecommenderRanker(done.model, corpus.content)
@@ -198,8 +205,41 @@ def fitted(
     seed: int,
     told: Told | None,
     checkpoint: Path | None = None,
+    processes: int | None = None,
 ) -> Fitted:
-    """`models.train.fit`, going on from the checkpoint where there is one of this training."""
+    """`models.train.fit`, going on from the checkpoint where there is one of this training.
+
+    Args:
+        log: the events.
+        content: text embeddings of the items.
+        cases: of the validation.
+        preset: the model's shape and its training.
+        seed: of the training.
+        told: called as work goes on.
+        checkpoint: where the training's state is kept.
+        processes: that share the work, this one among them; by default as many as make it faster.
+
+    Raises:
+        TeamBroken: when one of the processes ended early.
+    """
+    work = (log, content, cases, preset, seed)
+    tokens, epochs = preset.config.batch_tokens, preset.config.epochs
+    size = processes or fitting(torch.get_num_threads(), tokens, len(log) * epochs)
+    with team(size, _fit, *work) as members:
+        return _fit(members, *work, told, checkpoint)
+
+
+def _fit(
+    members: Team,
+    log: Interactions,
+    content: NDArray[np.float32],
+    cases: Holdout | None,
+    preset: Preset,
+    seed: int,
+    told: Told | None = None,
+    checkpoint: Path | None = None,
+) -> Fitted:
+    """What each of the processes does."""
 
     def pass_on(progress: Progress) -> None:
         if progress.step % _TRIMMED == 0:
@@ -218,13 +258,19 @@ def fitted(
             progress=pass_on,
             save=None if checkpoint is None else lambda data: _keep(checkpoint, data),
             resume=resume,
+            team=members,
         )
 
-    if checkpoint is not None and checkpoint.exists():
+    def kept() -> bytes | None:
+        there = checkpoint is not None and checkpoint.exists()
+        return checkpoint.read_bytes() if checkpoint is not None and there else None
+
+    data = members.agree(kept)
+    if data is not None:
         if told is not None:
             told("going on from the checkpoint", 0, 0, None)
         try:
-            return run(checkpoint.read_bytes())
+            return run(data)
         except CannotResume as error:
             _log.warning("training starts anew: %s", error)
     return run(None)

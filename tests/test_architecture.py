@@ -14,13 +14,14 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "attention heads splits evaluate causal batches",
+        "team",
+        "attention heads splits evaluate causal batches kinds",
         "memory transitions",
         "coarse lookup followers",
         "retrieval mass clusters baselines",
         "encoder",
         "recommender catalogue",
-        "losses ranker trained protocols cold",
+        "losses ranker trained protocols trainer cold",
         "snapshot checkpoint",
         "train",
         "presets",
@@ -30,6 +31,7 @@ LAYERS = {
     ],
     "service": [
         "errors names timestamps durable child layout listening memory",
+        "team",
         "records queries settings",
         "manifest staging telemetry limits job",
         "stores registry datasets job_files embeddings",
@@ -64,7 +66,7 @@ ONLY = {
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
-    "models": f"{ENGINE} histories registry jobs training benchmarking cold_start "
+    "models": f"{ENGINE} histories registry jobs team training benchmarking cold_start "
     "comparing comparing_cold showing bench cli",
     "service.engine": "suggestions app serving_http bench",
 }

@@ -111,12 +111,30 @@ def train(
     json_progress: Annotated[
         bool, typer.Option("--json-progress", help="Say progress as JSON lines on stdout.")
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="That share the work. By default one for each core, where batches are large "
+            "enough to be shared; OMP_NUM_THREADS limits the cores.",
+        ),
+    ] = None,
 ) -> None:
     """Train on everything stored, and publish the model if it beats popularity.
 
     A training that was killed goes on where it stopped, if the events are still the same.
+
+    On several machines that see the same data: [bold]torchrun … --no-python heed train[/bold].
     """
-    _train(data, preset, epochs, seed, activate=activate, tell_json=json_progress)
+    _train(
+        data,
+        preset,
+        epochs,
+        seed,
+        activate=activate,
+        tell_json=json_progress,
+        processes=processes,
+    )
 
 
 @app.command()
@@ -259,12 +277,15 @@ def _train(
     *,
     activate: bool,
     tell_json: bool,
+    processes: int | None = None,
 ) -> None:
     training_threads()
-    from service import showing, training
+    from service import showing, team, training
     from service.embeddings import Embeddings
     from service.registry import Registry
 
+    if not team.leads():
+        out.quiet, tell_json = True, False
     # In a job, stdout belongs to the messages.
     with one_store(data) as store, showing.told(out, as_json=tell_json) as told:
         embeddings = Embeddings(*_encoder(data))
@@ -282,12 +303,15 @@ def _train(
                 activate=activate,
                 told=told,
                 checkpoint=data / CHECKPOINT_FILE,
+                processes=processes,
             )
         except HeedError as error:
             if tell_json:
                 sys.stdout.write(json.dumps({"error": error.detail}) + "\n")
                 raise typer.Exit(1) from None
             raise
+    if not result:  # another process says it
+        return
     if tell_json:
         sys.stdout.write(json.dumps({"result": result}) + "\n")
         sys.stdout.flush()

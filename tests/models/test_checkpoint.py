@@ -280,5 +280,5 @@ def test_what_is_foreign_is_refused(saved: bytes) -> None:
     for foreign in (b"", b"{}", b"PK\3\4", archived({}), archived([1, 2]), archived(None)):
         assert "no checkpoint" in cannot_resume(foreign)
         assert "cannot be read" in cannot_resume(sealed(foreign))
-    newer = _MAGIC.replace(b"1", b"2") + saved[len(_MAGIC) :]
+    newer = _MAGIC.replace(b"2", b"3") + saved[len(_MAGIC) :]
     assert "another version" in cannot_resume(newer)

@@ -24,8 +24,9 @@ from models.recommender import Recommender
 from models.scoring import score
 from models.snapshot import Snapshot
 from models.splits import Holdout, leave_one_out
-from models.train import Fitted, Progress, TrainConfig, _Clock, _Stage, _Trainer, fit
+from models.train import Fitted, Progress, TrainConfig, _Clock, fit
 from models.trained import Trained
+from models.trainer import Pace, Stage, Trainer
 from models.user_memory import Past, remember
 from tests.models.small import DAY, DIMENSION, SECOND, cycle, encode, entries
 from tests.models.training import QUICK, content, tiny, train
@@ -272,13 +273,12 @@ def test_training_leaves_the_callers_chance_alone() -> None:
 # ---------------------------------------------------------------------------- the optimiser
 
 
-def trainer_of(
-    log: Interactions, config: TrainConfig, **shape: Any
-) -> tuple[_Trainer, Recommender]:
+def trainer_of(log: Interactions, config: TrainConfig, **shape: Any) -> tuple[Trainer, Recommender]:
     torch.manual_seed(0)
     model = Recommender(tiny(log.n_items, **shape))
-    stage = _Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
-    return _Trainer(model, log, config, stage, np.random.default_rng(0)), model
+    stage = Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
+    pace = Pace(config.learning_rate, config.warmup, config.average)
+    return Trainer(model, log, stage, pace, (0,)), model
 
 
 def distance(model: Recommender) -> tuple[Tensor, int]:
@@ -292,7 +292,7 @@ def test_what_is_served_is_the_running_mean() -> None:
     trainer, model = trainer_of(log, replace(QUICK, batch_tokens=10))
     mean = {name: weight.double() for name, weight in model.state_dict().items()}
     count = 0
-    for count, *_ in trainer.epoch(lambda _: distance(model)):
+    for count, *_ in trainer.epoch(1, lambda _: distance(model)):
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         length = math.sqrt(sum(float((each**2).sum()) for each in gradients))
         assert length == pytest.approx(1, rel=1e-3), "longer gradients are cut"
@@ -318,7 +318,7 @@ def test_the_loss_told_is_the_mean_over_targets() -> None:
         targets.append(len(losses) ** 2)
         return 0 * distance(model)[0] + losses[-1], targets[-1]
 
-    for number, of, mean in trainer.epoch(loss_of):
+    for number, of, mean in trainer.epoch(1, loss_of):
         told.append((number, mean))
         steps = of
     assert [number for number, _ in told] == list(range(1, steps + 1))

@@ -1,0 +1,146 @@
+"""Processes that train one model together: hired on this machine, or started by torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from models.team import ALONE, Team
+from service.errors import HeedError
+
+_PATIENCE = timedelta(days=7)  # members wait while the leader validates; one that died is noticed
+_SHARE = 400  # padded positions of a batch, for each process
+_WORK = 500_000  # positions: from here on processes are hired
+_GRACE = 10.0  # seconds for a helper to end once the work is done
+
+
+class TeamBroken(HeedError):
+    """A process of the team ended before the work was done."""
+
+
+def leads() -> bool:
+    """Whether this process is to say and publish things: any that torchrun did not start second."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def fitting(cores: int, tokens: int, work: int) -> int:
+    """How many processes train fastest on this many cores.
+
+    Args:
+        cores: threads that may compute.
+        tokens: padded positions of a batch. A share that is too small costs more in small
+            operations than it saves.
+        work: positions in all epochs. What is done in seconds is not worth a process' start.
+    """
+    return max(1, min(cores, tokens // _SHARE)) if work >= _WORK else 1
+
+
+@contextlib.contextmanager
+def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]:
+    """A team that this process leads, or takes part in where torchrun started it.
+
+    Args:
+        size: processes in all; not looked at under torchrun.
+        assist: what the others run, as `assist(team, *args)`; importable by name.
+        args: what pickles.
+
+    Raises:
+        TeamBroken: when one of the others ended early.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if not distributed.is_initialized():  # once: a second meeting would find the first's keys
+            distributed.init_process_group("gloo", timeout=_PATIENCE)
+        yield Team(distributed.get_rank(), distributed.get_world_size())
+        return
+    if size < 2:
+        yield ALONE
+        return
+    with tempfile.TemporaryDirectory(prefix="heed-team-") as folder, _threads(size) as threads:
+        meeting = (Path(folder) / "meeting").as_uri()
+        context = multiprocessing.get_context("spawn")
+        others = [
+            context.Process(
+                target=_help, args=(meeting, rank, size, threads, assist, args), daemon=True
+            )
+            for rank in range(1, size)
+        ]
+        for other in others:
+            other.start()
+        try:
+            _meet(meeting, 0, size)
+            yield Team(0, size)
+        except RuntimeError as error:
+            ended = [code for code in (other.exitcode for other in others) if code is not None]
+            ended = ended or _ended(others)
+            if not any(ended):
+                raise
+            raise TeamBroken(
+                f"a process of the training ended with exit code {next(filter(None, ended))}; if "
+                "memory ran out, fewer processes need less"
+            ) from error
+        finally:
+            if distributed.is_initialized():
+                distributed.destroy_process_group()
+            for other in others:
+                other.join(_GRACE if sys.exception() is None else 0)
+                other.kill()
+
+
+def _ended(others: Sequence[BaseProcess]) -> list[int]:
+    """Exit codes, of those that end within a moment: a closed connection is heard of first."""
+    for other in others:
+        other.join(1.0)
+    return [other.exitcode for other in others if other.exitcode is not None]
+
+
+@contextlib.contextmanager
+def _threads(size: int) -> Iterator[int]:
+    """Each process' share of the threads that this one has had."""
+    before = torch.get_num_threads()
+    share = max(1, before // size)
+    torch.set_num_threads(share)
+    try:
+        yield share
+    finally:
+        torch.set_num_threads(before)
+
+
+def _meet(meeting: str, rank: int, size: int) -> None:
+    if sys.platform == "linux":  # all are here; a host name may lead elsewhere, or nowhere
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=_PATIENCE
+    )
+
+
+def _help(
+    meeting: str,
+    rank: int,
+    size: int,
+    threads: int,
+    assist: Callable[..., object],
+    args: tuple[Any, ...],
+) -> None:
+    """What another process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader hears it too, and ends this
+    torch.set_num_threads(threads)
+    _meet(meeting, rank, size)
+    try:
+        assist(Team(rank, size), *args)
+    except RuntimeError as error:
+        # Most often the leader is gone, and has said why; there is nobody to tell twice.
+        raise SystemExit(f"helper {rank}: {error}") from None
+    finally:
+        distributed.destroy_process_group()
