@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from models.scoring import Attending
@@ -31,6 +35,7 @@ from service.timestamps import to_rfc3339
 _COLUMNS = {"user_id": str, "rank": int, "item_id": str, "score": float}
 _PART = 16  # users whose lists are one piece of work for a thread
 _ROWS = 20_000  # written at a time: a row group of Parquet
+_JUDGES = 100  # users at most whose lists are compared with those of all scores
 
 _Row = tuple[str, int, str, float]  # the columns
 
@@ -42,6 +47,16 @@ class Listed(NamedTuple):
     rows: int
     seconds: float  # without loading
     model_version: str
+    judged: int  # users of a sample who were not answered by scoring every item
+    recall: float  # share of the lists that scoring every item gives them, in theirs; else nan
+
+
+class _Part(NamedTuple):
+    """What some users get."""
+
+    users: int
+    rows: list[_Row]
+    recalls: list[float]  # of those of them who are judged
 
 
 async def write_lists(
@@ -59,6 +74,8 @@ async def write_lists(
 
     All are answered by one model and one state of the catalogue, those of the beginning; a history
     is read when its user's turn comes. The file appears at the end, whole and durable.
+    Where not every item is scored, some users, drawn at random, are answered once more by scoring
+    all, to tell what the others may miss.
 
     Args:
         store: whose users.
@@ -83,22 +100,27 @@ async def write_lists(
         pasts = Pasts(store, Histories(store, vocabulary, 0), vocabulary, embeddings)
         loop = asyncio.get_running_loop()
         user_ids = await loop.run_in_executor(workers, list, store.scan_user_ids())
+        judges = frozenset(random.Random(0).sample(user_ids, min(_JUDGES, len(user_ids))))
+        recalls: list[float] = []
         snapshot, done, count = serving.snapshot, 0, 0
         metadata = {"heed.model_version": snapshot.version, "heed.at": to_rfc3339(at)}
         started = time.monotonic()
         with table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
             how = attending(query.asker, exact_up_to)
-            parts = _parts(snapshot, pasts, query, user_ids, at, how, workers, 2 * threads)
-            async for users, rows in parts:
-                waiting += rows
+            each = partial(_lists, snapshot, query, at=at, how=how, judges=judges)
+            async for part in _parts(snapshot, pasts, query, user_ids, at, each, workers, threads):
+                waiting += part.rows
+                recalls += part.recalls
                 if len(waiting) >= _ROWS:
                     write(waiting)
                     waiting = []
-                done, count = done + users, count + len(rows)
+                done, count = done + part.users, count + len(part.rows)
                 told(done, len(user_ids))
             write(waiting)
-    return Listed(done, count, time.monotonic() - started, snapshot.version)
+    recall = sum(recalls) / len(recalls) if recalls else math.nan
+    seconds = time.monotonic() - started
+    return Listed(done, count, seconds, snapshot.version, len(recalls), recall)
 
 
 async def _parts(
@@ -107,44 +129,48 @@ async def _parts(
     query: RecommendQuery,
     user_ids: Sequence[str],
     at: int,
-    how: Attending,
+    lists: Callable[[Sequence[tuple[str, Asked]]], _Part],
     workers: Executor,
-    ahead: int,
-) -> AsyncIterator[tuple[int, list[_Row]]]:
-    """The lists of a few users at a time, in order: how many users, and their rows.
+    threads: int,
+) -> AsyncIterator[_Part]:
+    """The lists of a few users at a time, in order.
 
-    While the workers compute so many parts, the histories of the next are read.
+    While the workers compute two parts each, the histories of the next are read.
     """
     loop = asyncio.get_running_loop()
-    begun: deque[tuple[int, asyncio.Future[list[_Row]]]] = deque()
+    begun: deque[asyncio.Future[_Part]] = deque()
     for part in batches(user_ids, _PART):
         asked = []
         for user_id in part:
             stored = await pasts.history(user_id)
             asker = replace(query.asker, user_id=user_id)
             asked.append((user_id, pasts.past(snapshot, asker, stored, at)))
-        work = loop.run_in_executor(workers, _lists, snapshot, query, asked, at, how)
-        begun.append((len(part), work))
-        if len(begun) > ahead:
-            users, first = begun.popleft()
-            yield users, await first
-    for users, work in begun:
-        yield users, await work
+        begun.append(loop.run_in_executor(workers, lists, asked))
+        if len(begun) > 2 * threads:
+            yield await begun.popleft()
+    for work in begun:
+        yield await work
 
 
 def _lists(
     snapshot: Snapshot,
     query: RecommendQuery,
     asked: Sequence[tuple[str, Asked]],
+    *,
     at: int,
     how: Attending,
-) -> list[_Row]:
+    judges: Set[str],
+) -> _Part:
     """The lists of these users, one after the other."""
     rows: list[_Row] = []
+    recalls: list[float] = []
     item_id = snapshot.catalogue.vocabulary.id
     for user_id, each in asked:
         user = remember(snapshot, each.past, at)
         ranked = recommended(query, snapshot, user, each, how)
         found = zip(ranked.rows.tolist(), ranked.scores.total.tolist(), strict=True)
         rows += [(user_id, rank, item_id(row), score) for rank, (row, score) in enumerate(found, 1)]
-    return rows
+        if user_id in judges and ranked.mode == "coarse":
+            best = recommended(query, snapshot, user, each, replace(how, mode="exact")).rows
+            recalls.append(float(np.isin(best, ranked.rows).mean()))
+    return _Part(len(asked), rows, recalls)

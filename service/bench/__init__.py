@@ -102,6 +102,7 @@ def run(
                 histories=effort.histories,
                 users=effort.judges,
                 own=subjects(ground),
+                enlarge=data is not None,
                 told=told,
             )
         found["candidates"] = ranking.as_dict()

@@ -19,6 +19,7 @@ from models.scoring import score
 from models.snapshot import INDEX_FROM, Snapshot
 from models.trained import Trained
 from models.user_memory import Past, UserMemory, remember
+from service.bench.enlarged import enlarged, moved
 from service.bench.ground import random_model
 from service.bench.timing import Spread, Told, alternate, silent
 
@@ -32,6 +33,7 @@ class Catalogues:
     """One catalogue: finding candidates with the index and without, and what they miss."""
 
     own: bool  # the data set's; otherwise random, by a model without training
+    copies: int  # of each of the data set's items; 1 = as it is
     items: int
     width: int  # dimensions of a candidate key
     product: Spread  # seconds of the bare product of all keys with a query, and its top
@@ -91,6 +93,7 @@ class Found:
             "catalogues": [
                 {
                     "own": each.own,
+                    "copies": each.copies,
                     "items": each.items,
                     "width": each.width,
                     "product_seconds": each.product.as_dict(),
@@ -125,6 +128,7 @@ def measure(
     histories: Sequence[int] = (50, 200, 1_000),
     users: int = 20,
     own: tuple[Snapshot, Sequence[UserMemory]] | None = None,
+    enlarge: bool = False,
     told: Told = silent,
 ) -> Found:
     """Catalogues of `sizes` items by a model without training.
@@ -135,6 +139,8 @@ def measure(
         histories: how many rows the memories of the timed users have.
         users: how many judge the recall.
         own: a snapshot and some memories of a data set, to be judged as well.
+        enlarge: also judge by copies of its items, where it is trained: as many as make those of
+            `sizes` that an index is for.
         told: how many sizes are done.
     """
     catalogues, works = [], []
@@ -149,8 +155,20 @@ def measure(
         pair, memories = _Pair.of(own[0]), list(own[1])
         catalogues.append(_catalogue(pair, memories, rounds, own=True))
         works += [_work(pair, memory, rounds, own=True) for memory in memories[:2]]
+        for copies in _copies(own[0], sizes) if enlarge else ():
+            large = enlarged(own[0], copies)
+            judges = moved(memories, own[0], large)
+            found = _catalogue(_Pair.of(large), judges, rounds, own=True, copies=copies)
+            catalogues.append(found)
     told(len(sizes), len(sizes))
     return Found(catalogues, works)
+
+
+def _copies(snapshot: Snapshot, sizes: Sequence[int]) -> list[int]:
+    """How often each trained item is there in the least catalogues that reach those sizes."""
+    n = snapshot.trained.model.config.items if snapshot.trained else 0
+    wanted = {-(-size // n) for size in sizes if size >= INDEX_FROM} if n > 1 else set()
+    return sorted(wanted - {1})
 
 
 def random_snapshot(items: int) -> Snapshot:
@@ -208,7 +226,7 @@ class _Pair:
 
 @torch.inference_mode()
 def _catalogue(
-    pair: _Pair, memories: Sequence[UserMemory], rounds: int, *, own: bool
+    pair: _Pair, memories: Sequence[UserMemory], rounds: int, *, own: bool, copies: int = 1
 ) -> Catalogues:
     keys, known, index = pair.keys, pair.bare.known, pair.index
     count = min(CANDIDATES, len(keys))
@@ -229,6 +247,7 @@ def _catalogue(
     exact = [_best(pair.bare, memory) for memory in memories]
     return Catalogues(
         own,
+        copies,
         len(keys),
         keys.shape[1],
         timed.seconds("product"),

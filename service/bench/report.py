@@ -12,7 +12,7 @@ from models.ranking import CANDIDATES, EXACT_WORK
 from models.scoring import Attending
 from models.snapshot import INDEX_FROM
 from service.bench import candidates, ingest, latency
-from service.bench.candidates import Found
+from service.bench.candidates import Catalogues, Found
 from service.bench.ground import Ground
 from service.bench.ingest import Ingested
 from service.bench.kernels import Kernels
@@ -120,7 +120,7 @@ def catalogues(console: Console, found: Found) -> None:
         ),
         (
             (
-                f"{each.items:,}{' (this data)' if each.own else ''}",
+                f"{each.items:,}{_whose(each)}",
                 _time(each.product),
                 _ratio(each.searched),
                 _ratio(each.without),
@@ -132,7 +132,8 @@ def catalogues(console: Console, found: Found) -> None:
             for each in found.catalogues
         ),
         caption=f"Faster with an index {_from(found.crossover())}; "
-        f"INDEX_FROM is {INDEX_FROM:,}. Recall is of the {top} best under full target attention.",
+        f"INDEX_FROM is {INDEX_FROM:,}. Recall is of the {top} best under full target attention; "
+        "×n is the trained model over n near copies of each item.",
     )
     _print(
         console,
@@ -152,6 +153,11 @@ def catalogues(console: Console, found: Found) -> None:
         caption=f"EXACT_WORK, {EXACT_WORK / 1e6:g} M pairs, takes "
         f"{_seconds(found.exact_work_seconds())}.",
     )
+
+
+def _whose(found: Catalogues) -> str:
+    times = f", ×{found.copies}" if found.copies > 1 else ""
+    return f" (this data{times})" if found.own else ""
 
 
 def ingestion(console: Console, found: Ingested) -> None:

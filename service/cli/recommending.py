@@ -90,6 +90,13 @@ def recommend_all(
         markup=False,
         soft_wrap=True,
     )
+    if listed.judged:
+        out.print(
+            f"Not every item was scored: recall@{limit} of doing so is {listed.recall:.3f} "
+            f"({listed.judged} users, drawn at random)",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _time(text: str) -> int:

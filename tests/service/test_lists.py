@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 import models.ranking
 from models.text import StaticEncoder
@@ -174,6 +176,34 @@ def test_beyond_the_exact_crossover_the_candidates_are_the_same(
     make(data, tmp_path / "x.parquet", query)
     found = [row for row in rows(tmp_path / "x.parquet") if row[0] in users]
     same(found, expected(data, users, query))
+
+
+def test_what_candidates_miss_is_told(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share of the lists of all scores that is in those from some of them, by the files."""
+    data = world.copy(tmp_path / "data")
+    query = RecommendQuery(Asker(), limit=5)
+    whole = make(data, tmp_path / "whole.parquet", query)
+    assert whole.judged == 0
+    assert math.isnan(whole.recall)
+    monkeypatch.setattr(models.ranking, "EXACT_WORK", 10)
+    some = np.flatnonzero(np.arange(60) % 3)
+
+    def candidates(_: object, __: object, allowed: NDArray[np.bool_], ___: int) -> Any:
+        return some[allowed[some]]
+
+    monkeypatch.setattr(models.ranking, "candidates", candidates)
+    found = make(data, tmp_path / "some.parquet", query)
+    best, lists = (
+        {(row[0], row[2]) for row in rows(tmp_path / name)}
+        for name in ("whole.parquet", "some.parquet")
+    )
+    assert found.judged == 40
+    assert found.recall == pytest.approx(len(best & lists) / len(best))
+    assert 0 < found.recall < 1
+    monkeypatch.setattr("service.lists._JUDGES", 7)
+    assert make(data, tmp_path / "x.parquet", query).judged == 7
 
 
 def test_what_is_written_tells_its_model_and_its_time(world: World, tmp_path: Path) -> None:
