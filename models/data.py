@@ -134,6 +134,11 @@ class Interactions:
         return len(self.offsets) - 1
 
     @property
+    def n_types(self) -> int:
+        """The number of types of events, at least 1."""
+        return int(max(self.types.max(initial=0), self.dislike)) + 1
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """[U] the number of events of each user."""
         return np.diff(self.offsets)

@@ -141,7 +141,8 @@ def _without(
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
     older = user.distance[rows, None] < user.distance  # (J, m)
     nearer = user.distance - (older & (user.distance < FOREVER)).long()
-    shifted = snapshot.model.recency(nearer, user.age.expand(len(rows), -1))  # (H, J, m)
+    ages = user.age.expand(len(rows), -1)
+    shifted = snapshot.model.memory_bias(nearer, ages, user.log_weights, user.types)  # (H, J, m)
     shifted = shifted.transpose(0, 1)[:, :, None]  # (J, H, 1, m)
     left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
     left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
@@ -149,7 +150,7 @@ def _without(
         query,
         user.memory.keys.transpose(0, 1),
         gain[..., None],
-        bias=shifted + user.log_weights,  # (J, H, 1, m)
+        bias=shifted,
         visible=left,
         temperature=how.temperature,
         hard=how.hard,

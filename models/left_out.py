@@ -20,7 +20,7 @@ from models.encoder import HistoryEncoder
 from models.recommender import Recommender
 from models.scoring import SOFTMAX, Attending, score
 from models.snapshot import Snapshot
-from models.user_memory import Encoded, UserMemory, attendable, remember
+from models.user_memory import Encoded, UserMemory, attendable, readable, remember
 
 # Histories without events so near to each other are encoded in one pass. Measured: a pass costs as
 # much as 35 events in it, and what some of them need not have read anew is less than that.
@@ -62,17 +62,17 @@ def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> 
     if encoder is None or encoded is None:
         return summaries
     source, rows = attendable(snapshot, user.past)
-    readable, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
-    read = np.flatnonzero(np.isin(sources, readable))  # of the others it knows nothing
-    places = np.searchsorted(readable, np.asarray(sources)[read])
-    left = len(readable) - 1
+    source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
+    read = np.flatnonzero(np.isin(sources, source))  # of the others it knows nothing
+    places = np.searchsorted(source, np.asarray(sources)[read])
+    left = len(source) - 1
     if left < 1:
         summaries[read] = 0
         return summaries
     start = window_start(left, model.config.window)
     if start != encoded.start:
-        events = snapshot.tables.vectors[rows[start:]]
-        times = torch.from_numpy(user.past.timestamps[readable[start:]])
+        events = readable(snapshot, user.past, source[start:], rows[start:])
+        times = torch.from_numpy(user.past.timestamps[source[start:]])
         encoded = Encoded(start, events, encoder.append(encoder.begin(), events, times))
     # One event more than the window that is left: without an earlier event, its first one is past.
     gone, row = np.unique(np.maximum(places - start, 0), return_inverse=True)

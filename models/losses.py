@@ -22,6 +22,7 @@ from models.recommender import Recommender
 _CHUNK = 384  # rows of logits at once, few enough to stay in the cache
 _NEVER = -1e9  # a logit no softmax sees
 _PICKED = 256  # items drawn for each window of the target attention, its targets aside
+_LOUDEST = 10.0  # times the median weight that a target counts at most
 _REPEATS = 0.01  # share of events on an item its user had before, from which items come again
 
 
@@ -44,7 +45,9 @@ class Batch(NamedTuple):
     targets: Tensor  # int64 [B, L]
     timestamps: Tensor  # int64 [B, L] of the inputs
     asked: Tensor  # int64 [B, L] of the targets; UNTOLD where the model is not to know
-    log_weights: Tensor  # [B, L]
+    log_weights: Tensor  # [B, L] of the inputs
+    types: Tensor  # int64 [B, L] of the inputs
+    worth: Tensor  # [B, L] of the targets; 0 in the padding, and for what was not liked
     real: Tensor  # bool [B, L], False in the padding
     events: NDArray[np.int64]  # [B, L] places of the inputs in the log
 
@@ -71,6 +74,7 @@ class Losses:
         counts = model.encoder is not None and model.config.followers
         self._counting = Counting(model.followers, OwnPairs(log)) if counts else None
         self._hide_seen = not returns(log)
+        self._worth = torch.from_numpy(worth(log))
         self._dtype = product_dtype(torch.device("cpu"))
 
     def batch(self, spans: NDArray[np.int64]) -> Batch:
@@ -79,26 +83,28 @@ class Losses:
         items, times = torch.from_numpy(cut.items), torch.from_numpy(cut.timestamps)
         told = torch.rand(len(spans), 1) < self._request_time
         place = torch.arange(items.shape[1] - 1)
+        real = place < torch.from_numpy(cut.lengths - 1)[:, None]
         return Batch(
             inputs=items[:, :-1].contiguous(),
             targets=items[:, 1:].contiguous(),
             timestamps=times[:, :-1].contiguous(),
             asked=torch.where(told, times[:, 1:], UNTOLD),
             log_weights=torch.from_numpy(np.log(cut.weights[:, :-1])),
-            real=place < torch.from_numpy(cut.lengths - 1)[:, None],
+            types=torch.from_numpy(cut.types[:, :-1]),
+            worth=self._worth[torch.from_numpy(cut.events[:, 1:])] * real,
+            real=real,
             events=cut.events[:, :-1],
         )
 
-    def sequence(self, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
-        """Cross-entropy of sequence + transitions + prior, and its number of targets."""
+    def sequence(self, spans: NDArray[np.int64]) -> tuple[Tensor, float]:
+        """Mean cross-entropy of sequence + transitions + prior, and what its targets count."""
         batch, model = self.batch(spans), self._model
         candidates = self._candidates(batch, self._full_softmax, self._negatives)
         keep = torch.rand(self._log.n_items) >= self._drop_id
         vectors = self._vectors(candidates.rows, keep)
         with self._narrow():
-            summary = model.summaries(
-                self._vectors(batch.inputs, keep), batch.timestamps, batch.asked
-            )
+            events = self._vectors(batch.inputs, keep)
+            summary = model.summaries(self._read(batch, events), batch.timestamps, batch.asked)
         summary = summary.float().flatten(0, 1)
         loss = entropy(
             summary,
@@ -107,14 +113,14 @@ class Losses:
             model.prior[candidates.rows] + candidates.correction,
             # What stands in the padding need not be a candidate, and any column will do.
             targets=(candidates.columns(batch.targets) * batch.real).flatten(),
-            worth=batch.real.flatten().float(),
+            worth=batch.worth.flatten(),
             chunks=self._chunks(batch, candidates),
             dtype=self._dtype,
         )
-        return loss, int(batch.real.sum())
+        return loss, float(batch.worth.sum())
 
-    def attention(self, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
-        """Cross-entropy of the whole score, and its number of targets.
+    def attention(self, spans: NDArray[np.int64]) -> tuple[Tensor, float]:
+        """Mean cross-entropy of the whole score, and what its targets count together.
 
         Only the target attention gets a gradient where there is an encoder. Each window is trained
         on its own targets and on a sample of what the rest of the score thinks likely there.
@@ -140,9 +146,13 @@ class Losses:
         place = torch.arange(batch.inputs.shape[1])
         distance = place[:, None] - place  # (L, L)
         asked = torch.where(batch.asked == UNTOLD, batch.timestamps, batch.asked)
-        bias = model.recency(distance, asked[:, :, None] - batch.timestamps[:, None])
-        bias = bias.transpose(0, 1) + batch.log_weights[:, None, None]
-        bias = bias.masked_fill(distance < 0, -torch.inf)  # (B, H, L, L)
+        bias = model.memory_bias(
+            distance,
+            asked[:, :, None] - batch.timestamps[:, None],
+            batch.log_weights[:, None],
+            batch.types[:, None],
+        )
+        bias = bias.transpose(0, 1).masked_fill(distance < 0, -torch.inf)  # (B, H, L, L)
         with self._narrow():
             attended = model.target_attention_prefixes(
                 tables.queries[:, picked].transpose(0, 1),  # (B, H, C, d)
@@ -154,8 +164,10 @@ class Losses:
         width = batch.inputs.shape[1]
         rest = logits.gather(2, picked[:, None].expand(-1, width, -1)) + correction[:, None]
         target = (picked[:, None] == own[:, :, None]).int().argmax(2)  # (B, L)
-        loss = cross_entropy((rest + attended)[batch.real], target[batch.real])
-        return loss, int(batch.real.sum())
+        worth = batch.worth[batch.real]
+        whole = (rest + attended)[batch.real]
+        each = cross_entropy(whole, target[batch.real], reduction="none")
+        return (each * worth).sum() / worth.sum().clamp(min=1e-30), float(worth.sum())
 
     # ------------------------------------------------------------------ the parts
 
@@ -166,13 +178,17 @@ class Losses:
     def _vectors(self, rows: Tensor, keep: Tensor) -> Tensor:
         return self._model.tower(rows, self._content[rows], keep[rows])
 
+    def _read(self, batch: Batch, events: Tensor) -> Tensor:
+        return self._model.read(events, batch.types, batch.log_weights)
+
     def _rest(
         self, batch: Batch, candidates: Candidates, events: Tensor, vectors: Tensor
     ) -> Tensor:
         """Sequence + transitions of each position, [B, L, C]."""
         model = self._model
         with self._narrow():
-            summary = model.summaries(events, batch.timestamps, batch.asked).float()
+            read = self._read(batch, events)
+            summary = model.summaries(read, batch.timestamps, batch.asked).float()
         logits = summary @ vectors.T
         if self._counting is not None:
             width = len(candidates.rows)
@@ -283,8 +299,22 @@ class _Counts:
         return counted.flatten(0, 1)
 
 
+def worth(log: Interactions) -> NDArray[np.float32]:
+    """What each event counts as a target, [E]: its weight over the median, at most tenfold.
+
+    What was not liked counts nothing: it is never to be predicted.
+    """
+    liked = ~log.disliked
+    out = np.zeros(len(log), dtype=np.float32)
+    if liked.any():
+        weights = log.weights[liked]
+        out[liked] = np.clip(weights / np.median(weights), 1 / _LOUDEST, _LOUDEST)
+    return out
+
+
 def repeats(log: Interactions) -> float:
-    """Share of events on an item that their user had before."""
+    """Share of events on an item that their user had before, what was not liked aside."""
+    log = log.liked()
     if not len(log):
         return 0.0
     pairs = log.users.astype(np.int64) * log.n_items + log.items

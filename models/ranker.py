@@ -77,6 +77,8 @@ class RecommenderRanker:
         model, tables = self._model, self._tables
         window = newest(history, users, model.config.window)
         events, times = torch.from_numpy(window.items), torch.from_numpy(window.timestamps)
+        types = torch.from_numpy(window.types)
+        log_weights = torch.log(torch.from_numpy(window.weights))
         lengths = torch.from_numpy(window.lengths)
         batch = torch.arange(len(users))
         last = (lengths - 1).clamp(min=0)
@@ -87,7 +89,8 @@ class RecommenderRanker:
             asked[batch, last], now = model.within(told, now), told  # attention sees the age itself
         total = tables.prior.expand(len(users), -1).clone()
         if model.encoder is not None:
-            summary = model.summaries(tables.vectors[events], times, asked)[batch, last]
+            read = model.read(tables.vectors[events], types, log_weights)
+            summary = model.summaries(read, times, asked)[batch, last]
             summary = summary.float() * (lengths > 0)[:, None]
             counts = [
                 followed(model.followers, row[:length].flip(0))
@@ -96,9 +99,8 @@ class RecommenderRanker:
             total += summary @ tables.vectors.T + model.transitions(summary, torch.stack(counts))
         if self._attention:
             distance = last[:, None] - torch.arange(events.shape[1])  # (B, L)
-            bias = model.recency(distance, now[:, None] - times).transpose(0, 1)  # (B, H, L)
-            bias = bias + torch.log(torch.from_numpy(window.weights))[:, None]
-            bias = bias.masked_fill((distance < 0)[:, None], -torch.inf)
+            bias = model.memory_bias(distance, now[:, None] - times, log_weights, types)
+            bias = bias.transpose(0, 1).masked_fill((distance < 0)[:, None], -torch.inf)
             keys = tables.keys[:, events].transpose(0, 1)  # (B, H, L, d)
             values = tables.values[:, events].transpose(0, 1)
             some = lengths > 0

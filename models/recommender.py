@@ -5,13 +5,13 @@
 
 x is the item tower's vector, h_u the encoder's summary of the recent events as asked at a time,
 F_u(c) how often c followed the user's last items in other histories, α the softmax over the user's
-memory with per-head position and age biases, v = W_V x and o_c = W_O^T x_c.
+memory with per-head position, age and type biases, v = W_V x and o_c = W_O^T x_c.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from models.attention import context_only
 from models.encoder import HistoryEncoder
 from models.followers import Followers
 from models.heads import MultiHeadAttention, merge_heads, split_heads
+from models.kinds import EventKinds, KindBias
 from models.recency import POSITION_BUCKETS, RecencyBias
 
 UNBOUNDED = 2**60  # microseconds, a horizon that no request is beyond
@@ -42,10 +43,14 @@ class RecommenderConfig:
     window: int = 200  # recent events that the encoder reads
     dropout: float = 0.3
     tied: bool = False  # W_V = W_K
+    types: int = 1  # of events
+    dislike: int = -1  # the type that says what was not liked; -1 = there is none
+    dislike_heads: int = 0  # the last ones of the target attention: they see dislikes alone
 
     def __post_init__(self) -> None:
         least = {"items": 0, "content": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
-        for name, lowest in {**least, "followers": 0}.items():
+        least |= {"followers": 0, "types": 1, "dislike": -1, "dislike_heads": 0}
+        for name, lowest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < lowest:
                 raise ValueError(
@@ -57,6 +62,21 @@ class RecommenderConfig:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
         if not isinstance(self.tied, bool):
             raise ValueError(f"tied must be true or false, not {self.tied!r}")
+        if self.dislike >= self.types or (self.dislike >= 0 and self.types < 2):
+            raise ValueError(f"dislike must be one of several types, not {self.dislike}")
+        if self.dislike_heads and (self.dislike < 0 or self.dislike_heads >= self.heads):
+            raise ValueError("dislike_heads must leave other heads, and have dislikes to see")
+
+    def typed(self, types: int, *, dislike: int, disliked: bool) -> RecommenderConfig:
+        """This shape for a log of so many types of events.
+
+        Args:
+            types: how many there are.
+            dislike: the one that says what was not liked, or -1.
+            disliked: whether there is such an event: one head is then theirs, if another is left.
+        """
+        heads = 1 if disliked and self.heads > 1 else 0
+        return replace(self, types=types, dislike=dislike, dislike_heads=heads)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -107,6 +127,9 @@ class Recommender(nn.Module):
         self.cross = MultiHeadAttention(dim, config.heads, tied=config.tied)
         nn.init.zeros_(self.cross.w_o.weight)  # nothing is attended before something is learned
         self.recency = RecencyBias(config.heads)
+        apart = (config.dislike, config.dislike_heads)
+        self.kinds = EventKinds(config.types, dim) if config.blocks else None
+        self.kind_bias = KindBias(config.types, config.heads, *apart) if config.types > 1 else None
         self.prior = nn.Parameter(torch.zeros(max(1, config.items)))
 
     @property
@@ -169,6 +192,37 @@ class Recommender(nn.Module):
         return ItemTables(vectors, self.cross.queries(normed), keys, values, outputs, prior)
 
     # ------------------------------------------------------------------ the parts
+
+    def read(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
+        """What the encoder is given of events: the items' vectors [..., dim], if it has no more.
+
+        Args:
+            vectors: of the items, [..., dim].
+            types: int64 [...], rows of the model's types or `models.kinds.UNKNOWN`.
+            log_weights: [...].
+        """
+        if self.kinds is None:
+            return vectors
+        read: Tensor = self.kinds(vectors, types, log_weights)
+        return read
+
+    def memory_bias(
+        self, distance: Tensor, age: Tensor, log_weights: Tensor, types: Tensor
+    ) -> Tensor:
+        """The bias [H, ...] on the scores of a memory's rows; -inf hides a row from a head.
+
+        Args:
+            distance: events between a row and the newest, broadcastable against `age`.
+            age: microseconds [...].
+            log_weights: broadcastable against `age`.
+            types: int64, likewise, as in `read`.
+        """
+        bias: Tensor = self.recency(distance, age) + log_weights
+        if self.kind_bias is None:
+            return bias
+        types = types[(None,) * (bias.dim() - 1 - types.dim())]  # what heads come before
+        kinds: Tensor = self.kind_bias(types)
+        return bias + kinds
 
     def summaries(self, events: Tensor, timestamps: Tensor, asked: Tensor) -> Tensor:
         """h_t of each prefix, [B, L, dim]; zero without an encoder. Arguments as the encoder's."""
@@ -238,7 +292,7 @@ class Recommender(nn.Module):
             outputs: likewise.
             keys: [B, H, L, d].
             values: [B, H, L, d].
-            bias: [B, H, T, L]; -inf hides a row from a prefix; no prefix may be empty.
+            bias: [B, H, T, L]; -inf hides a row from a prefix; one that sees nothing has 0.
 
         Returns:
             Tensor: [B, T, N].
@@ -247,7 +301,9 @@ class Recommender(nn.Module):
         gain = outputs @ values.mT  # (B, H, N, L)
         # Softmax does not see what is subtracted from all its scores; the peaks keep e^x small.
         shared = torch.exp(score - score.detach().amax(-1, keepdim=True))
-        prefix = torch.exp(bias - bias.detach().amax(-1, keepdim=True)).mT  # (B, H, L, T)
+        peak = bias.detach().amax(-1, keepdim=True)
+        peak = peak.masked_fill(peak == -math.inf, 0.0)  # of a prefix that sees nothing
+        prefix = torch.exp(bias - peak).mT  # (B, H, L, T)
         total = (shared @ prefix).float()
         weighted = ((shared * gain) @ prefix).float()
         # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor
 from models import coarse
 from models.catalogue import Catalogue
 from models.coarse import CoarseIndex
+from models.data import DISLIKE
+from models.kinds import IGNORED, UNKNOWN
 from models.recommender import ItemTables, Recommender, identity
 from models.trained import Counts, Trained
 
@@ -155,6 +157,16 @@ class Snapshot:
         """The tables of things that are no items, from their content vectors [D] or [p, D]."""
         vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
         return self.model.tables(torch.full((len(vectors),), -1), vectors)
+
+    def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
+        """The model's own numbers of types of events [n].
+
+        `UNKNOWN` for a type it does not know; for dislikes then `IGNORED`, which are not attended.
+        """
+        known = {DISLIKE: IGNORED}
+        if self.trained is not None:
+            known |= {name: row for row, name in enumerate(self.trained.types)}
+        return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
     def answerable(self, row: int) -> bool:
         """Whether an item can be asked for: it has a vector and was not removed."""

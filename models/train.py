@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.checkpoint import Best, CannotResume, Checkpoint, fingerprint
 from models.data import Interactions
@@ -98,7 +98,8 @@ def fit(
     Args:
         log: the events to learn from.
         content: text embeddings of all items [log.n_items, d]; zero rows for items without text.
-        shape: the model's shape; by default one for this number of items and this d.
+        shape: the model's shape; by default one for this number of items and this d. The types of
+            events are the log's, whatever it says of them.
         config: how to train.
         validation: cases to choose the epoch on; without them the last epoch is taken.
         seed: the same seed, data, thread count and size of the team give the same model.
@@ -108,8 +109,8 @@ def fit(
         team: the processes that train together, each with the same arguments.
 
     Raises:
-        ValueError: when no user has two events, content or shape do not fit the log, content is
-            not finite, or a weight is not greater than 0.
+        ValueError: when no user has two events, the later of them liked, content or shape do not
+            fit the log, content is not finite, or a weight is not greater than 0.
         CannotResume: when `resume` is damaged or of another training.
     """
     width = shape.content if shape else content.shape[-1]
@@ -120,9 +121,10 @@ def fit(
     shape = shape or RecommenderConfig(items=log.n_items, content=width)
     if shape.items != log.n_items:
         raise ValueError(f"the shape has {shape.items} items, the log {log.n_items}")
+    shape = shape.typed(log.n_types, dislike=log.dislike, disliked=bool(log.disliked.any()))
     if np.any(log.weights <= 0):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
-    if not np.any(log.lengths >= 2):
+    if not np.any(~log.disliked & (log.positions > 0)):
         raise ValueError("no user has two events: there is nothing to learn an order from")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -192,7 +194,9 @@ class _Run:
 
     def _stages(self) -> list[Stage]:
         model, config = self._model, self._config
-        attention = [model.norm, model.cross, model.recency]
+        attention: list[nn.Module] = [model.norm, model.cross, model.recency]
+        if model.kind_bias is not None:
+            attention.append(model.kind_bias)
         rest = [part for part in model.children() if part not in attention]
         if model.encoder is None:
             tokens = config.attention_tokens

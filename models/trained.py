@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from models.data import DISLIKE
 from models.recommender import UNBOUNDED, Recommender, RecommenderConfig
 
 Counts = NDArray[np.int64]
 
-FORMAT = 2
+FORMAT = 3
 _EVENTS = "events"  # the tensor of events per item
 _WHOLE = {"columns": torch.int32, "horizon": torch.int64}  # tensors of whole numbers
 WEIGHTS, DESCRIPTION, ITEMS = "weights.safetensors", "model.json", "items.json"
@@ -36,6 +37,7 @@ class Trained:
     counts: Counts  # [N] events per item in training
     encoder: str  # name of the text encoder whose vectors the model reads
     metadata: Mapping[str, Any]
+    types: tuple[str, ...] = ("view",)  # names of the types of events, row order
 
     def __post_init__(self) -> None:
         items = self.model.config.items
@@ -47,6 +49,7 @@ class Trained:
         if np.any(self.counts < 0):
             raise ValueError("counts must not be negative")
         _check_distinct(self.item_ids)
+        _check_types(self.types, self.model.config)
         for name, weight in self.model.state_dict().items():
             if not torch.isfinite(weight).all():
                 raise ValueError(f"weight {name} is not finite everywhere")
@@ -66,6 +69,7 @@ class Trained:
             "format": FORMAT,
             "config": self.model.config.as_dict(),
             "encoder": self.encoder,
+            "types": self.types,
             "metadata": dict(self.metadata),
         }
         return {
@@ -92,6 +96,10 @@ class Trained:
             if not isinstance(encoder, str):
                 raise ValueError(f"encoder must be a name, not {encoder!r}")
             config = RecommenderConfig(**description["config"])
+            types = description["types"]
+            if not isinstance(types, list) or not all(isinstance(name, str) for name in types):
+                raise ValueError("types must be a list of names")
+            _check_types(types, config)
         with _blamed(ITEMS):
             item_ids = json.loads(files[ITEMS])
             if not isinstance(item_ids, list) or not all(isinstance(id_, str) for id_ in item_ids):
@@ -118,7 +126,8 @@ class Trained:
                 raise ValueError(f"its weights are not of the shape that {DESCRIPTION} gives")
             model = Recommender(config)
             model.load_state_dict(tensors)
-            return cls(model.eval(), tuple(item_ids), counts.numpy(), encoder, metadata)
+            ids, names = tuple(item_ids), tuple(types)
+            return cls(model.eval(), ids, counts.numpy(), encoder, metadata, names)
 
 
 @contextmanager
@@ -134,3 +143,13 @@ def _blamed(file: str) -> Iterator[None]:
 def _check_distinct(item_ids: Sequence[str]) -> None:
     if len(set(item_ids)) < len(item_ids):
         raise ValueError("item ids must be distinct")
+
+
+def _check_types(types: Sequence[str], config: RecommenderConfig) -> None:
+    if len(types) != config.types:
+        raise ValueError(f"{len(types)} names of types, where the model has {config.types}")
+    if len(set(types)) < len(types):
+        raise ValueError("types must be distinct")
+    dislike = types.index(DISLIKE) if DISLIKE in types else -1
+    if dislike != config.dislike:
+        raise ValueError(f"the model's dislikes are of type {config.dislike}, not {dislike}")

@@ -19,8 +19,8 @@ from models.dropout import PooledDropout
 from models.recommender import Recommender
 from models.team import ALONE, Team
 
-LossOf = Callable[[NDArray[np.int64]], tuple[Tensor, int]]
-"""Windows (first event, end) [n, 2] to their mean loss and the number of its targets."""
+LossOf = Callable[[NDArray[np.int64]], tuple[Tensor, float]]
+"""Windows (first event, end) [n, 2] to their mean loss and what its targets count together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,17 @@ class Trainer:
                 module.redraw()
         total = weight = 0.0
         for step, spans in enumerate(parts, 1):
-            loss, targets = self._descend(spans, loss_of)
-            total, weight = total + loss * targets, weight + targets
-            yield step, len(parts), total / weight
+            loss, worth = self._descend(spans, loss_of)
+            total, weight = total + loss * worth, weight + worth
+            yield step, len(parts), total / weight if weight else 0.0
 
     def _descend(self, spans: NDArray[np.int64], loss_of: LossOf) -> tuple[float, float]:
-        """One step; the loss of the whole batch and its targets."""
+        """One step; the loss of the whole batch and what its targets count together."""
         self._optimiser.zero_grad(set_to_none=True)
         own = self._team.share(spans)
-        told, targets = torch.zeros(()), 0
+        told, worth = torch.zeros(()), 0.0
         if len(own):
-            loss, targets = loss_of(own)
+            loss, worth = loss_of(own)
             loss.backward()  # type: ignore[no-untyped-call]
             told = loss.detach().float()
         if self._team.size > 1:
@@ -103,7 +103,7 @@ class Trainer:
                 if part.grad is None:
                     part.grad = torch.zeros_like(part)
         gradients = [part.grad for part in self._learning if part.grad is not None]
-        everything = self._team.mean([*gradients, told], targets)
+        everything = self._team.mean([*gradients, told], worth)
         nn.utils.clip_grad_norm_(self._learning, 1.0)
         for group in self._optimiser.param_groups:
             group["lr"] = self._pace.learning_rate * self._schedule()

@@ -14,6 +14,7 @@ from torch import Tensor
 from models.batches import window_start
 from models.encoder import EncoderState
 from models.followers import DEPTH
+from models.kinds import IGNORED, UNKNOWN
 from models.memory import KeyValueMemory
 from models.recommender import Recommender
 from models.snapshot import Snapshot
@@ -36,6 +37,7 @@ class Past:
     # where that has none, one stands for both
     profile_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     profile_content: Vector | None = None  # [p, D] for profile entries that are no items
+    types: NDArray[np.int32] | None = None  # [n] by `Snapshot.type_rows`; None = none is known
 
     @classmethod
     def nothing(cls) -> Past:
@@ -60,6 +62,7 @@ class Past:
             timestamps=np.delete(self.timestamps, source),
             weights=np.delete(self.weights, source),
             visible=None if self.visible is None else np.delete(self.visible, source),
+            types=None if self.types is None else np.delete(self.types, source),
             vectors={at - (at > source): own for at, own in self.vectors.items() if at != source},
         )
 
@@ -69,12 +72,13 @@ class UserMemory:
     """Keys and values of what can be attended, m rows: events, then profile entries."""
 
     memory: KeyValueMemory  # keys and values [m, H, d]
-    bias: Tensor  # [H, m], the memory's: recency + log weight
+    bias: Tensor  # [H, m], the memory's: recency + log weight + type; -inf = not for this head
     rows: Tensor  # int64 [m] item rows, -1 where the row is no item
     source: NDArray[np.int64]  # [m] event of the past; -1 - i is profile entry i
     distance: Tensor  # int64 [m] events between this one and the newest
     age: Tensor  # int64 [m] microseconds at the request
     log_weights: Tensor  # [m]
+    types: Tensor  # int64 [m] rows of the model's types, `UNKNOWN` for the profile
     summary: Tensor  # [dim] h_u, zero without events
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
@@ -97,6 +101,7 @@ class UserMemory:
             self.distance[rows],
             self.age[rows],
             self.log_weights[rows],
+            self.types[rows],
             self.summary,
             moved[self.recent],
             self.recent_items,
@@ -110,7 +115,7 @@ class Encoded(NamedTuple):
     """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""
 
     start: int  # the first event on an item that was read
-    events: Tensor  # [n, dim] item vectors
+    events: Tensor  # [n, dim] what was read of them: `Recommender.read`
     state: EncoderState  # with their timestamps
 
     @property
@@ -127,7 +132,7 @@ def encode(snapshot: Snapshot, past: Past, before: Encoded | None = None) -> Enc
         snapshot: the model and the catalogue.
         past: what the asker did.
         before: from an earlier call with the same model. Where it read a beginning of the same
-            events, with the same vectors, only the rest is computed; else it is of no use.
+            events, and the same of them, only the rest is computed; else it is of no use.
     """
     return _encode(snapshot, past, *attendable(snapshot, past), before)
 
@@ -143,10 +148,10 @@ def _encode(
     encoder = snapshot.model.encoder
     if encoder is None:
         return None
-    on_items = rows >= 0
-    items, times = rows[on_items], torch.from_numpy(past.timestamps[source])[on_items]
-    start = window_start(len(items), snapshot.model.config.window)
-    events, times = snapshot.tables.vectors[items[start:]], times[start:]
+    source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]
+    start = window_start(len(rows), snapshot.model.config.window)
+    events = readable(snapshot, past, source[start:], rows[start:])
+    times = torch.from_numpy(past.timestamps[source[start:]])
     state, read = encoder.begin(), 0
     if before is not None and before.start == start and len(before.events) <= len(events):
         size = len(before.events)
@@ -154,6 +159,20 @@ def _encode(
         if same and torch.equal(before.events, events[:size]):
             state, read = before.state, size
     return Encoded(start, events, encoder.append(state, events[read:], times[read:]))
+
+
+def readable(snapshot: Snapshot, past: Past, source: NDArray[np.int64], rows: Tensor) -> Tensor:
+    """What the encoder reads of events on items, [n, dim]: their places [n] and item rows [n]."""
+    types, log_weights = _said(past, source)
+    return snapshot.model.read(snapshot.tables.vectors[rows], types, log_weights)
+
+
+def _said(past: Past, source: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Types int64 and log weights of these events, [n] each."""
+    log_weights = torch.from_numpy(np.log(past.weights[source]))
+    if past.types is None:
+        return torch.full((len(source),), UNKNOWN), log_weights
+    return torch.from_numpy(past.types[source].astype(np.int64)), log_weights
 
 
 @torch.inference_mode()
@@ -189,7 +208,7 @@ def remember(
             keys[at_row] = snapshot.projected(own_key).keys[:, 0]
         if own_value is not None:
             values[at_row] = snapshot.projected(own_value).values[:, 0]
-    log_weights = torch.from_numpy(np.log(past.weights[source]))
+    types, log_weights = _said(past, source)
     times = torch.from_numpy(past.timestamps[source])
     distance = torch.arange(len(source) - 1, -1, -1)
     age = (at - times).clamp(min=0)
@@ -209,8 +228,9 @@ def remember(
         distance = torch.cat([distance, torch.full((count,), FOREVER)])
         age = torch.cat([age, torch.full((count,), FOREVER)])
         log_weights = torch.cat([log_weights, torch.zeros(count)])
+        types = torch.cat([types, torch.full((count,), UNKNOWN)])
         source = np.concatenate([source, -1 - np.arange(count)])
-    bias = snapshot.model.recency(distance, age) + log_weights  # (H, m)
+    bias = snapshot.model.memory_bias(distance, age, log_weights, types)  # (H, m)
     memory = KeyValueMemory(keys, values, bias=bias)
     return UserMemory(
         memory,
@@ -220,6 +240,7 @@ def remember(
         distance,
         age,
         log_weights,
+        types,
         summary,
         recent,
         recent_items,
@@ -246,6 +267,8 @@ def attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tenso
         attendable[event] = True
     if past.visible is not None:
         attendable &= past.visible
+    if past.types is not None:
+        attendable &= past.types != IGNORED
     source = np.flatnonzero(attendable)
     return source, torch.from_numpy(np.where(inside, past.rows, -1)[source].astype(np.int64))
 

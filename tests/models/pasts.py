@@ -13,7 +13,7 @@ from models.scoring import Attending
 from models.snapshot import Snapshot
 from models.user_memory import Past, UserMemory, remember
 from tests.models.reference_model import ReferenceModel
-from tests.models.small import DAY, encode, random_model, random_past
+from tests.models.small import DAY, TOLD, encode, random_model, random_past
 from tests.models.small import snapshot as small_snapshot
 
 ITEMS, TRAINED, HEADS, WINDOW = 15, 12, 3, 5
@@ -25,6 +25,11 @@ EVERY = np.arange(ITEMS)
 def drawn_snapshot() -> Snapshot:
     """Every weight of its model is drawn, and its window is shorter than many pasts."""
     return small_snapshot(ITEMS, random_model(11, window=WINDOW))
+
+
+def told_snapshot() -> Snapshot:
+    """The same, of a model that knows three types of events, dislikes among them."""
+    return small_snapshot(ITEMS, random_model(11, window=WINDOW, **TOLD))
 
 
 def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:
@@ -41,13 +46,16 @@ def without_event(whole: Past, event: int) -> Past:
         timestamps=whole.timestamps[left],
         weights=whole.weights[left],
         visible=None if whole.visible is None else whole.visible[left],
+        types=None if whole.types is None else whole.types[left],
         vectors={left.index(at): pair for at, pair in whole.vectors.items() if at != event},
     )
 
 
 @st.composite
 def pasts(draw: st.DrawFn, least: int = 0) -> Past:
-    """Events on items trained, described and unknown; vectors of their own; masks; profiles."""
+    """Events on items trained, described and unknown, of types known and unknown; vectors of their
+    own; masks; profiles.
+    """
     events = draw(st.integers(least, 9))
     made = random_past(draw(st.integers(0, 10_000)), events, ITEMS)
     rows = made.rows.copy()
@@ -62,12 +70,16 @@ def pasts(draw: st.DrawFn, least: int = 0) -> Past:
     visible = None
     if draw(st.booleans()):
         visible = np.array(draw(st.lists(st.booleans(), min_size=events, max_size=events)), bool)
+    types = None
+    if draw(st.booleans()):
+        drawn = st.lists(st.integers(-2, 2), min_size=events, max_size=events)
+        types = np.array(draw(drawn), np.int32)
     profile = np.array(draw(st.lists(st.integers(-1, ITEMS - 1), max_size=3)), np.int32)
     words = (
         encode([f"interest {at}" for at in range(len(profile))]) if (profile < 0).any() else None
     )
     return replace(made, rows=rows, vectors=vectors, visible=visible, profile_rows=profile,
-                   profile_content=words)  # fmt: skip
+                   profile_content=words, types=types)  # fmt: skip
 
 
 ways = st.builds(
@@ -82,13 +94,17 @@ class Loop:
     """The score of one target by one past, in float64 and plain loops."""
 
     def __init__(self, snapshot: Snapshot, made: Past, at: int) -> None:
-        self.reference = ReferenceModel(snapshot.model, HEADS, WINDOW)
+        shape = snapshot.model.config
+        apart = {"dislike": shape.dislike, "dislike_heads": shape.dislike_heads}
+        self.reference = ReferenceModel(snapshot.model, HEADS, WINDOW, **apart)
         content = snapshot.catalogue.content.astype(np.float64)
         self.items = [self.reference.vector(row if row < TRAINED else -1, content[row])
                       for row in range(ITEMS)]  # fmt: skip
         keys, values, rows, times, weights, known = [], [], [], [], [], []
+        types: list[int] = []
         for event, row in enumerate(made.rows.tolist()):
-            if made.visible is not None and not made.visible[event]:
+            kind = -1 if made.types is None else int(made.types[event])
+            if kind == -2 or (made.visible is not None and not made.visible[event]):
                 continue
             is_item = 0 <= row < ITEMS
             key, value = made.vectors.get(event, (None, None))
@@ -102,11 +118,11 @@ class Loop:
             rows.append(row if is_item else -1)
             times.append(int(made.timestamps[event]))
             weights.append(float(made.weights[event]))
+            types.append(kind)
             known.append(is_item)
         seen = [j for j in range(len(rows)) if known[j]]
-        self.summary = self.reference.summary(
-            [self.items[rows[j]] for j in seen], [times[j] for j in seen], at
-        )
+        read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
+        self.summary = self.reference.summary(read, [times[j] for j in seen], at)
         # Memory rows of the events on items, newest first, and their rows of the id embedding.
         self.recent = seen[::-1]
         self.trained = [rows[j] if rows[j] < TRAINED else -1 for j in self.recent]
@@ -124,7 +140,8 @@ class Loop:
             distances.append(FOREVER)
             ages.append(FOREVER)
             weights.append(1.0)
-        self.rows = rows
+            types.append(-1)
+        self.rows, self.types = rows, types
         self.distances, self.ages, self.weights = distances, ages, weights
         self.keys, self.values = keys, values
 
@@ -148,8 +165,8 @@ class Loop:
         visible = [not how.exclude_self or row != target for row in self.rows]
         alpha, gain = self.reference.attention(
             self.items[target], self.keys, self.values, distances=self.distances,
-            ages=self.ages, weights=self.weights, visible=visible, temperature=how.temperature,
-            hard=how.hard,
+            ages=self.ages, weights=self.weights, types=self.types, visible=visible,
+            temperature=how.temperature, hard=how.hard,
         )  # fmt: skip
         return float(self.items[target] @ self.summary), alpha, gain
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +30,9 @@ class PlainLosses:
         ids: bool = True,
     ) -> None:
         self.log, self.told = log, told
-        self.reference = ReferenceModel(model, model.config.heads)
+        shape = model.config
+        apart = {"dislike": shape.dislike, "dislike_heads": shape.dislike_heads}
+        self.reference = ReferenceModel(model, shape.heads, **apart)
         items = range(log.n_items)
         self.vectors = [self.reference.vector(row if ids else -1, content[row]) for row in items]
         self.prior = model.prior.detach().double().tolist()
@@ -43,10 +46,12 @@ class PlainLosses:
         log = self.log
         rows, times = log.items[begin:end].tolist(), log.timestamps[begin:end].tolist()
         own = self._own(int(log.users[begin]))
+        weights, types = log.weights[begin:end].tolist(), log.types[begin:end].tolist()
         vectors = [self.vectors[row] for row in rows]
+        read = [self.reference.read(*each) for each in zip(vectors, types, weights, strict=True)]
         asked = times[1:] if self.told else [None] * (len(rows) - 1)
         summaries = (
-            self.reference.summaries(vectors[:-1], times[:-1], asked)
+            self.reference.summaries(read[:-1], times[:-1], asked)
             if self.encoder
             else [np.zeros(len(vectors[0]))] * (len(rows) - 1)
         )
@@ -65,7 +70,8 @@ class PlainLosses:
                     vectors[:t],
                     distances=list(range(t - 1, -1, -1)),
                     ages=[at - time for time in times[:t]],
-                    weights=log.weights[begin : begin + t].tolist(),
+                    weights=weights[:t],
+                    types=types[:t],
                 )
                 whole[item] = first[item] + float((alpha * gain).sum())
             out.append((first, whole, rows[t], set(rows[:t])))
@@ -84,12 +90,26 @@ class PlainLosses:
         return scale * math.log(1 + 2 * total)
 
     def _own(self, user: int) -> dict[tuple[int, int], float]:
-        items = self.log.user(user).items.tolist()
+        mine = self.log.user(user)
+        items, types = mine.items.tolist(), mine.types.tolist()
         pairs: dict[tuple[int, int], float] = defaultdict(float)
         for late in range(len(items)):
+            if self.log.dislike >= 0 and types[late] == self.log.dislike:
+                continue
             for early in range(max(0, late - 20), late):
                 pairs[items[early], items[late]] += 1 / (late - early) ** 2
         return pairs
+
+
+def worths(log: Interactions, begin: int, end: int) -> list[float]:
+    """What each target of a window counts: its weight over the median of what was liked."""
+    liked = [float(weight) for weight, type_ in zip(log.weights, log.types, strict=True)
+             if type_ != log.dislike]  # fmt: skip
+    middle = statistics.median(liked)
+    return [
+        0.0 if log.types[at] == log.dislike else min(10.0, max(0.1, log.weights[at] / middle))
+        for at in range(begin + 1, end)
+    ]
 
 
 def cross_entropy(

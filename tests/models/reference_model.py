@@ -48,11 +48,20 @@ def sigmoid(x: Array) -> Array:
 class ReferenceModel:
     """What a `Recommender` computes, read off its weights."""
 
-    def __init__(self, model: nn.Module, heads: int, window: int = 200) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        heads: int,
+        window: int = 200,
+        *,
+        dislike: int = -1,
+        dislike_heads: int = 0,
+    ) -> None:
         state = model.state_dict()
         self.state: dict[str, Array] = {k: v.double().numpy() for k, v in state.items()}
         self.heads = heads
         self.window = window
+        self.dislike, self.dislike_heads = dislike, dislike_heads
         self._projected: dict[bytes, dict[str, Array]] = {}
 
     # ------------------------------------------------------------------ items
@@ -80,6 +89,21 @@ class ReferenceModel:
         return parts
 
     # ------------------------------------------------------------------ the three parts
+
+    def read(self, vector: Array, kind: int, weight: float) -> Array:
+        """What the encoder reads of an event on an item; a type below 0 is not known."""
+        if "kinds.loudness" not in self.state:
+            return vector
+        read: Array = vector + math.log(weight) * self.state["kinds.loudness"]
+        if kind >= 0 and "kinds.kind" in self.state:
+            read = read + self.state["kinds.kind"][kind]
+        return read
+
+    def may_see(self, head: int, kind: int) -> bool:
+        """The last heads see dislikes, the others everything else."""
+        if self.dislike < 0:
+            return True
+        return (head >= self.heads - self.dislike_heads) == (kind == self.dislike)
 
     def summaries(
         self,
@@ -156,6 +180,7 @@ class ReferenceModel:
         distances: Sequence[int],
         ages: Sequence[int],
         weights: Sequence[float],
+        types: Sequence[int] | None = None,
         visible: Sequence[bool] | None = None,
         temperature: float = 1.0,
         hard: bool = False,
@@ -170,7 +195,10 @@ class ReferenceModel:
                 score = asked["query"][head] @ key / math.sqrt(len(key))
                 score += self._recency("recency", head, distances[j], ages[j])
                 score += math.log(weights[j])
-                seen = visible is None or visible[j]
+                kind = -1 if types is None else types[j]
+                if kind >= 0 and "kind_bias.bias" in self.state:
+                    score += self.state["kind_bias.bias"][head, kind]
+                seen = (visible is None or visible[j]) and self.may_see(head, kind)
                 scores.append(score if seen else -math.inf)
                 gain[head, j] = self.project(values[j])["value"][head] @ asked["output"][head]
             alpha[head] = softmax(scores, temperature, hard)

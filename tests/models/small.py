@@ -19,6 +19,8 @@ from models.trained import Trained
 from models.user_memory import Past
 
 DIMENSION = 8  # of the text embeddings
+TYPES = ("view", "dislike", "purchase")  # of the models that know several
+TOLD: dict[str, Any] = {"types": 3, "dislike": 1, "dislike_heads": 1}  # their shape
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 
@@ -83,7 +85,8 @@ def trained(model: Recommender, counts: ArrayLike | None = None) -> Trained:
     items = model.config.items
     given = np.arange(items) + 1 if counts is None else np.asarray(counts)
     ids = tuple(f"i{n}" for n in range(items))
-    return Trained(model, ids, given.astype(np.int64), "fake", {"note": "small"})
+    types = TYPES[: model.config.types]
+    return Trained(model, ids, given.astype(np.int64), "fake", {"note": "small"}, types)
 
 
 def snapshot(

@@ -45,6 +45,7 @@ def without(whole: Past, source: int) -> Past:
         whole.vectors,
         whole.profile_rows[left],
         None if content is None else content[left],
+        whole.types,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ import models.losses
 from models.data import Interactions
 from models.losses import Batch, Candidates, Losses, repeats
 from models.recommender import Recommender
-from tests.models.plain_losses import PlainLosses, cross_entropy, probabilities
-from tests.models.small import cycle, random_model
+from tests.models.plain_losses import PlainLosses, cross_entropy, probabilities, worths
+from tests.models.small import TOLD, cycle, random_model
 from tests.models.training import content, counted_model, drawn_log
 
 ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
@@ -44,8 +45,13 @@ def in_dtype(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 
 
 def log_of(seed: int, *, again: bool, items: int = 12) -> Interactions:
-    """Users of 9, 2, 4 and 1 events, and some more to count what follows what."""
-    return drawn_log(seed, [9, 2, 4, 1, 8, 8, 8], items, again=again)
+    """Users of 9, 2, 4 and 1 events, and some more to count what follows what.
+
+    Of three types, one of them dislikes.
+    """
+    log = drawn_log(seed, [9, 2, 4, 1, 8, 8, 8], items, again=again)
+    types = np.random.default_rng(seed).integers(0, 3, len(log)).astype(np.int16)
+    return replace(log, types=types, dislike=1)
 
 
 def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
@@ -55,8 +61,14 @@ def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
     return Losses(model, log, content(log.n_items), **given | more)
 
 
-def mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
+def mean(values: list[float], log: Interactions, spans: NDArray[np.int64] = ALWAYS) -> float:
+    """Of the targets of windows, each by what it counts."""
+    counts = all_worths(log, spans)
+    return math.fsum(np.multiply(values, counts)) / math.fsum(counts)
+
+
+def all_worths(log: Interactions, spans: NDArray[np.int64] = ALWAYS) -> list[float]:
+    return [each for begin, end in spans.tolist() for each in worths(log, begin, end)]
 
 
 # ---------------------------------------------------------------------------- against the loops
@@ -75,7 +87,7 @@ def test_the_loss_of_the_sequence_equals_the_loop(
     monkeypatch.setattr(models.losses, "_CHUNK", chunk)
     log = log_of(1, again=again)
     assert (repeats(log) >= 0.01) == again
-    model = counted_model(3, log)
+    model = counted_model(3, log, **TOLD)
     with torch.inference_mode():
         loss, targets = losses(model, log, request_time=float(told)).sequence(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
@@ -84,11 +96,12 @@ def test_the_loss_of_the_sequence_equals_the_loop(
         for begin, end in ALWAYS.tolist()
         for first, _, target, seen in plain.at(begin, end)
     ]
-    assert targets == len(expected) == 6 + 5 + 1 + 3
-    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+    assert len(expected) == 6 + 5 + 1 + 3
+    assert targets == pytest.approx(math.fsum(all_worths(log)))
+    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
 
 
-@pytest.mark.parametrize("shape", [{}, {"tied": True}, {"blocks": 0}, {"most": 0}])
+@pytest.mark.parametrize("shape", [{}, TOLD, {"tied": True}, TOLD | {"blocks": 0}, {"most": 0}])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
 def test_the_loss_of_the_attention_equals_the_loop(
@@ -105,8 +118,8 @@ def test_the_loss_of_the_attention_equals_the_loop(
         for begin, end in ALWAYS.tolist()
         for _, whole, target, seen in plain.at(begin, end)
     ]
-    assert targets == len(expected)
-    assert float(loss) == pytest.approx(mean(expected), abs=1e-4)
+    assert targets == pytest.approx(math.fsum(all_worths(log)))
+    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
 
 
 def test_without_ids_the_texts_alone_are_scored() -> None:
@@ -121,7 +134,7 @@ def test_without_ids_the_texts_alone_are_scored() -> None:
         for begin, end in ALWAYS.tolist()
         for first, _, target, seen in plain.at(begin, end)
     ]
-    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
 
 
 def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
@@ -144,7 +157,7 @@ def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
         for begin, end in ALWAYS.tolist()
         for first, _, target, seen in plain.at(begin, end)
     ]
-    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
 
 
 @pytest.mark.parametrize("loss", ["sequence", "attention"])
@@ -166,6 +179,18 @@ def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -
     assert (near_gradient - exact_gradient).norm() < 0.03 * exact_gradient.norm()
 
 
+def test_a_batch_of_dislikes_teaches_nothing() -> None:
+    """Its loss is 0 and counts 0, and no gradient is NaN."""
+    log = log_of(9, again=False)
+    log = replace(log, types=np.where(np.arange(len(log)) < 9, 1, log.types).astype(np.int16))
+    model = counted_model(10, log, **TOLD)
+    for name in ("sequence", "attention"):
+        loss, count = getattr(losses(model, log), name)(np.array([[0, 9]]))
+        loss.backward()
+        assert (loss.item(), count) == (0, 0)
+    assert not any(weight.grad.any() for weight in model.parameters() if weight.grad is not None)
+
+
 # ---------------------------------------------------------------------------- what learns
 
 
@@ -173,8 +198,8 @@ def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -
 def test_each_loss_teaches_its_own_part(blocks: int) -> None:
     """With an encoder the attention's loss leaves the rest alone; without one it teaches all."""
     log = log_of(11, again=False)
-    model = counted_model(12, log, blocks=blocks)
-    attention = ("norm.", "cross.", "recency.")
+    model = counted_model(12, log, blocks=blocks, **TOLD)
+    attention = ("norm.", "cross.", "recency.", "kind_bias.")
     if blocks:
         losses(model, log, request_time=0.5).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
         for name, weight in model.named_parameters():
@@ -219,12 +244,13 @@ def test_the_gradient_of_samples_is_on_average_that_of_the_whole() -> None:
     model = calm(counted_model(14, log))
     spans = np.array([[0, 9], [9, 14], [14, 21], [21, 24]])
     plain = PlainLosses(model, log, content(items), told=False)
-    exact, targets = np.zeros(items), 0
+    exact, targets = np.zeros(items), 0.0
     for begin, end in spans.tolist():
-        for first, _, target, seen in plain.at(begin, end):
-            exact += probabilities(first, target, seen)
-            exact[target] -= 1
-            targets += 1
+        cases = zip(plain.at(begin, end), worths(log, begin, end), strict=True)
+        for (first, _, target, seen), count in cases:
+            exact += count * probabilities(first, target, seen)
+            exact[target] -= count
+            targets += count
     drawing = losses(model, log, full_softmax=10, negatives=12)
     found = [torch.autograd.grad(drawing.sequence(spans)[0], model.prior)[0].numpy()
              for _ in range(1000)]  # fmt: skip
@@ -264,7 +290,8 @@ def test_the_attentions_gradient_is_on_average_that_of_all_items(
 def batch_of(inputs: Tensor, targets: Tensor) -> Batch:
     zeros = torch.zeros_like(inputs)
     real = torch.ones(inputs.shape, dtype=torch.bool)
-    return Batch(inputs, targets, zeros, zeros, zeros.float(), real, zeros.numpy())
+    plain = zeros.float(), zeros, real.float()  # of weight 1 and one type
+    return Batch(inputs, targets, zeros, zeros, *plain, real, zeros.numpy())
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -293,6 +320,8 @@ def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
     assert repeats(cycle(users=4, length=3, items=5)) == 0
     nothing = Interactions.from_columns([], [], [], n_users=2, n_items=5)
     assert repeats(nothing) == 0
+    types = np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int16)  # a return to what was liked and disliked
+    assert repeats(replace(log, types=types, dislike=1)) == pytest.approx(2 / 7)
 
 
 @pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
@@ -310,7 +339,8 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
         cross_entropy(first, target, seen if hidden else set())
         for first, _, target, seen in plain.at(events - 4, events)
     ]
-    assert float(loss) == pytest.approx(mean(expected), abs=2e-5)
+    whole = np.array([[events - 4, events]])
+    assert float(loss) == pytest.approx(mean(expected, log, whole), abs=2e-5)
 
 
 # ---------------------------------------------------------------------------- samples of items

@@ -13,7 +13,7 @@ from models.scoring import score
 from models.user_memory import Past, encode, remember
 from tests.models.ranker_contract import RankerContract
 from tests.models.reference_model import ReferenceModel, window_start
-from tests.models.small import DAY, random_model
+from tests.models.small import DAY, TOLD, random_model
 from tests.models.small import snapshot as small_snapshot
 from tests.models.training import QUICK, content, drawn_log, train
 
@@ -29,24 +29,29 @@ class TestRecommenderRanker(RankerContract):
         return RecommenderRanker(train(log, config).model, content(log.n_items))
 
 
+@pytest.mark.parametrize("shape", [{}, TOLD])
 @pytest.mark.parametrize("gap", [None, 0, DAY, 5 * DAY])
-def test_ranking_and_serving_agree(gap: int | None) -> None:
+def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> None:
     """The evaluated score is the served one, for the same history at the same time: to 1e-4.
 
-    Also after more than the model's horizon of two days, and where no time is told.
+    Also after more than the model's horizon of two days, where no time is told, and of events of
+    types that the model knows and one that it does not.
     """
-    model = random_model(5, window=10)
+    model = random_model(5, window=10, **shape)
     assert model.encoder is not None
     snapshot = small_snapshot(12, model)
     ranker = RecommenderRanker(model, snapshot.catalogue.content)
     log = drawn_log(6, [10, 1, 4, 0, 7], 12)
+    types = np.random.default_rng(6).integers(-1, 4, len(log)).astype(np.int16)
+    log = replace(log, types=types, dislike=1)
     users = np.arange(5, dtype=np.int32)
     mine = [log.user(user) for user in range(5)]
     last = [int(each.timestamps[-1]) if len(each.items) else 0 for each in mine]
     asked = np.array(last) + (gap or 0)
     got = ranker.scores(log, users, None if gap is None else asked)
     for user, each in enumerate(mine):
-        made = Past(each.items, each.timestamps, each.weights)
+        known = each.types.astype(np.int32)
+        made = Past(each.items, each.timestamps, each.weights, types=known)
         summary = None
         if gap is None:
             read = encode(snapshot, made)

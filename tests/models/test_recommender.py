@@ -196,6 +196,30 @@ def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
         np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
+    """In one head or in all: 0 as in the float64 loop, and its gradients are 0, not NaN."""
+    model = random_model(3)
+    tables = ItemTables(*(table.clone() for table in projected(model, content)))
+    keys, values = (x.clone().requires_grad_() for x in memory(model, 3, 2))
+    raw = torch.randn(2, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    raw.requires_grad_()
+    position = torch.arange(LENGTH)
+    hidden = (position > position[:, None]).expand(raw.shape).clone()
+    hidden[:, 2, :, :4] = True  # a head that sees nothing at first
+    hidden[1] = True
+    bias = raw.masked_fill(hidden, -math.inf)
+    got = model.target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
+    for row, place in np.ndindex(2, LENGTH):
+        found = keys.detach()[row], values.detach()[row], bias.detach()[row, :, place]
+        np.testing.assert_allclose(got.detach()[row, place], loop(tables, *found), atol=1e-5)
+    got.sum().backward()  # type: ignore[no-untyped-call]
+    for each in (keys.grad, values.grad, raw.grad):
+        assert each is not None
+        assert torch.isfinite(each).all()
+        assert each[0].any()
+        assert not each[1].any()
+
+
 def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
     """A later event that scores 60 more than all others leaves earlier prefixes as they were."""
     model = random_model(6)
@@ -389,7 +413,8 @@ def test_the_shape_travels_as_plain_values() -> None:
     [
         {"items": -1}, {"dim": 0}, {"dim": 1.5}, {"heads": 0}, {"heads": 5}, {"blocks": -1},
         {"window": 0}, {"content": 0}, {"followers": -1}, {"followers": 2.0},
-        {"dropout": 1}, {"dropout": "half"}, {"tied": 1},
+        {"dropout": 1}, {"dropout": "half"}, {"tied": 1}, {"types": 0}, {"types": 1.5},
+        {"dislike": -2}, {"dislike": 0}, {"dislike_heads": -1}, {"dislike_heads": 1},
     ],
 )  # fmt: skip
 def test_a_shape_that_no_model_can_have_is_refused(wrong: dict[str, Any]) -> None:

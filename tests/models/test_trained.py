@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from models.recommender import RecommenderConfig
 from models.trained import DESCRIPTION, ITEMS, WEIGHTS, Trained
-from tests.models.small import random_model, trained
+from tests.models.small import TOLD, random_model, trained
 
 Files = dict[str, bytes]
 
@@ -32,8 +32,9 @@ def files(made: Trained) -> Files:
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, {"tied": True}, {"blocks": 0}, {"items": 0}, {"followers": 0}, {"followers": 30}]
-)
+    "shape", [{}, {"tied": True}, {"blocks": 0}, {"items": 0}, {"followers": 0}, {"followers": 30},
+     TOLD],
+)  # fmt: skip
 def test_what_is_packed_comes_back_bit_for_bit(shape: dict[str, Any]) -> None:
     """Weights, followers, shape, ids, counts, encoder and metadata, whatever the shape."""
     before = trained(random_model(2, **shape))
@@ -49,6 +50,8 @@ def test_what_is_packed_comes_back_bit_for_bit(shape: dict[str, Any]) -> None:
     assert after.counts.dtype == np.int64
     np.testing.assert_array_equal(after.counts, before.counts)
     assert (after.encoder, dict(after.metadata)) == ("fake", {"note": "small"})
+    assert after.types == before.types
+    assert len(after.types) == before.model.config.types
 
 
 def test_packing_repeats() -> None:
@@ -146,6 +149,15 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
     ("a shape that is no object", DESCRIPTION, described({"config": [1]})),
     ("no encoder", DESCRIPTION, described({"encoder": None})),
     ("an encoder that is no name", DESCRIPTION, described({"encoder": ["fake"]})),
+    ("a format before types", DESCRIPTION, described({"format": 2})),
+    ("no types", DESCRIPTION, described({"types": None})),
+    ("types in a string", DESCRIPTION, described({"types": "v"})),
+    ("a type that is a number", DESCRIPTION, described({"types": [7]})),
+    ("more names of types", DESCRIPTION, described({"types": ["view", "purchase"]})),
+    ("more types than names", DESCRIPTION, shaped(types=10**12)),
+    ("types in words", DESCRIPTION, shaped(types="two")),
+    ("a dislike that is no type", DESCRIPTION, shaped(dislike=1)),
+    ("heads for dislikes there are none of", DESCRIPTION, shaped(dislike_heads=1)),
     ("metadata that is no object", DESCRIPTION, described({"metadata": 3})),
     ("an unknown member of the shape", DESCRIPTION, shaped(depth=3)),
     ("heads that do not divide", DESCRIPTION, shaped(heads=5)),
@@ -264,6 +276,15 @@ def test_parts_that_do_not_fit_are_refused(made: Trained) -> None:
         Trained(made.model, made.item_ids, counts[:-1], "fake", {})
     with pytest.raises(ValueError, match="distinct"):
         Trained(made.model, (*made.item_ids[:-1], "i0"), counts, "fake", {})
+    told = random_model(1, **TOLD)
+    for names, problem in (
+        (("view", "dislike"), "2 names of types, where the model has 3"),
+        (("view", "dislike", "view"), "types must be distinct"),
+        (("dislike", "view", "buy"), "the model's dislikes are of type 1, not 0"),
+        (("view", "hate", "buy"), "the model's dislikes are of type 1, not -1"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            Trained(told, made.item_ids, counts, "fake", {}, names)
     broken = random_model(1)
     with torch.no_grad():
         broken.prior[3] = torch.nan

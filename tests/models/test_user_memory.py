@@ -136,7 +136,8 @@ def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
     reference = ReferenceModel(snapshot.model, HEADS, 8)
     content = snapshot.catalogue.content
     items = [reference.vector(row if row < TRAINED else -1, content[row]) for row in range(ITEMS)]
-    vectors = [items[row] for row in made.rows.tolist()]
+    pairs = zip(made.rows.tolist(), made.weights.tolist(), strict=True)
+    vectors = [reference.read(items[row], -1, weight) for row, weight in pairs]
     times = made.timestamps.tolist()
     for at in (times[-1], times[-1] + DAY, times[-1] + 2 * DAY, times[-1] + 500 * DAY, 0):
         user = remember(snapshot, made, at)
