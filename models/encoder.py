@@ -40,17 +40,17 @@ class EncoderBlock(nn.Module):
         self.recency = RecencyBias(heads)
         self.drop = drop
 
-    def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [H, B, L, d] of a stream [B, L, dim]."""
-        batch, length, _ = source.shape
-        both = self.key_value(self.norm_attention(source))
+    def keys_values(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [H, B, L, d] of a normed stream [B, L, dim]."""
+        batch, length, _ = normed.shape
+        both = self.key_value(normed)
         keys, values = both.view(batch, length, 2, self.heads, -1).permute(2, 3, 0, 1, 4)
         return keys, values
 
-    def queries_gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [H, B, L, d] and the attention's gate [B, L, dim] of a stream [B, L, dim]."""
-        batch, length, dim = x.shape
-        both = self.query_gate(self.norm_attention(x))
+    def queries_gates(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [H, B, L, d] and the attention's gate [B, L, dim] of a normed stream."""
+        batch, length, dim = normed.shape
+        both = self.query_gate(normed)
         queries = both[..., :dim].reshape(batch, length, self.heads, -1).permute(2, 0, 1, 3)
         return queries, both[..., dim:]
 
@@ -71,8 +71,9 @@ class EncoderBlock(nn.Module):
             source: the stream of the past, [B, L, dim].
             bucket: int32 [B, L, L], `HIDDEN` above the diagonal.
         """
-        queries, gate = self.queries_gates(x)
-        keys, values = self.keys_values(source)
+        past = self.norm_attention(source)
+        queries, gate = self.queries_gates(past if x is source else self.norm_attention(x))
+        keys, values = self.keys_values(past)
         table = self.recency.table()
         return self.finish(x, causal_attention(queries, keys, values, table, bucket), gate)
 
@@ -172,12 +173,7 @@ class HistoryEncoder(nn.Module):
             timestamps[None],
         )
         newest = x[0, -1].clone()  # a view would keep the streams of all the new events
-        return EncoderState(
-            torch.stack([each[:, 0] for each in keys]),
-            torch.stack([each[:, 0] for each in values]),
-            times[0],
-            newest,
-        )
+        return EncoderState(keys[:, :, 0], values[:, :, 0], times[0], newest)
 
     def summarise(self, state: EncoderState, asked: int = UNTOLD) -> Tensor:
         """H [dim] of all events of the state as asked at a time, microseconds; zero without any."""
@@ -220,7 +216,7 @@ class HistoryEncoder(nn.Module):
 
     def _append(
         self, keys: Tensor, values: Tensor, before: Tensor, events: Tensor, timestamps: Tensor
-    ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """More events of B histories.
 
         Args:
@@ -231,8 +227,8 @@ class HistoryEncoder(nn.Module):
             timestamps: int64 microseconds [B, n].
 
         Returns:
-            tuple: keys and values [H, B, N + n, d] of each block; times [B, N + n]; the stream of
-            the new events before the last block, [B, n, dim].
+            tuple: keys and values [blocks, H, B, N + n, d]; times [B, N + n]; the stream of the new
+            events before the last block, [B, n, dim].
         """
         old = before.shape[1]
         times = torch.cat([before, timestamps], 1)
@@ -240,16 +236,19 @@ class HistoryEncoder(nn.Module):
         position = torch.arange(times.shape[1], device=times.device)
         distance = position[old:, None] - position
         bucket = recency_bucket(distance, timestamps[:, :, None] - times[:, None])  # (B, n, N + n)
-        future = distance < 0
-        all_keys, all_values = [], []
+        room = (*keys.shape[:3], times.shape[1], keys.shape[4])
+        all_keys, all_values = keys.new_empty(room), values.new_empty(room)
+        all_keys[..., :old, :], all_values[..., :old, :] = keys, values
         blocks = self._blocks()
         for number, block in enumerate(blocks):
-            more_keys, more_values = block.keys_values(x)
-            all_keys.append(torch.cat([keys[number], more_keys], 2))
-            all_values.append(torch.cat([values[number], more_values], 2))
+            normed = block.norm_attention(x)
+            own_keys, own_values = all_keys[number], all_values[number]
+            own_keys[:, :, old:], own_values[:, :, old:] = block.keys_values(normed)
             if number < len(blocks) - 1:
-                bias = looked_up(bucket, block.recency.table()).masked_fill(future, -torch.inf)
-                x = _step(block, x, all_keys[-1], all_values[-1], bias)
+                bias = looked_up(bucket, block.recency.table())
+                if len(distance) > 1:
+                    bias = bias.masked_fill(distance < 0, -torch.inf)
+                x = _step(block, x, normed, own_keys, own_values, bias)
         return all_keys, all_values, times, x
 
     def _summarise(
@@ -270,7 +269,9 @@ class HistoryEncoder(nn.Module):
         age = torch.where(asked == UNTOLD, latest, asked)[:, None] - times  # (B, N)
         bias = looked_up(recency_bucket(distance, age), last.recency.table())  # (H, B, N)
         x = (newest + self._asking(asked, latest))[:, None]
-        summary: Tensor = self.norm_out(_step(last, x, keys, values, bias[:, :, None]))[:, 0]
+        asking = last.norm_attention(x)
+        step = _step(last, x, asking, keys, values, bias[:, :, None])
+        summary: Tensor = self.norm_out(step)[:, 0]
         return summary
 
     def _read(self, events: Tensor, timestamps: Tensor, before: Tensor) -> Tensor:
@@ -290,12 +291,14 @@ class HistoryEncoder(nn.Module):
         return [block for block in self.blocks if isinstance(block, EncoderBlock)]
 
 
-def _step(block: EncoderBlock, x: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def _step(
+    block: EncoderBlock, x: Tensor, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+) -> Tensor:
     """One block for the newest events [B, n, dim] over keys and values [H, B, N, d].
 
     bias [H, B, n, N], -inf hides.
     """
-    queries, gate = block.queries_gates(x)
+    queries, gate = block.queries_gates(normed)
     scores = (queries @ keys.mT) / keys.shape[-1] ** 0.5 + bias
     mixed = torch.softmax(scores, -1) @ values
     return block.finish(x, mixed, gate)

@@ -20,10 +20,8 @@ def position_bucket(distance: Tensor) -> Tensor:
     Args:
         distance: integers of any shape, 0 = the newest event; negative counts as 0.
     """
-    distance = distance.clamp(min=0)
-    octaves = torch.log2(distance.clamp(min=_EXACT).float() / _EXACT)
-    far = (_EXACT + torch.floor(3 * octaves)).clamp(max=POSITION_BUCKETS - 1).long()
-    return torch.where(distance < _EXACT, distance, far)
+    table = _POSITION_BUCKETS.to(distance.device)
+    return table[distance.clamp(0, len(table) - 1)]
 
 
 def age_bucket(age: Tensor) -> Tensor:
@@ -65,6 +63,23 @@ def _age_edges() -> Tensor:
 
 
 _AGE_EDGES = _age_edges()
+
+
+def _position_buckets() -> Tensor:
+    """The bucket of each distance up to the first of the last: a look at a table is one step."""
+
+    def bucket(distance: int) -> int:
+        if distance < _EXACT:
+            return distance
+        return _EXACT + math.floor(3 * math.log2(distance / _EXACT))
+
+    buckets = [0]
+    while buckets[-1] < POSITION_BUCKETS - 1:
+        buckets.append(bucket(len(buckets)))
+    return torch.tensor(buckets)
+
+
+_POSITION_BUCKETS = _position_buckets()
 
 
 class RecencyBias(nn.Module):
@@ -118,6 +133,8 @@ class _Lookup(torch.autograd.Function):
 
 def looked_up(bucket: Tensor, table: Tensor) -> Tensor:
     """table[:, bucket] with a fast gradient: bucket [...], table [H, buckets] -> [H, ...]."""
+    if not (table.requires_grad and torch.is_grad_enabled()):
+        return table.index_select(1, bucket.reshape(-1)).view(len(table), *bucket.shape)
     return cast(Tensor, _Lookup.apply(bucket, table))  # type: ignore[no-untyped-call]
 
 
