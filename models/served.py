@@ -33,6 +33,8 @@ class ServedRanker:
     ) -> NDArray[np.float32]:
         """[B, n_items], histories and scores by the catalogue's rows; -inf where nothing is known.
 
+        Types of events are rows of the model's.
+
         Raises ValueError for histories over another number of items.
         """
         if history.n_items != len(self._rows):
@@ -47,7 +49,8 @@ class ServedRanker:
         return out
 
     def _one(self, events: Events, asked: int | None) -> NDArray[np.float32]:
-        past = Past(events.items, events.timestamps, events.weights)
+        types = events.types.astype(np.int32)
+        past = Past(events.items, events.timestamps, events.weights, types=types)
         if asked is None and len(events.items):
             at, summary = int(events.timestamps[-1]), self._untold(past)
         else:

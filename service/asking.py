@@ -42,6 +42,7 @@ class _Columns(NamedTuple):
     timestamps: NDArray[np.int64]
     weights: NDArray[np.float32]
     types: list[str]
+    kinds: NDArray[np.int32]  # the same as the model's own numbers
     seqs: NDArray[np.int64]
 
 
@@ -68,25 +69,29 @@ class Pasts:
         """The stored events with the session's laid over them, in time order, and the profile.
 
         Args:
-            snapshot: for the categories of items.
+            snapshot: for the categories of items and the types of events.
             asker: who asks, and what may be seen.
             stored: from `history`.
             at: the request's time; session events without a time happened just now.
         """
         inline = asker.history or ()
-        rows, timestamps, weights, types, seqs = self._columns(stored, inline, at)
+        columns = self._columns(snapshot, stored, inline, at)
+        rows, timestamps, weights, types, kinds, seqs = columns
         vectors = {} if stored is None else self._usable(stored.vectors)
         if inline:
             order = np.argsort(timestamps, kind="stable")
             place = np.argsort(order)
             vectors = {int(place[event]): pair for event, pair in vectors.items()}
             rows, timestamps, weights = rows[order], timestamps[order], weights[order]
-            types, seqs = [types[event] for event in order.tolist()], seqs[order]
+            types = [types[event] for event in order.tolist()]
+            kinds, seqs = kinds[order], seqs[order]
         visible = self._visible(snapshot, asker.visible, rows, timestamps, types)
         user = None if stored is None else stored.user  # an empty history is false
         interests = () if user is None else user.interests
         profile_rows, profile_content = self._profile(snapshot, interests)
-        past = Past(rows, timestamps, weights, visible, vectors, profile_rows, profile_content)
+        past = Past(
+            rows, timestamps, weights, visible, vectors, profile_rows, profile_content, kinds
+        )
         whole = None
         if stored is not None and stored.version and visible is None and not inline:
             whole = (asker.user_id or "", stored.version)
@@ -129,31 +134,39 @@ class Pasts:
         return dict(zip(stored, ids, strict=True))
 
     def _columns(
-        self, stored: Materialised | None, inline: Sequence[InlineEvent], at: int
+        self,
+        snapshot: Snapshot,
+        stored: Materialised | None,
+        inline: Sequence[InlineEvent],
+        at: int,
     ) -> _Columns:
-        """Rows, timestamps, weights, types and seqs of the stored events, then the inline."""
+        """The columns of the stored events, then the inline."""
         types: list[str] = []
+        kinds = np.zeros(0, dtype=np.int32)
         if stored is not None:
-            name = self._histories.types.id
-            types = [name(code) for code in stored.types.tolist()]
+            names = self._histories.types.ids  # few, however many events there are
+            types = [names[code] for code in stored.types.tolist()]
+            kinds = snapshot.type_rows(names)[stored.types]
         if stored is not None and not inline:
             seqs = stored.seqs.astype(np.int64)
             weights = weights_of(stored)
-            return _Columns(stored.rows, stored.timestamps, weights, types, seqs)
+            return _Columns(stored.rows, stored.timestamps, weights, types, kinds, seqs)
         # A session's names are not kept: questions must not make the process grow.
         types += [e.type for e in inline]
+        kinds = np.concatenate([kinds, snapshot.type_rows(e.type for e in inline)])
         rows = np.array([self._vocabulary.row(e.item_id) for e in inline], dtype=np.int32)
         times = [at if e.timestamp is None else e.timestamp for e in inline]
         timestamps = np.array(times, dtype=np.int64)
         weights = np.array([e.weight for e in inline], dtype=np.float32)
         seqs = np.zeros(len(inline), dtype=np.int64)
         if stored is None:
-            return _Columns(rows, timestamps, weights, types, seqs)
+            return _Columns(rows, timestamps, weights, types, kinds, seqs)
         return _Columns(
             np.concatenate([stored.rows, rows]),
             np.concatenate([stored.timestamps, timestamps]),
             np.concatenate([weights_of(stored), weights]),
             types,
+            kinds,
             np.concatenate([stored.seqs.astype(np.int64), seqs]),
         )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.baselines import Popularity
 from models.catalogue import Catalogue, Entry
 from models.cold import Among, AtRandom, ColdItems, Likeness, Shortened, cold_items
-from models.data import Interactions
+from models.data import DISLIKE, Interactions
 from models.evaluate import Ranker, evaluate
 from models.presets import Preset
 from models.protocols import Task
@@ -104,9 +104,11 @@ def new_items(
     if told is not None:
         told("items never seen", 0, 0, None)
     ids = tuple(str(row) for row in np.flatnonzero(~cold.hidden).tolist())
-    served = ServedRanker(
-        _snapshot(cold, Trained(done.model, ids, log.item_counts(), "", {}), content)
-    )
+    shape, counts = done.model.config, log.liked().item_counts()
+    # Rankers know types by their numbers: any names do.
+    types = [DISLIKE if row == shape.dislike else str(row) for row in range(shape.types)]
+    trained = Trained(done.model, ids, counts, "", {}, tuple(types))
+    served = ServedRanker(_snapshot(cold, trained, content))
     rankers: dict[str, Ranker] = {
         "random": AtRandom(seed),
         "popularity": Popularity.fit(cold.train),
@@ -161,7 +163,7 @@ def _snapshot(cold: ColdItems, trained: Trained, content: NDArray[np.float32]) -
     width = content.shape[1]
     empty = Catalogue.empty(width, Vocabulary(tuple(ids)))
     catalogue = empty.updated(entries, [], lambda texts: np.zeros((len(texts), width), np.float32))
-    return Snapshot.build("cold", trained, catalogue, cold.train.item_counts())
+    return Snapshot.build("cold", trained, catalogue, cold.train.liked().item_counts())
 
 
 class _Once:
