@@ -141,7 +141,8 @@ class Likeness:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
     ) -> NDArray[np.float32]:
-        """[B, n_items] the sum of cosines to the newest events."""
+        """[B, n_items] the sum of cosines to the newest events, dislikes aside."""
+        history = history.liked()
         batch, events = history.gather(users, last=_NEWEST)
         liked = np.zeros((len(users), self.content.shape[1]), dtype=np.float32)
         np.add.at(liked, batch, self.content[history.items[events]])

@@ -12,7 +12,6 @@ from torch import Tensor
 from models.catalogue import Catalogue
 from models.recommender import Recommender
 from models.snapshot import Snapshot
-from models.trained import Trained
 from models.user_memory import Past, UserMemory, remember
 from models.vocabulary import Vocabulary
 
@@ -50,8 +49,8 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     }
     model.load_state_dict(state)
     ids = tuple(f"{copy}:{id_}" for copy in range(copies) for id_ in trained.item_ids)
-    made = Trained(
-        model.eval(), ids, np.tile(trained.counts, copies), trained.encoder, trained.metadata
+    made = replace(
+        trained, model=model.eval(), item_ids=ids, counts=np.tile(trained.counts, copies)
     )
     empty = Catalogue.empty(snapshot.catalogue.dimension, Vocabulary(ids))
     catalogue = replace(
@@ -59,9 +58,7 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
         content=np.tile(snapshot.catalogue.content[rows.numpy()], (copies, 1)),
         described=np.tile(snapshot.catalogue.described[rows.numpy()], copies),
     )
-    return Snapshot.build(
-        snapshot.version, made, catalogue, made.counts, index_from=n * copies + 1
-    )
+    return Snapshot.build(snapshot.version, made, catalogue, made.counts, index_from=n * copies + 1)
 
 
 def moved(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -141,7 +143,7 @@ def test_an_order_at_random_is_a_users_own_and_stays() -> None:
 
 
 def test_likeness_is_to_the_newest_texts() -> None:
-    """The sum of cosines to the twenty newest events, by loops; nothing without a history."""
+    """The sum of cosines to the twenty newest liked events, by loops; nothing without any."""
     log = drawn_log(3, [30, 4, 0], 12)
     texts = content(12)
     scores = Likeness(texts).scores(log, np.arange(3, dtype=np.int32), None)
@@ -149,3 +151,9 @@ def test_likeness_is_to_the_newest_texts() -> None:
         newest = log.user(user).items[-20:].tolist()
         wanted = [sum(float(texts[item] @ texts[j]) for j in newest) for item in range(12)]
         np.testing.assert_allclose(scores[user], wanted, atol=1e-5)
+    types = np.arange(len(log), dtype=np.int16) % 2
+    mixed = replace(log, types=types, dislike=1)
+    scores = Likeness(texts).scores(mixed, np.arange(1, dtype=np.int32), None)
+    liked = log.user(0).items[::2].tolist()
+    wanted = [sum(float(texts[item] @ texts[j]) for j in liked) for item in range(12)]
+    np.testing.assert_allclose(scores[0], wanted, atol=1e-5)
