@@ -13,7 +13,7 @@ from models.dropout import PooledDropout
 from models.recency import AGE_BUCKETS, RecencyBias, age_bucket, looked_up, recency_bucket
 
 UNTOLD = -(2**63)  # a request time that is not told
-_GAP = 0.2  # share of the gap to the event before in what is read of an event
+GAP = 0.2  # share of the gap to the event before in what is read of an event
 
 
 class EncoderBlock(nn.Module):
@@ -277,7 +277,7 @@ class HistoryEncoder(nn.Module):
     def _read(self, events: Tensor, timestamps: Tensor, before: Tensor) -> Tensor:
         """What enters the first block; `before` [B, 1] is the time of the event before."""
         gap = torch.diff(timestamps, dim=1, prepend=before)
-        read: Tensor = self.drop(self.norm_in(events + _GAP * self.gap(age_bucket(gap))))
+        read: Tensor = self.drop(self.norm_in(events + GAP * self.gap(age_bucket(gap))))
         return read
 
     def _asking(self, asked: Tensor, timestamps: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
     return age_bucket(age) + (position_bucket(distance) * AGE_BUCKETS).int()
 
 
-def _age_edges() -> Tensor:
+def age_edges() -> Tensor:
     """The least age in microseconds of each bucket but the first: exact, and faster than logs."""
 
     def bucket(age: int) -> int:
@@ -62,7 +62,7 @@ def _age_edges() -> Tensor:
     return torch.tensor(edges)
 
 
-_AGE_EDGES = _age_edges()
+_AGE_EDGES = age_edges()
 
 
 def _position_buckets() -> Tensor:

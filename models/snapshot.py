@@ -17,6 +17,7 @@ from models.coarse import CoarseIndex
 from models.data import DISLIKE
 from models.kinds import IGNORED, UNKNOWN
 from models.recommender import ItemTables, Recommender, identity
+from models.stepping import Stepper
 from models.trained import Counts, Trained
 
 # From this many items on, candidates come from FAISS: measured by `heed bench`, twice as fast as
@@ -46,6 +47,7 @@ class Snapshot:
     indexed: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
+    stepper: Stepper | None  # one more event through the encoder, where there is one
 
     @classmethod
     def build(
@@ -99,6 +101,7 @@ class Snapshot:
             len(catalogue) if index else 0,
             key_index,
             len(catalogue.keys) if key_index else 0,
+            Stepper(model.encoder) if model.encoder is not None else None,
         )
 
     def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:

@@ -21,6 +21,7 @@ from models.snapshot import Snapshot
 
 Vector = NDArray[np.float32]
 
+_FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
 FOREVER = 2**62  # microseconds or events: an age and a distance in the last bucket
 
 
@@ -158,7 +159,12 @@ def _encode(
         same = torch.equal(before.state.timestamps, times[:size])
         if same and torch.equal(before.events, events[:size]):
             state, read = before.state, size
-    return Encoded(start, events, encoder.append(state, events[read:], times[read:]))
+    if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
+        for event, time in zip(events[read:], times[read:].tolist(), strict=True):
+            state = snapshot.stepper.append(state, event, time)
+    else:
+        state = encoder.append(state, events[read:], times[read:])
+    return Encoded(start, events, state)
 
 
 def readable(snapshot: Snapshot, past: Past, source: NDArray[np.int64], rows: Tensor) -> Tensor:

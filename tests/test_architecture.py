@@ -20,7 +20,7 @@ LAYERS = {
         "coarse lookup followers",
         "retrieval mass clusters baselines",
         "encoder",
-        "recommender catalogue",
+        "recommender catalogue stepping",
         "losses ranker trained protocols trainer cold",
         "snapshot checkpoint",
         "train",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
+from models.encoder import EncoderState
 from models.scoring import Attending
 from models.snapshot import Snapshot
 from models.user_memory import Past, UserMemory, remember
@@ -30,6 +35,27 @@ def drawn_snapshot() -> Snapshot:
 def told_snapshot() -> Snapshot:
     """The same, of a model that knows three types of events, dislikes among them."""
     return small_snapshot(ITEMS, random_model(11, window=WINDOW, **TOLD))
+
+
+@contextmanager
+def appends(snapshot: Snapshot) -> Iterator[list[int]]:
+    """How many events the encoder read at once, each time."""
+    encoder, stepper = snapshot.model.encoder, snapshot.stepper
+    assert encoder is not None
+    assert stepper is not None
+    counts: list[int] = []
+    many, one = encoder.append, stepper.append
+
+    def several(state: EncoderState, events: Tensor, timestamps: Tensor) -> EncoderState:
+        counts.append(len(events))
+        return many(state, events, timestamps)
+
+    def single(state: EncoderState, event: Tensor, timestamp: int) -> EncoderState:
+        counts.append(1)
+        return one(state, event, timestamp)
+
+    with patch.object(encoder, "append", several), patch.object(stepper, "append", single):
+        yield counts
 
 
 def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:

@@ -1,23 +1,18 @@
 """What is remembered of a past, what is left out, and what it weighs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from models.catalogue import Entry
-from models.encoder import EncoderState
 from models.scoring import score
 from models.snapshot import Snapshot
 from models.user_memory import Encoded, Past, encode, remember
-from tests.models.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, drawn_snapshot
+from tests.models.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, appends, drawn_snapshot
 from tests.models.reference_model import ReferenceModel, window_start
 from tests.models.small import DAY, SECOND, past, random_model, random_past
 from tests.models.small import encode as encode_texts
@@ -182,22 +177,6 @@ def read_of(snapshot: Snapshot, events: list[Event]) -> tuple[int, list[tuple[in
     seen = [(row, time) for row, time, kind in events if kind != "hidden" and 0 <= row < ITEMS]
     start = window_start(len(seen), snapshot.model.config.window)
     return start, seen[start:]
-
-
-@contextmanager
-def appends(snapshot: Snapshot) -> Iterator[list[int]]:
-    """How many events each call of the encoder appended."""
-    encoder = snapshot.model.encoder
-    assert encoder is not None
-    counts: list[int] = []
-    append = encoder.append
-
-    def counted(state: EncoderState, events: Tensor, timestamps: Tensor) -> EncoderState:
-        counts.append(len(events))
-        return append(state, events, timestamps)
-
-    with patch.object(encoder, "append", counted):
-        yield counts
 
 
 def alike(one: Encoded | None, other: Encoded | None) -> None:
