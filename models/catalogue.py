@@ -73,7 +73,7 @@ class Catalogue:
     @classmethod
     def empty(cls, dimension: int, vocabulary: Vocabulary | None = None) -> Catalogue:
         """A catalogue whose vocabulary is known but whose items are not."""
-        vocabulary = vocabulary or Vocabulary()
+        vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
             vocabulary=vocabulary,
             titles=(),

@@ -249,6 +249,14 @@ def test_keys_shared_by_items_know_how_many_they_are() -> None:
     np.testing.assert_allclose(catalogue.common, np.log([3, 3, 3, 1]), atol=1e-6)
 
 
+def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
+    """Who shares it with the catalogue finds the items that are put later."""
+    shared = Vocabulary()
+    made = Catalogue.empty(DIMENSION, shared).updated([Entry("a", "a", {"title": "a"})], [], encode)
+    assert made.vocabulary is shared
+    assert shared.row("a") == made.row("a") == 0
+
+
 def test_the_last_of_several_with_one_id_counts() -> None:
     """Within one call too; and an item both removed and put is put."""
     catalogue = build(Entry("a", "first"), Entry("a", "second"))
