@@ -20,6 +20,7 @@ from service.errors import Invalid
 
 Vector = NDArray[np.float32]
 
+DISLIKE = "dislike"  # the type of events that say what was not liked, as `models.data` has it
 MAX_ID_BYTES = 256
 MAX_DEPTH = 32  # of attributes: deeper documents are an attack, not data
 # 0001-01-01T00:00:00Z and 9999-12-31T23:59:59.999999Z: what RFC 3339 can say.

@@ -209,7 +209,10 @@ class Store(Protocol):
         ...
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        """How many events each item has: ids, in no order, and counts. Reads the whole log."""
+        """How many events each item has: ids, in no order, and counts. Reads the whole log.
+
+        Dislikes make nothing popular: they count 0.
+        """
         ...
 
     async def healthy(self) -> bool:

@@ -325,6 +325,8 @@ class AppendContract(_Contract):
         await store.merge("u", "w")
         await store.forget("v")
         assert await popular() == {"i": 1, "k": 1}
+        await store.append([Event("x", "i", "3", "dislike"), Event("x", "l", "4", "dislike")])
+        assert await popular() == {"i": 1, "k": 1, "l": 0}  # events all the same, but no votes
 
     async def test_many_writers_on_one_user_all_count(self, store: Store, another: Connect) -> None:
         """64 writers, half of them in another process's place: each event is there exactly once."""

@@ -105,6 +105,24 @@ def of_uneven_weight() -> list[Event]:
     ]
 
 
+def of_a_hundred_types() -> list[Event]:
+    """More types than a model tells apart, each rare, and a few dislikes."""
+    made = events(users=20)
+    return [
+        replace(event, type="dislike" if number % 40 == 0 else f"type {number % 100}")
+        for number, event in enumerate(made)
+    ]
+
+
+def mostly_disliked() -> list[Event]:
+    """Two thirds of what everybody did was to say no, and some said nothing else."""
+    made = events(users=20)
+    return [
+        replace(event, type="dislike") if number % 3 or event.user_id in {"u3", "u7"} else event
+        for number, event in enumerate(made)
+    ]
+
+
 HARD: list[Callable[[], list[Event]]] = [
     with_users_of_one_event,
     with_items_of_one_event,
@@ -115,6 +133,8 @@ HARD: list[Callable[[], list[Event]]] = [
     of_one_item,
     with_one_giant,
     of_uneven_weight,
+    of_a_hundred_types,
+    mostly_disliked,
 ]
 
 
@@ -171,7 +191,8 @@ def test_a_hard_log_is_learned_from_and_served(
         assert found.n == len(split.test) > 0
 
     counts = split.test.history.item_counts()
-    model = Trained(done.model, corpus.item_ids, counts, StaticEncoder.name, {})
+    types = corpus.types[: done.model.config.types]
+    model = Trained(done.model, corpus.item_ids, counts, StaticEncoder.name, {}, types)
     version = Registry(tmp_path / MODELS_FOLDER).publish(model.pack(), {})
     active = Counter(event.user_id for event in made).most_common()
     asking = (active[0][0], active[-1][0], "nobody")
