@@ -51,7 +51,15 @@ EventType = Annotated[
     str,
     StringConstraints(max_length=64),
     AfterValidator(check_id),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 64, "example": "view"}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 64,
+            "example": "view",
+            "description": "Any name; `dislike` says that the item was not liked.",
+        }
+    ),
 ]
 
 
