@@ -76,7 +76,7 @@ class Checkpoint:
         if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
             raise CannotResume("the checkpoint is damaged")
         try:
-            read = torch.load(io.BytesIO(data[start:]), weights_only=True)
+            read = torch.load(io.BytesIO(data[start:]), map_location="cpu", weights_only=True)
             best = read.pop("best")
             latest = _metrics(read.pop("latest"))
             kept = Best(best["weights"], best["epoch"], _metrics(best["metrics"]))

@@ -151,9 +151,9 @@ class Counting:
         """
         batch, length = items.shape
         flat = items.reshape(-1)
-        total = torch.zeros(batch * length, width + 1)
+        total = self._counts.new_zeros(batch * length, width + 1)
         columns = self._columns[flat]
-        place, own, counts = self._own.of(events.reshape(-1))
+        place, own, counts = (part.to(items.device) for part in self._own.of(events.reshape(-1)))
         if column is not None:
             columns, own = column[columns], column[own]
         # Only the last, unread column comes twice in a row; elsewhere nothing needs adding up.

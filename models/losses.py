@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +53,11 @@ class Batch(NamedTuple):
 
 
 class Losses:
-    """Losses of batches of windows over one log."""
+    """Losses of batches of windows over one log.
+
+    Tensors are made where the model is: on another device than the processor, under
+    `torch.device(...)` as a context.
+    """
 
     def __init__(
         self,
@@ -67,31 +71,34 @@ class Losses:
         negatives: int,
     ) -> None:
         self._model, self._log = model, log
-        self._content = torch.from_numpy(content)
+        self._device = device = model.prior.device
+        self._content = torch.from_numpy(content).to(device)
+        # Without a text nothing would be left of an item that loses its id.
+        self._described = self._content.any(1)
         self._drop_id, self._request_time = drop_id, request_time
         self._full_softmax, self._negatives = full_softmax, negatives
         # Without an encoder there are no transitions, whatever was counted.
         counts = model.encoder is not None and model.config.followers
         self._counting = Counting(model.followers, OwnPairs(log)) if counts else None
         self._hide_seen = not returns(log)
-        self._worth = torch.from_numpy(worth(log))
-        self._dtype = product_dtype(torch.device("cpu"))
+        self._worth = torch.from_numpy(worth(log)).to(device)
+        self._dtype = product_dtype(device)
 
     def batch(self, spans: NDArray[np.int64]) -> Batch:
         """Windows (first event, end) [n, 2] as inputs and targets."""
         cut = rectangles(self._log, spans[:, 0], spans[:, 1])
-        items, times = torch.from_numpy(cut.items), torch.from_numpy(cut.timestamps)
+        items, times = self._placed(cut.items), self._placed(cut.timestamps)
         told = torch.rand(len(spans), 1) < self._request_time
         place = torch.arange(items.shape[1] - 1)
-        real = place < torch.from_numpy(cut.lengths - 1)[:, None]
+        real = place < self._placed(cut.lengths - 1)[:, None]
         return Batch(
             inputs=items[:, :-1].contiguous(),
             targets=items[:, 1:].contiguous(),
             timestamps=times[:, :-1].contiguous(),
             asked=torch.where(told, times[:, 1:], UNTOLD),
-            log_weights=torch.from_numpy(np.log(cut.weights[:, :-1])),
-            types=torch.from_numpy(cut.types[:, :-1]),
-            worth=self._worth[torch.from_numpy(cut.events[:, 1:])] * real,
+            log_weights=self._placed(np.log(cut.weights[:, :-1])),
+            types=self._placed(cut.types[:, :-1]),
+            worth=self._worth[self._placed(cut.events[:, 1:])] * real,
             real=real,
             events=cut.events[:, :-1],
         )
@@ -100,7 +107,7 @@ class Losses:
         """Mean cross-entropy of sequence + transitions + prior, and what its targets count."""
         batch, model = self.batch(spans), self._model
         candidates = self._candidates(batch, self._full_softmax, self._negatives)
-        keep = torch.rand(self._log.n_items) >= self._drop_id
+        keep = self._kept()
         vectors = self._vectors(candidates.rows, keep)
         with self._narrow():
             events = self._vectors(batch.inputs, keep)
@@ -129,7 +136,7 @@ class Losses:
         candidates = self._candidates(batch, self._full_softmax, self._negatives)
         alone = model.encoder is None
         with torch.set_grad_enabled(alone and torch.is_grad_enabled()):
-            keep = torch.rand(self._log.n_items) >= self._drop_id
+            keep = self._kept()
             vectors = self._vectors(candidates.rows, keep)
             events = self._vectors(batch.inputs, keep)
             prior = model.prior[candidates.rows] + candidates.correction
@@ -173,7 +180,14 @@ class Losses:
 
     def _narrow(self) -> torch.autocast:
         """Matrix products in the dtype that the device is fast in."""
-        return torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32)
+        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32)
+
+    def _placed(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _kept(self) -> Tensor:
+        """Which items have their id in this step, bool [N]."""
+        return (torch.rand(self._log.n_items) >= self._drop_id) | ~self._described
 
     def _vectors(self, rows: Tensor, keep: Tensor) -> Tensor:
         return self._model.tower(rows, self._content[rows], keep[rows])
@@ -232,12 +246,12 @@ class Losses:
         # weighted by its share. The estimate of the partition function is unbiased.
         targets = torch.unique(batch.targets[batch.real])
         others = np.ones(items, dtype=np.bool_)
-        others[targets.numpy()] = False
+        others[targets.cpu().numpy()] = False
         rest = np.flatnonzero(others)
         generator = np.random.default_rng(int(torch.randint(2**62, ())))
         drawn = generator.choice(rest, min(negatives, len(rest)), replace=False)
         each = math.log(len(rest) / len(drawn)) if len(drawn) else 0.0
-        rows = torch.cat([targets, torch.from_numpy(drawn)])
+        rows = torch.cat([targets, self._placed(drawn)])
         column = torch.full((items + 1,), len(rows), dtype=torch.int64)
         column[rows] = torch.arange(len(rows))
         correction = torch.zeros(len(rows))

@@ -1,8 +1,15 @@
-"""The dtype of training's matrix products."""
+"""Where training computes, and the dtype of its matrix products."""
 
 from __future__ import annotations
 
 import torch
+
+
+def training_device(rank: int = 0) -> torch.device:
+    """A GPU where there is one, each member of a team its own where there are enough."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def product_dtype(device: torch.device) -> torch.dtype:

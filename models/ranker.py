@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from models.batches import newest
 from models.data import Interactions
@@ -39,13 +42,14 @@ class RecommenderRanker:
                 to choose an epoch by.
         """
         self._model = model
-        dtype = product_dtype(torch.device("cpu")) if narrow else torch.float32
-        self._products = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
+        self._device = device = model.prior.device
+        dtype = product_dtype(device) if narrow else torch.float32
+        self._products = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
         # Before the attention is trained it adds nothing, at half of the cost.
         self._attention = attention and bool(model.cross.w_o.weight.any())
         items = model.config.items
         with torch.inference_mode():
-            self._tables = model.tables(torch.arange(items), torch.from_numpy(content))
+            self._tables = model.tables(torch.arange(items, device=device), self._placed(content))
 
     def scores(
         self,
@@ -76,16 +80,16 @@ class RecommenderRanker:
     ) -> NDArray[np.float32]:
         model, tables = self._model, self._tables
         window = newest(history, users, model.config.window)
-        events, times = torch.from_numpy(window.items), torch.from_numpy(window.timestamps)
-        types = torch.from_numpy(window.types)
-        log_weights = torch.log(torch.from_numpy(window.weights))
-        lengths = torch.from_numpy(window.lengths)
-        batch = torch.arange(len(users))
+        events, times = self._placed(window.items), self._placed(window.timestamps)
+        types = self._placed(window.types)
+        log_weights = torch.log(self._placed(window.weights))
+        lengths = self._placed(window.lengths)
+        batch = torch.arange(len(users), device=self._device)
         last = (lengths - 1).clamp(min=0)
         asked = torch.full_like(times, UNTOLD)
         now = times[batch, last]
         if request_times is not None:
-            told = torch.from_numpy(request_times)
+            told = self._placed(request_times)
             asked[batch, last], now = model.within(told, now), told  # attention sees the age itself
         total = tables.prior.expand(len(users), -1).clone()
         if model.encoder is not None:
@@ -98,7 +102,7 @@ class RecommenderRanker:
             ]
             total += summary @ tables.vectors.T + model.transitions(summary, torch.stack(counts))
         if self._attention:
-            distance = last[:, None] - torch.arange(events.shape[1])  # (B, L)
+            distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
             bias = model.memory_bias(distance, now[:, None] - times, log_weights, types)
             bias = bias.transpose(0, 1).masked_fill((distance < 0)[:, None], -torch.inf)
             keys = tables.keys[:, events].transpose(0, 1)  # (B, H, L, d)
@@ -106,5 +110,8 @@ class RecommenderRanker:
             some = lengths > 0
             if some.any():
                 total[some] += model.target_attention(tables, keys[some], values[some], bias[some])
-        scores: NDArray[np.float32] = total.numpy()
+        scores: NDArray[np.float32] = total.cpu().numpy()
         return scores
+
+    def _placed(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

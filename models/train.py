@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from models.data import Interactions
 from models.evaluate import Metrics, evaluate
 from models.followers import Followers, followers
 from models.losses import Losses, returns
+from models.precision import training_device
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender, RecommenderConfig
 from models.splits import Holdout
@@ -126,7 +128,10 @@ def fit(
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
     if not np.any(~log.disliked & (log.positions > 0)):
         raise ValueError("no user has two events: there is nothing to learn an order from")
-    with torch.random.fork_rng(devices=[]):
+    device = training_device(team.rank)
+    on_gpu = device.type == "cuda"
+    # As a context a device costs every call a little: only where it is not the default anyway.
+    with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():
         torch.manual_seed(seed)
         run = _Run(log, content, shape, config, validation, seed, progress, save, team)
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))
@@ -152,8 +157,10 @@ class _Run:
         self._progress = progress if team.leads else None
         self._save = save if team.leads else None
         self._name = fingerprint(log, content, validation, shape, config, seed)
-        self._model = Recommender(shape)
-        self._model.memorise(_followers(log, shape.followers), _horizon(log))
+        with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
+            self._model = Recommender(shape)
+            self._model.memorise(_followers(log, shape.followers), _horizon(log))
+        self._model.to(training_device(team.rank))
         self._losses = Losses(
             self._model,
             log,
@@ -185,7 +192,7 @@ class _Run:
             self._stage(stage, stages, resume)
             resume = None
         return Fitted(
-            model=self._model.requires_grad_(True).eval(),
+            model=self._model.requires_grad_(True).eval().cpu(),
             validation=self._best.metrics,
             epoch=self._best.epoch,
             history=self._history,

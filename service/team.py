@@ -36,7 +36,7 @@ def leads() -> bool:
 
 
 def fitting(cores: int, tokens: int, work: int) -> int:
-    """How many processes train fastest on this many cores.
+    """How many processes train fastest on this many cores, or one for each GPU.
 
     Args:
         cores: threads that may compute.
@@ -44,7 +44,8 @@ def fitting(cores: int, tokens: int, work: int) -> int:
             operations than it saves.
         work: positions in all epochs. What is done in seconds is not worth a process' start.
     """
-    return max(1, min(cores, tokens // _SHARE)) if work >= _WORK else 1
+    members = torch.cuda.device_count() or cores
+    return max(1, min(members, tokens // _SHARE)) if work >= _WORK else 1
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if not distributed.is_initialized():  # once: a second meeting would find the first's keys
-            distributed.init_process_group("gloo", timeout=_PATIENCE)
+            distributed.init_process_group(_backend(), timeout=_PATIENCE)
         yield Team(distributed.get_rank(), distributed.get_world_size())
         return
     if size < 2:
@@ -117,11 +118,15 @@ def _threads(size: int) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
 def _meet(meeting: str, rank: int, size: int) -> None:
     if sys.platform == "linux":  # all are here; a host name may lead elsewhere, or nowhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=_PATIENCE
+        _backend(), init_method=meeting, rank=rank, world_size=size, timeout=_PATIENCE
     )
 
 
