@@ -11,12 +11,13 @@ PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # Written last, so a setup that was cut short is taken up again.
 STAMP := $(VENV)/.setup
+RECTOOLS := $(VENV)-rectools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test lint bench bench-training lock clean
 
 help: ## say what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## create or refresh .venv
 
@@ -34,6 +35,9 @@ lint: $(STAMP) ## ruff and mypy
 bench: $(STAMP) ## time the kernels against their references
 	$(VENV)/bin/heed bench $(ARGS)
 
+bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SASRec (ARGS="ml-100k")
+	$(PY) -m service.bench.training --rectools $(RECTOOLS)/bin/python $(ARGS)
+
 lock: ## resolve pyproject.toml anew into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet 'pip-tools>=7.4'
@@ -42,7 +46,7 @@ lock: ## resolve pyproject.toml anew into requirements/
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RECTOOLS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requirements/torch.txt
@@ -54,6 +58,15 @@ $(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requireme
 	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import faiss, fastapi, pytest, torch._dynamo'
+	@touch $@
+
+# RecTools wants other versions than Heed's, so it has an environment of its own.
+$(RECTOOLS)/.setup: requirements/rectools.txt requirements/torch.txt
+	@$(find_python); "$$python" -m venv --clear $(RECTOOLS)
+	@echo "bench-training: installing RecTools into $(RECTOOLS)"
+	@set -e; pip="$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
+	$$pip $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt; \
+	$$pip -r requirements/rectools.txt -c requirements/torch.txt
 	@touch $@
 
 # Sets $python to $(PYTHON), or to the first Python found that will do.
