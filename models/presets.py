@@ -16,6 +16,7 @@ _QUICK_TOKENS = 8_000_000  # inputs in all, over a catalogue of `_ITEMS`
 _BEST_TOKENS = 24_000_000
 _ITEMS = 3_500  # the loss costs in proportion to the items, the rest of the model does not
 _EPOCHS = 20
+_FEW = 50_000  # events: with fewer a model overfits sooner, and has the time for more epochs
 _STEPS = 60  # of an epoch at least: small batches matter more than full ones
 _FOLLOWERS = 512  # kept of each item, fewer of many:
 _KEPT = 16_000_000  # in all, 8 bytes each in the model and as many again while it is trained
@@ -70,13 +71,15 @@ def choose(
     tokens = _QUICK_TOKENS if name == "quick" else _BEST_TOKENS
     share = 0.4 + 0.6 * min(items, TrainConfig().full_softmax) / _ITEMS
     fitting = round(tokens / max(1.0, share) / max(1, events))
+    few = events < _FEW
     config = TrainConfig(
-        epochs=epochs or min(_EPOCHS, max(2, fitting)),
+        epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
         batch_tokens=min(_MOST, max(400, events // _STEPS)),
     )
     config = replace(config, attention_tokens=min(config.attention_tokens, config.batch_tokens))
+    dropout = 0.5 if few else 0.3
     followers = min(_FOLLOWERS, max(1, _KEPT // max(1, items)))
     if name == "quick":
         config = replace(config, attention_epochs=2)
-        return Preset("quick", 64, 2, 0.3, followers, config)
-    return Preset("best", 128, 3, 0.3, followers, config)
+        return Preset("quick", 64, 2, dropout, followers, config)
+    return Preset("best", 128, 3, dropout, followers, config)

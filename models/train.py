@@ -160,6 +160,7 @@ class _Run:
         with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
             self._model = Recommender(shape)
             self._model.memorise(_followers(log, shape.followers), _horizon(log))
+            self._model.prior.data.copy_(_frequency(log))
         self._model.to(training_device(team.rank))
         self._losses = Losses(
             self._model,
@@ -327,6 +328,17 @@ def _followers(log: Interactions, most: int) -> Followers:
     if most:
         return followers(log, most)
     return Followers(torch.zeros(log.n_items, 0, dtype=torch.int32), torch.zeros(log.n_items, 0))
+
+
+def _frequency(log: Interactions) -> Tensor:
+    """What the prior starts from: the logarithm of each item's share, the mean item's being 0.
+
+    The steps of a small log would not get it there, nor those of a large catalogue's rare items.
+    """
+    if not log.n_items:
+        return torch.zeros(1)
+    counts = torch.from_numpy(log.liked().item_counts() + 1).float()
+    return torch.log(counts / counts.mean())
 
 
 def _horizon(log: Interactions) -> int:

@@ -29,7 +29,7 @@ from models.trained import Trained
 from models.trainer import Pace, Stage, Trainer
 from models.user_memory import Past, remember
 from tests.models.small import DAY, DIMENSION, SECOND, cycle, encode, entries
-from tests.models.training import QUICK, content, tiny, train
+from tests.models.training import QUICK, content, drawn_log, tiny, train
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -201,6 +201,15 @@ def test_the_attention_is_trained_last_and_alone() -> None:
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
     assert [record["epoch"] for record in without.history] == [1, 2]
     assert all(weight.requires_grad for weight in fitted.model.parameters())
+
+
+def test_the_prior_starts_from_how_often_items_are_taken() -> None:
+    """Before any step: the logarithm of the share of events, one more for each, by hand."""
+    log = drawn_log(3, [9, 4, 7], 6)
+    fitted = train(log, replace(QUICK, epochs=1, attention_epochs=0, learning_rate=0.0))
+    counts = [1 + log.items.tolist().count(item) for item in range(6)]
+    expected = [math.log(count / (sum(counts) / 6)) for count in counts]
+    np.testing.assert_allclose(fitted.model.prior.detach(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
