@@ -40,7 +40,7 @@ class RecommenderConfig:
     heads: int = 4
     blocks: int = 3  # of the history encoder; 0 leaves the sequence and the transitions out
     followers: int = 512  # kept of each item; 0 leaves the transitions out
-    window: int = 200  # recent events that the encoder reads
+    window: int = 240  # recent events that the encoder reads, three quarters of them at least
     dropout: float = 0.3
     tied: bool = False  # W_V = W_K
     types: int = 1  # of events

@@ -26,7 +26,7 @@ class _Norm(NamedTuple):
     eps: float
 
     def __call__(self, x: Array) -> Array:
-        centred = x - x.mean()
+        centred = x - np.add.reduce(x) / len(x)  # `mean` takes four times as long to begin
         normed = centred * (1 / np.sqrt(centred @ centred / len(x) + self.eps))
         scaled: Array = normed * self.weight + self.bias
         return scaled
@@ -68,7 +68,8 @@ class Stepper:
         room = (blocks, heads, old + 1, size)
         keys, values = np.empty(room, np.float32), np.empty(room, np.float32)
         keys[:, :, :old], values[:, :, :old] = state.keys.numpy(), state.values.numpy()
-        times = np.append(state.timestamps.numpy(), timestamp)
+        times = np.empty(old + 1, np.int64)
+        times[:old], times[old] = state.timestamps.numpy(), timestamp
         ages = np.searchsorted(self._edges, timestamp - times, side="right")  # [old + 1]
         bucket = _positions(old + 1) + ages
         x: Array = self._norm_in(event.numpy() + self._gap[ages[old - 1] if old else 0])
@@ -93,10 +94,10 @@ def _attended(
     both = weight @ normed + bias
     heads, _, size = keys.shape
     queries, gate = both[: heads * size].reshape(heads, size, 1), both[heads * size :]
-    scores: Array = (keys @ queries)[:, :, 0] * size**-0.5 + block.table[:, bucket]
-    scores -= scores.max(1, keepdims=True)
+    scores: Array = (keys @ queries)[:, :, 0] * size**-0.5 + block.table.take(bucket, 1)
+    scores -= np.maximum.reduce(scores, 1, keepdims=True)
     np.exp(scores, out=scores)
-    scores /= scores.sum(1, keepdims=True)
+    scores /= np.add.reduce(scores, 1, keepdims=True)
     mixed = (scores[:, None] @ values).reshape(-1)
     added: Array = _sigmoid(gate) * (block.out @ mixed)
     return added

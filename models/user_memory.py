@@ -149,16 +149,20 @@ def _encode(
     encoder = snapshot.model.encoder
     if encoder is None:
         return None
-    source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]
+    on_items = (rows >= 0).numpy()
+    if not on_items.all():
+        source, rows = source[on_items], rows[torch.from_numpy(on_items)]
     start = window_start(len(rows), snapshot.model.config.window)
     events = readable(snapshot, past, source[start:], rows[start:])
     times = torch.from_numpy(past.timestamps[source[start:]])
-    state, read = encoder.begin(), 0
+    state, read = None, 0
     if before is not None and before.start == start and len(before.events) <= len(events):
         size = len(before.events)
         same = torch.equal(before.state.timestamps, times[:size])
         if same and torch.equal(before.events, events[:size]):
             state, read = before.state, size
+    if state is None:
+        state = encoder.begin()
     if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
         for event, time in zip(events[read:], times[read:].tolist(), strict=True):
             state = snapshot.stepper.append(state, event, time)
@@ -169,8 +173,8 @@ def _encode(
 
 def readable(snapshot: Snapshot, past: Past, source: NDArray[np.int64], rows: Tensor) -> Tensor:
     """What the encoder reads of events on items, [n, dim]: their places [n] and item rows [n]."""
-    types, log_weights = _said(past, source)
-    return snapshot.model.read(snapshot.tables.vectors[rows], types, log_weights)
+    vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
+    return snapshot.model.read(vectors, *_said(past, source))
 
 
 def _said(past: Past, source: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -267,8 +271,10 @@ def _summary(model: Recommender, encoded: Encoded | None, at: int) -> Tensor:
 def attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tensor]:
     """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
     inside = (past.rows >= 0) & (past.rows < len(snapshot.known))
-    attendable = np.zeros(len(past.rows), dtype=np.bool_)
-    attendable[inside] = snapshot.known[past.rows[inside]]
+    # Without any item there is nothing to take from.
+    attendable = (
+        snapshot.known.take(past.rows, mode="clip") & inside if inside.any() else inside.copy()
+    )
     for event in past.vectors:
         attendable[event] = True
     if past.visible is not None:

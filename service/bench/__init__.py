@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from service.bench import candidates, ingest, kernels, latency, machine, report
+from service.bench import candidates, histories, ingest, kernels, latency, machine, report
 from service.bench.ground import Ground, prepared
 from service.bench.processes import Cores, serving
 from service.bench.subjects import subjects
@@ -107,6 +107,11 @@ def run(
             )
         found["candidates"] = ranking.as_dict()
         report.catalogues(console, ranking)
+
+        with _stage(console, "histories") as told:
+            grown = histories.measure(effort.kernel_rounds, told=told)
+        found["histories"] = [each.as_dict() for each in grown]
+        report.histories(console, grown)
 
         found |= _over_http(console, ground, cores, effort)
     return found

@@ -89,15 +89,15 @@ def prepared(
         yield _described(target, source)
 
 
-def random_model(items: int, *, content: int = 256, seed: int = 0) -> Recommender:
+def random_model(items: int, *, content: int = 256, seed: int = 0, **shape: Any) -> Recommender:
     """A recommender of the shape that training gives, without any training.
 
     Its items lie in clusters and its heads look sharply enough that attention is neither uniform
-    nor a lookup, so that approximations have something to get wrong.
+    nor a lookup, so that approximations have something to get wrong. `shape` is the rest of it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Recommender(RecommenderConfig(items=items, content=content))
+        model = Recommender(RecommenderConfig(items=items, content=content, **shape))
         centres = torch.randn(max(1, round(items**0.5)), model.config.dim)
         own = torch.randn(items, model.config.dim)
         with torch.no_grad():
@@ -106,9 +106,9 @@ def random_model(items: int, *, content: int = 256, seed: int = 0) -> Recommende
             model.cross.w_q.weight.mul_(6)  # logits of standard deviation 2
             model.cross.w_o.weight.normal_(std=0.5 / model.config.dim**0.5)
             model.prior.copy_(0.3 * torch.randn(items))
-        shape = (items, model.config.followers)
-        columns = torch.randint(max(1, items), shape, dtype=torch.int32)
-        model.memorise(Followers(columns, 10 * torch.rand(shape) ** 4), UNBOUNDED)
+        room = (items, model.config.followers)
+        columns = torch.randint(max(1, items), room, dtype=torch.int32)
+        model.memorise(Followers(columns, 10 * torch.rand(room) ** 4), UNBOUNDED)
     return model.eval()
 
 

@@ -14,6 +14,7 @@ from models.snapshot import INDEX_FROM
 from service.bench import candidates, ingest, latency
 from service.bench.candidates import Catalogues, Found
 from service.bench.ground import Ground
+from service.bench.histories import EVENTS, Grown
 from service.bench.ingest import Ingested
 from service.bench.kernels import Kernels
 from service.bench.latency import Case
@@ -160,6 +161,27 @@ def _whose(found: Catalogues) -> str:
     return f" (this data{times})" if found.own else ""
 
 
+def histories(console: Console, found: Iterable[Grown]) -> None:
+    """One event more, against encoding everything again."""
+    _print(
+        console,
+        f"A new event of a history of {EVENTS}: ratio to encoding it again",
+        ("preset", "encoder", "encoding again", "one event", "with the window's moves", "kept"),
+        (
+            (
+                each.preset,
+                each.shape,
+                _time(each.again),
+                _part(each.ratio),
+                _part(each.run),
+                f"{each.kept / 2**10:.0f} KiB",
+            )
+            for each in found
+        ),
+        caption="The window moves by a quarter at once, and is then read again.",
+    )
+
+
 def ingestion(console: Console, found: Ingested) -> None:
     """Durable events a second."""
     by_core, shared = ingest.rate(found.processor), found.processor_ratio
@@ -277,6 +299,11 @@ def _print(
 
 def _ratio(found: Spread) -> str:
     return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
+
+
+def _part(found: Spread) -> str:
+    """A ratio below 1, as one over what it is."""
+    return f"1/{1 / found.median:.1f} [1/{1 / found.high:.1f}, 1/{1 / found.low:.1f}]"
 
 
 def _time(found: Spread) -> str:

@@ -420,7 +420,7 @@ def test_a_report_is_plain_and_says_what_it_is_of(ran: dict[str, Any]) -> None:
     """It is JSON without NaN, and names hardware, versions, data, history and catalogue."""
     report = json.loads(json.dumps(ran["report"], allow_nan=False))
     assert set(report) == {
-        "quick", "machine", "data", "kernels", "candidates", "ingest", "http", "memory"
+        "quick", "machine", "data", "kernels", "candidates", "histories", "ingest", "http", "memory"
     }  # fmt: skip
     assert {"processor", "cores", "placement", "torch", "sqlite"} <= report["machine"].keys()
     assert report["data"]["items"] == TINY.items
@@ -428,6 +428,17 @@ def test_a_report_is_plain_and_says_what_it_is_of(ran: dict[str, Any]) -> None:
     assert report["data"]["model"] is not None
     for part in ("Attention over n rows", "candidates of", "Durable events", "Questions over HTTP"):
         assert part in ran["shown"]
+
+
+def test_a_new_event_is_timed_beside_the_whole_history(ran: dict[str, Any]) -> None:
+    """For each preset; what is kept is a history's, and the answer is the same either way."""
+    found = ran["report"]["histories"]
+    assert [each["preset"] for each in found] == ["quick", "best"]
+    for each in found:
+        assert each["append_ratio"]["median"] > 0
+        assert each["append_ratio_with_the_windows_moves"]["median"] > 0
+        assert each["kept_bytes"] > 200 * 4 * 64
+    assert "A new event of a history of 200" in ran["shown"]
 
 
 def test_every_acknowledged_event_was_counted(ran: dict[str, Any]) -> None:
