@@ -58,7 +58,8 @@ def compare(
         preset: of Heed's training.
         seeds: how many trainings.
         first_seed: the seed of the first.
-        ablate: also train without transitions, times, text and the encoder, under the first seed.
+        ablate: also train without transitions, times, requests of either kind, text and encoder,
+            under the first seed.
         told: called as work goes on.
     """
     table: Table = {}
@@ -100,6 +101,14 @@ def _ablations(
     """Name, preset, content and task of Heed without each part that is trained with the rest."""
     yield "transitions", replace(preset, followers=0), content, task
     yield "times", preset, content, _timeless(task)
+    # One model for both kinds of request, beside one for each.
+    for name, share in (("times of requests", 0.0), ("requests at no time", 1.0)):
+        yield (
+            name,
+            replace(preset, config=replace(preset.config, request_time=share)),
+            content,
+            task,
+        )
     yield "text", preset, np.zeros_like(content), task
     yield "the encoder", replace(preset, blocks=0), content, task
 

@@ -37,7 +37,7 @@ def benchmark(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")] = 1,
     ablate: Annotated[
         bool,
-        typer.Option("--ablate", help="Also train without each part; takes five times as long."),
+        typer.Option("--ablate", help="Also train without each part; takes seven times as long."),
     ] = False,
     cold: Annotated[
         bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,34 @@ def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training.Corpus) -
     assert list(dict.fromkeys(stages)) == [
         "baseline: popularity", "baseline: EASE", "baseline: transition counts", "training",
     ]  # fmt: skip
+
+
+def test_what_each_part_is_worth_is_trained_without_it(
+    corpus: training.Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each training lacks what its row says and nothing else; all are judged on the same cases."""
+    lacking: list[list[str]] = []
+    real = training.fitted
+
+    def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any) -> Any:
+        lacks = {
+            "transitions": not preset.followers,
+            "times": not log.timestamps.any() and not cases.timestamps.any(),
+            "times of requests": preset.config.request_time == 0,
+            "requests at no time": preset.config.request_time == 1,
+            "text": not content.any(),
+            "the encoder": not preset.blocks,
+        }
+        lacking.append([name for name, lacks_it in lacks.items() if lacks_it])
+        return real(log, content, cases, preset, *more)
+
+    monkeypatch.setattr(benchmarking, "fitted", seen)
+    task = protocol_a(corpus.log)
+    short = replace(FAST, config=replace(FAST.config, epochs=1))
+    table = benchmarking.compare(task, corpus.content[task.items], short, ablate=True)
+    assert lacking[0] == []
+    names = [name for (name,) in lacking[1:]]
+    rows = [name.removeprefix("heed without ") for name in list(table)[3:]]
+    assert rows == ["heed", "target attention", *names]
+    assert len(set(names)) == 6
+    assert {metrics.n for row in table.values() for metrics in row.test} == {40}
