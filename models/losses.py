@@ -117,11 +117,11 @@ class Losses:
             summary,
             model.scale(summary)[:, 0],
             vectors,
-            model.prior[candidates.rows] + candidates.correction,
+            self._prior(candidates, keep),
             # What stands in the padding need not be a candidate, and any column will do.
             targets=(candidates.columns(batch.targets) * batch.real).flatten(),
             worth=batch.worth.flatten(),
-            chunks=self._chunks(batch, candidates),
+            chunks=self._chunks(batch, candidates, keep),
             dtype=self._dtype,
         )
         return loss, float(batch.worth.sum())
@@ -139,8 +139,8 @@ class Losses:
             keep = self._kept()
             vectors = self._vectors(candidates.rows, keep)
             events = self._vectors(batch.inputs, keep)
-            prior = model.prior[candidates.rows] + candidates.correction
-            logits = self._rest(batch, candidates, events, vectors) + prior
+            prior = self._prior(candidates, keep)
+            logits = self._rest(batch, candidates, events, vectors, keep) + prior
             own = candidates.columns(batch.targets)
             if self._hide_seen:
                 logits = logits.masked_fill(self._seen(batch, candidates, own), _NEVER)
@@ -186,8 +186,17 @@ class Losses:
         return torch.from_numpy(array).to(self._device)
 
     def _kept(self) -> Tensor:
-        """Which items have their id in this step, bool [N]."""
+        """Which items have their id in this step, bool [N].
+
+        The others are as new ones are: they have the prior of the new, and follow nothing, so that
+        texts are learned by what has to stand beside known items with nothing else.
+        """
         return (torch.rand(self._log.n_items) >= self._drop_id) | ~self._described
+
+    def _prior(self, candidates: Candidates, keep: Tensor) -> Tensor:
+        rows = candidates.rows
+        prior = torch.where(keep[rows], self._model.prior[rows], self._model.new_prior)
+        return prior + candidates.correction
 
     def _vectors(self, rows: Tensor, keep: Tensor) -> Tensor:
         return self._model.tower(rows, self._content[rows], keep[rows])
@@ -196,7 +205,12 @@ class Losses:
         return self._model.read(events, batch.types, batch.log_weights)
 
     def _rest(
-        self, batch: Batch, candidates: Candidates, events: Tensor, vectors: Tensor
+        self,
+        batch: Batch,
+        candidates: Candidates,
+        events: Tensor,
+        vectors: Tensor,
+        keep: Tensor,
     ) -> Tensor:
         """Sequence + transitions of each position, [B, L, C]."""
         model = self._model
@@ -207,6 +221,7 @@ class Losses:
         if self._counting is not None:
             width = len(candidates.rows)
             counts = self._counting.at(batch.inputs, batch.events, candidates.column, width)
+            counts *= keep[candidates.rows]
             logits = logits + model.scale(summary) * counts
         return logits
 
@@ -258,13 +273,14 @@ class Losses:
         correction[len(targets) :] = each
         return Candidates(rows, column, correction)
 
-    def _chunks(self, batch: Batch, candidates: Candidates) -> list[Chunk]:
+    def _chunks(self, batch: Batch, candidates: Candidates, keep: Tensor) -> list[Chunk]:
         """Whole windows together, about `_CHUNK` positions each."""
         count, length = batch.inputs.shape
         width = len(candidates.rows)
         each = max(1, _CHUNK // length)
         past = torch.ones(length, length, dtype=torch.bool).tril()
         columns = candidates.columns(batch.inputs)
+        new = (~keep[candidates.rows]).nonzero().flatten()
         chunks = []
         for first in range(0, count, each):
             windows = slice(first, min(count, first + each))
@@ -275,7 +291,7 @@ class Losses:
                 hidden = (row + seen)[past & (seen < width)]
             counts = None
             if self._counting is not None:
-                counts = _Counts(self._counting, batch, candidates, windows)
+                counts = _Counts(self._counting, batch, candidates, windows, new)
             chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
         return chunks
 
@@ -296,10 +312,16 @@ class _Counts:
     """log(1 + 2F) of some windows of a batch, when the loss comes to them."""
 
     def __init__(
-        self, counting: Counting, batch: Batch, candidates: Candidates, windows: slice
+        self,
+        counting: Counting,
+        batch: Batch,
+        candidates: Candidates,
+        windows: slice,
+        new: Tensor,
     ) -> None:
         self._counting, self._batch = counting, batch
         self._candidates, self._windows = candidates, windows
+        self._new = new  # columns of what is to follow nothing
 
     def __call__(self) -> Tensor:
         """[positions of the windows, C]."""
@@ -310,7 +332,7 @@ class _Counts:
             candidates.column,
             len(candidates.rows),
         )
-        return counted.flatten(0, 1)
+        return counted.flatten(0, 1).index_fill_(1, self._new, 0.0)
 
 
 def worth(log: Interactions) -> NDArray[np.float32]:

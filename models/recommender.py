@@ -131,6 +131,7 @@ class Recommender(nn.Module):
         self.kinds = EventKinds(config.types, dim) if config.blocks else None
         self.kind_bias = KindBias(config.types, config.heads, *apart) if config.types > 1 else None
         self.prior = nn.Parameter(torch.zeros(max(1, config.items)))
+        self.new_prior = nn.Parameter(torch.zeros(()))  # of items that were not in training
 
     @property
     def has_transitions(self) -> bool:
@@ -171,16 +172,15 @@ class Recommender(nn.Module):
         vectors: Tensor = id_part + self.content(content)
         return vectors
 
-    def tables(self, rows: Tensor, content: Tensor, cold_prior: float = 0.0) -> ItemTables:
+    def tables(self, rows: Tensor, content: Tensor) -> ItemTables:
         """Everything that scoring needs of each item.
 
         Args:
             rows: int64 [N], -1 where the item was not in training.
             content: [N, content].
-            cold_prior: the prior of items that were not in training.
         """
         vectors = self.tower(rows, content)
-        prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], cold_prior)
+        prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], self.new_prior)
         return self.project(vectors, prior)
 
     def project(self, vectors: Tensor, prior: Tensor) -> ItemTables:

@@ -146,10 +146,7 @@ class Snapshot:
             return _tables(self.model, self.trained, rows, catalogue, counts)
         at = torch.from_numpy(np.flatnonzero(changed))
         with torch.inference_mode():
-            prior = 0.0 if self.trained is None else _cold_prior(self.trained)
-            fresh = self.model.tables(
-                rows[at], torch.from_numpy(catalogue.content[changed]), cold_prior=prior
-            )
+            fresh = self.model.tables(rows[at], torch.from_numpy(catalogue.content[changed]))
             more = len(catalogue) - old
             pairs = zip(self.tables, fresh, strict=True)
             tables = ItemTables(*(_patched(table, new, at, more) for table, new in pairs))
@@ -210,7 +207,7 @@ def _tables(
     with torch.inference_mode():
         content = torch.from_numpy(catalogue.content)
         if trained is not None:
-            return model.tables(rows, content, cold_prior=_cold_prior(trained))
+            return model.tables(rows, content)
         return model.tables(rows, content)._replace(prior=_popular(counts))
 
 
@@ -231,11 +228,3 @@ def _popular(counts: Counts) -> Tensor:
     """The prior before any training: it decides only among items that content cannot tell apart."""
     share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
     return torch.from_numpy(0.05 * share).float()
-
-
-def _cold_prior(trained: Trained) -> float:
-    """The prior of an item that was not trained: that of the least popular quarter."""
-    if not len(trained.counts):
-        return 0.0
-    rare = trained.counts <= np.quantile(trained.counts, 0.25)
-    return float(trained.model.prior.detach().numpy()[rare].mean())

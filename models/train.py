@@ -160,7 +160,9 @@ class _Run:
         with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
             self._model = Recommender(shape)
             self._model.memorise(_followers(log, shape.followers), _horizon(log))
-            self._model.prior.data.copy_(_frequency(log))
+            frequency = _frequency(log)
+            self._model.prior.data.copy_(frequency)
+            self._model.new_prior.data.copy_(frequency.mean())
         self._model.to(training_device(team.rank))
         self._losses = Losses(
             self._model,
@@ -221,7 +223,8 @@ class _Run:
         model.requires_grad_(False)
         for part in stage.learns:
             part.requires_grad_(True)
-        model.prior.requires_grad_(stage.prior)
+        for prior in (model.prior, model.new_prior):
+            prior.requires_grad_(stage.prior)
         pace = Pace(config.learning_rate, config.warmup, config.average)
         streams = (self._seed, stages.index(stage))
         trainer = Trainer(model, self._log, stage, pace, streams, self._team)

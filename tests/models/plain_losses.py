@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +27,22 @@ class PlainLosses:
         content: NDArray[np.float32],
         *,
         told: bool,
-        ids: bool = True,
+        new: Collection[int] = (),
     ) -> None:
+        """`new` items have no id, the prior of new ones, and follow nothing."""
         self.log, self.told = log, told
         shape = model.config
         apart = {"dislike": shape.dislike, "dislike_heads": shape.dislike_heads}
         self.reference = ReferenceModel(model, shape.heads, **apart)
         items = range(log.n_items)
-        self.vectors = [self.reference.vector(row if ids else -1, content[row]) for row in items]
-        self.prior = model.prior.detach().double().tolist()
+        self.vectors = [
+            self.reference.vector(-1 if row in new else row, content[row]) for row in items
+        ]
+        prior = model.prior.tolist()
+        self.prior = [model.new_prior.item() if row in new else prior[row] for row in items]
         self.encoder = model.encoder is not None
         self.counted = self.encoder and model.config.followers > 0
+        self.new = new
 
     def at(self, begin: int, end: int) -> list[tuple[Array, Array, int, set[int]]]:
         """Of each target: sequence + transitions + prior and the whole score, [N] each; the target
@@ -62,7 +67,7 @@ class PlainLosses:
             first, whole = np.zeros(log.n_items), np.zeros(log.n_items)
             for item in range(log.n_items):
                 first[item] = self.vectors[item] @ summaries[t - 1] + self.prior[item]
-                if self.counted:
+                if self.counted and item not in self.new:
                     first[item] += self._transitions(summaries[t - 1], recent, item, own)
                 alpha, gain = self.reference.attention(
                     self.vectors[item],

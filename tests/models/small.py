@@ -43,7 +43,9 @@ def random_model(seed: int = 0, **shape: Any) -> Recommender:
     model.memorise(kept, horizon=2 * DAY)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        own = model.new_prior  # drawn last: what the others are does not hang on there being one
+        others = [(name, part) for name, part in model.named_parameters() if part is not own]
+        for name, weight in [*others, ("new_prior", own)]:
             drawn = torch.randn(weight.shape, generator=generator)
             # Norms stay near 1, matrices near orthogonal, biases on the score of order 1.
             if "norm" in name and name.endswith("weight"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -122,19 +122,38 @@ def test_the_loss_of_the_attention_equals_the_loop(
     assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
 
 
-def test_without_ids_the_texts_alone_are_scored() -> None:
-    """All ids dropped, in the events and in the targets."""
+@pytest.mark.parametrize("stage", ["sequence", "attention"])
+@pytest.mark.parametrize("new", [range(12), (0, 3, 4, 9)])
+def test_items_without_their_id_are_as_new_ones(
+    stage: str, new: Collection[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By text alone in the events and the targets, of the new items' prior, following nothing."""
     log = log_of(5, again=False)
     model = counted_model(6, log)
+    kept = torch.tensor([item not in new for item in range(12)])
+    trained = losses(model, log)
+    monkeypatch.setattr(trained, "_kept", lambda: kept)
+    monkeypatch.setattr(models.losses, "_PICKED", 10**6)  # every item is drawn
     with torch.inference_mode():
-        loss, _ = losses(model, log, drop_id=1.0).sequence(ALWAYS)
-    plain = PlainLosses(model, log, content(12), told=False, ids=False)
+        loss, _ = getattr(trained, stage)(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=False, new=new)
     expected = [
-        cross_entropy(first, target, seen)
+        cross_entropy(first if stage == "sequence" else whole, target, seen)
         for begin, end in ALWAYS.tolist()
-        for first, _, target, seen in plain.at(begin, end)
+        for first, whole, target, seen in plain.at(begin, end)
     ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
+    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+
+
+def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
+    """All of the described ones do where every one is to, none of the others."""
+    log = log_of(5, again=False)
+    texts = content(12)
+    texts[[2, 7]] = 0
+    model = counted_model(6, log)
+    given: dict[str, Any] = {"request_time": 0.0, "full_softmax": 1000, "negatives": 5}
+    drawing = Losses(model, log, texts, drop_id=1.0, **given)
+    assert drawing._kept().nonzero().flatten().tolist() == [2, 7]
 
 
 def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
@@ -201,12 +220,12 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
     model = counted_model(12, log, blocks=blocks, **TOLD)
     attention = ("norm.", "cross.", "recency.", "kind_bias.")
     if blocks:
-        losses(model, log, request_time=0.5).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+        losses(model, log, request_time=0.5, drop_id=0.3).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
         for name, weight in model.named_parameters():
             assert (weight.grad is None) == name.startswith(attention), name
     learned = {name for name, weight in model.named_parameters() if weight.grad is not None}
     before = {name: model.get_parameter(name).grad.clone() for name in learned}  # type: ignore[union-attr]
-    losses(model, log).attention(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+    losses(model, log, drop_id=0.3).attention(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
     for name, weight in model.named_parameters():
         if not blocks and name.startswith("scale."):
             assert weight.grad is None, name  # of the transitions, which it has not

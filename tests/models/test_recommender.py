@@ -44,7 +44,7 @@ def projected(model: Recommender, content: Tensor) -> ItemTables:
     with torch.inference_mode():
         rows = torch.arange(len(content))
         trained = rows < model.config.items
-        return model.tables(rows.where(trained, -1), content, cold_prior=-0.25)
+        return model.tables(rows.where(trained, -1), content)
 
 
 # ---------------------------------------------------------------------------- item tower
@@ -66,12 +66,13 @@ def test_tables_equal_the_loop(content: Tensor, tied: bool) -> None:
     assert (tables.keys is tables.values) == tied
 
 
-def test_the_prior_of_untrained_items_is_the_one_given(content: Tensor) -> None:
+def test_the_prior_of_untrained_items_is_that_of_the_new(content: Tensor) -> None:
     """Trained items have their own."""
     model = random_model(1)
     prior = projected(model, content).prior
     np.testing.assert_array_equal(prior[:12], model.prior.detach())
-    assert prior[12:].tolist() == [-0.25] * 3
+    assert prior[12:].tolist() == [model.new_prior.item()] * 3
+    assert model.new_prior.item()
 
 
 def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:

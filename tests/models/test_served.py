@@ -57,7 +57,7 @@ def test_it_agrees_with_the_fast_ranker(gap: int | None, blocks: int) -> None:
 def test_an_item_never_trained_is_scored_by_its_text() -> None:
     """Its vector is the projected text, it has no transitions, and the prior of rare items."""
     model = random_model(3)
-    snapshot = small_snapshot(15, model)  # twelve were trained; counts rise with the row
+    snapshot = small_snapshot(15, model)  # twelve were trained
     reference = ReferenceModel(model, 3)
     texts = snapshot.catalogue.content
     drawn = drawn_log(4, [6], 15)
@@ -66,7 +66,7 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
     scores = ServedRanker(snapshot).scores(log, np.zeros(1, np.int32), mine.timestamps[-1:])
     vectors = [reference.vector(row if row < 12 else -1, texts[row]) for row in range(15)]
     items, times = mine.items.tolist(), mine.timestamps.tolist()
-    rare = float(model.prior.detach()[:3].mean())
+    prior = model.new_prior.item()
     for item in (12, 13, 14):
         alpha, gain = reference.attention(
             vectors[item],
@@ -77,7 +77,7 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
             weights=[1.0] * 6,
         )
         summary = reference.summary([vectors[row] for row in items], times, times[-1])
-        expected = float(vectors[item] @ summary) + float((alpha * gain).sum()) + rare
+        expected = float(vectors[item] @ summary) + float((alpha * gain).sum()) + prior
         assert scores[0, item] == pytest.approx(expected, abs=1e-4)
 
 

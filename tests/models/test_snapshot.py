@@ -107,13 +107,14 @@ def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trai
     np.testing.assert_allclose(snapshot.tables.vectors[0], ids[7], atol=1e-6)
 
 
-def test_untrained_items_take_the_prior_of_the_rare(made: Trained) -> None:
-    """The mean prior of the least used quarter of the trained items."""
-    counts = [50, 3, 40, 60, 1, 90, 70, 2, 80, 30, 20, 10]
-    rare = trained(random_model(1), counts)
-    snapshot = Snapshot.build("v", rare, catalogue(14), np.zeros(14, np.int64))
-    prior = rare.model.prior.detach().numpy()
-    assert float(snapshot.tables.prior[13]) == pytest.approx(prior[[1, 4, 7]].mean(), abs=1e-6)
+def test_untrained_items_take_the_prior_of_the_new(made: Trained) -> None:
+    """As training learned it, when the catalogue is first seen and when it grows."""
+    snapshot = Snapshot.build("v", made, catalogue(14), np.zeros(14, np.int64))
+    grown = snapshot.refreshed(catalogue(40), np.zeros(40, np.int64))
+    new = made.model.new_prior.item()
+    assert new
+    assert float(snapshot.tables.prior[13]) == new
+    assert grown.tables.prior[[13, 39]].tolist() == [new, new]
 
 
 def test_before_training_popularity_only_breaks_ties() -> None:
