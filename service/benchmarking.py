@@ -17,7 +17,8 @@ from models.protocols import Task
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender
 from models.splits import Holdout
-from service.training import Told, fitted
+from service.corpora import Told
+from service.training import fitted
 
 HEED = "heed"
 

@@ -20,7 +20,8 @@ from models.snapshot import Snapshot
 from models.trained import Trained
 from models.vocabulary import Vocabulary
 from service.benchmarking import HEED, Row, Table
-from service.training import Told, fitted
+from service.corpora import Told
+from service.training import fitted
 
 EVENTS = (1, 2, 3, 5)  # that are shown of a user
 KNOWN = f"{HEED}, trained on them"

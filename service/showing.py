@@ -22,9 +22,9 @@ from rich.progress import (
 from rich.table import Table
 
 from models.train import Progress as Training
+from service.corpora import Told
 from service.registry import Version
 from service.timestamps import to_rfc3339
-from service.training import Told
 
 _EVERY = 0.5  # seconds between two messages
 

@@ -37,7 +37,7 @@ LAYERS = {
         "stores registry datasets job_files embeddings",
         "histories importing",
         "asking serving",
-        "encodings explaining",
+        "encodings explaining corpora",
         "recommending searching",
         "answering attending lists",
         "engine jobs training",
@@ -66,7 +66,7 @@ ONLY = {
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
-    "models": f"{ENGINE} histories registry jobs team training benchmarking cold_start "
+    "models": f"{ENGINE} histories registry jobs team corpora training benchmarking cold_start "
     "comparing comparing_cold showing bench cli",
     "service.engine": "suggestions app serving_http bench",
 }

@@ -12,7 +12,7 @@ import numpy as np
 from models.presets import Preset
 from models.text import StaticEncoder
 from models.train import TrainConfig
-from service import training
+from service import corpora, training
 from service.embeddings import Embeddings
 from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item
@@ -124,7 +124,7 @@ def train(data: Path, *, seed: int = 0, activate: bool = True) -> str:
     store = SQLiteStore(data / STORE_FILE)
     try:
         embeddings = Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
-        corpus = training.read(store, embeddings)
+        corpus = corpora.read(store, embeddings)
         result = training.train(
             corpus,
             Registry(data / MODELS_FOLDER),

@@ -30,10 +30,10 @@ from service import datasets
 from service.bench import machine
 from service.bench.processes import Cores
 from service.bench.timing import Spread, ratios, spread
+from service.corpora import read_dataset
 from service.embeddings import Embeddings
 from service.errors import HeedError, Unavailable
 from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE
-from service.training import read_dataset
 
 HEED = "Heed"
 _FOLDER = Path("./data")

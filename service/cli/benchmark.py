@@ -64,11 +64,11 @@ def benchmark(
     training_threads()
     from models.presets import choose
     from models.text import StaticEncoder
-    from service import benchmarking, cold_start, comparing, comparing_cold, showing, training
+    from service import benchmarking, cold_start, comparing, comparing_cold, corpora, showing
     from service.embeddings import Embeddings
 
     with out.status(f"reading {dataset}"):
-        corpus = training.read_dataset(
+        corpus = corpora.read_dataset(
             _source(dataset, path, data), Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
         )
     reports = []

@@ -10,7 +10,7 @@ import pytest
 
 from models.protocols import protocol_a
 from models.text import StaticEncoder
-from service import benchmarking, training
+from service import benchmarking, corpora, training
 from service.embeddings import Embeddings
 from service.layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
@@ -20,17 +20,17 @@ FAST = replace(QUICK, config=replace(QUICK.config, epochs=6, attention_epochs=1)
 
 
 @pytest.fixture(scope="module")
-def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> training.Corpus:
+def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> corpora.Corpus:
     """The small world, as it is learned from."""
     data = world.copy(tmp_path_factory.mktemp("compared") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
-        return training.read(store, Embeddings(StaticEncoder()))
+        return corpora.read(store, Embeddings(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 
 
-def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training.Corpus) -> None:
+def test_a_comparison_ranks_heed_beside_the_baselines(corpus: corpora.Corpus) -> None:
     """All on the same users and items, test and validation apart; order beats popularity here."""
     task = protocol_a(corpus.log)
     stages: list[str] = []
@@ -51,7 +51,7 @@ def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training.Corpus) -
 
 
 def test_what_each_part_is_worth_is_trained_without_it(
-    corpus: training.Corpus, monkeypatch: pytest.MonkeyPatch
+    corpus: corpora.Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each training lacks what its row says and nothing else; all are judged on the same cases."""
     lacking: list[list[str]] = []

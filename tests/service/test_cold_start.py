@@ -13,7 +13,7 @@ from rich.console import Console
 
 from models.protocols import Task, protocol_a
 from models.text import StaticEncoder
-from service import benchmarking, cold_start, comparing_cold, training
+from service import benchmarking, cold_start, comparing_cold, corpora
 from service.benchmarking import HEED
 from service.cold_start import ColdStart
 from service.embeddings import Embeddings
@@ -32,7 +32,7 @@ def measured(
     data = world.copy(tmp_path_factory.mktemp("cold") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
-        corpus = training.read(store, Embeddings(StaticEncoder()))
+        corpus = corpora.read(store, Embeddings(StaticEncoder()))
     finally:
         asyncio.run(store.close())
     task = protocol_a(corpus.log)

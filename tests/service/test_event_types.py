@@ -14,7 +14,7 @@ from models import data, trained
 from models.kinds import IGNORED, UNKNOWN
 from models.text import StaticEncoder
 from models.trained import Trained
-from service import records, training
+from service import corpora, records, training
 from service.asking import Asked
 from service.embeddings import Embeddings
 from service.engine import Engine, open_engine
@@ -41,7 +41,7 @@ def of_kinds() -> list[Event]:
     ]
 
 
-def fill(path: Path, sent: list[Event]) -> training.Corpus:
+def fill(path: Path, sent: list[Event]) -> corpora.Corpus:
     """What is learned from a store that these events were sent to."""
     store = SQLiteStore(path / STORE_FILE)
 
@@ -51,7 +51,7 @@ def fill(path: Path, sent: list[Event]) -> training.Corpus:
 
     try:
         asyncio.run(put())
-        return training.read(store, Embeddings(StaticEncoder()))
+        return corpora.read(store, Embeddings(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 

@@ -18,7 +18,7 @@ from models.ranker import RecommenderRanker
 from models.splits import leave_one_out
 from models.text import StaticEncoder
 from models.trained import Trained
-from service import training
+from service import corpora, training
 from service.embeddings import Embeddings
 from service.engine import Engine, open_engine
 from service.layout import MODELS_FOLDER, STORE_FILE
@@ -138,7 +138,7 @@ HARD: list[Callable[[], list[Event]]] = [
 ]
 
 
-def read(data: Path, sent: list[Event]) -> training.Corpus:
+def read(data: Path, sent: list[Event]) -> corpora.Corpus:
     """What is learned from a store that these events were sent to."""
     store = SQLiteStore(data / STORE_FILE)
 
@@ -149,7 +149,7 @@ def read(data: Path, sent: list[Event]) -> training.Corpus:
 
     try:
         asyncio.run(fill())
-        return training.read(store, Embeddings(StaticEncoder()))
+        return corpora.read(store, Embeddings(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 

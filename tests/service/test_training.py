@@ -14,7 +14,7 @@ from models.checkpoint import Checkpoint
 from models.text import StaticEncoder
 from models.train import Progress
 from models.trained import WEIGHTS, Trained
-from service import training
+from service import corpora, training
 from service.embeddings import Embeddings
 from service.errors import ModelRejected, StoreFull
 from service.layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
@@ -60,7 +60,7 @@ def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
     """Each user's events in order of time; items known from events alone have no text."""
     sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
     fill(store, sent, [*items(), Item("untouched", title="nobody saw it")])
-    corpus = training.read(store, embeddings)
+    corpus = corpora.read(store, embeddings)
     assert set(corpus.item_ids) == {event.item_id for event in sent}
     assert corpus.content.shape == (len(corpus.item_ids), 256)
     lengths = np.linalg.norm(corpus.content, axis=1)
@@ -86,7 +86,7 @@ def test_embeddings_of_another_dimension_do_not_stop_it(
     """An item whose vector is of another space is learned from by its text."""
     odd = replace(items()[0], embedding=np.ones(3, np.float32))
     fill(store, events(), [odd, *items()[1:]])
-    corpus = training.read(store, embeddings)
+    corpus = corpora.read(store, embeddings)
     assert np.linalg.norm(corpus.content[corpus.item_ids.index(odd.item_id)]) > 0
 
 
@@ -96,7 +96,7 @@ def test_embeddings_of_another_dimension_do_not_stop_it(
 def refused(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> str:
     """Why nothing was published."""
     with pytest.raises(ModelRejected) as rejected:
-        training.train(training.read(store, embeddings), registry, embeddings.name, preset=FAST)
+        training.train(corpora.read(store, embeddings), registry, embeddings.name, preset=FAST)
     assert registry.versions() == []
     return rejected.value.detail
 
@@ -141,7 +141,7 @@ def test_a_model_that_does_not_beat_popularity(
 ) -> None:
     """It is not published, and both figures are told. As good is not better."""
     fill(store, crowd())
-    corpus = training.read(store, embeddings)
+    corpus = corpora.read(store, embeddings)
     with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
         training.train(corpus, registry, embeddings.name, preset=FAST)
     assert registry.versions() == []
@@ -208,7 +208,7 @@ def test_the_seed_decides_the_model(
         if progress is not None:
             epochs.append(progress)
 
-    corpus = training.read(store, embeddings, told)
+    corpus = corpora.read(store, embeddings, told)
     weights = []
     for seed in (3, 3, 4):
         result = training.train(
@@ -254,10 +254,10 @@ class Killing:
 
 
 @pytest.fixture
-def corpus(store: SQLiteStore, embeddings: Embeddings) -> training.Corpus:
+def corpus(store: SQLiteStore, embeddings: Embeddings) -> corpora.Corpus:
     """What is learned of the small world."""
     fill(store, events())
-    return training.read(store, embeddings)
+    return corpora.read(store, embeddings)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_killed_training_is_gone_on_with(
-    corpus: training.Corpus, registry: Registry, tmp_path: Path, checkpoint: Path
+    corpus: corpora.Corpus, registry: Registry, tmp_path: Path, checkpoint: Path
 ) -> None:
     """From the epoch it was killed in, to the same model; then the checkpoint is gone."""
 
@@ -293,7 +293,7 @@ def test_a_killed_training_is_gone_on_with(
 
 
 def test_a_checkpoint_of_other_events_is_left_aside(
-    corpus: training.Corpus,
+    corpus: corpora.Corpus,
     registry: Registry,
     checkpoint: Path,
     caplog: pytest.LogCaptureFixture,
@@ -327,13 +327,13 @@ def test_a_model_that_is_refused_leaves_no_checkpoint(
     fill(store, crowd())
     with pytest.raises(ModelRejected):
         training.train(
-            training.read(store, embeddings), registry, "fake", preset=FAST, checkpoint=checkpoint
+            corpora.read(store, embeddings), registry, "fake", preset=FAST, checkpoint=checkpoint
         )
     assert not checkpoint.exists()
 
 
 def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
-    corpus: training.Corpus,
+    corpus: corpora.Corpus,
     registry: Registry,
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -355,7 +355,7 @@ def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
-    corpus: training.Corpus, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    corpus: corpora.Corpus, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told, and what can be published is."""
     nowhere = tmp_path / "missing" / "folder"

@@ -1,0 +1,163 @@
+"""`heed train` and `heed evaluate`: on everything stored."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from service.cli.console import DATA, Data, one_store, out, training_threads
+from service.errors import HeedError
+from service.layout import CHECKPOINT_FILE, MODELS_FOLDER
+
+Preset = Literal["quick", "best"]
+
+
+def train(
+    data: Data = DATA,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="quick takes minutes; best takes longer and ranks better where there are many "
+            "events. By default quick up to 300,000 events, best beyond.",
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    activate: Annotated[
+        bool, typer.Option("--activate/--no-activate", help="Serve it when it is published.")
+    ] = True,
+    json_progress: Annotated[
+        bool, typer.Option("--json-progress", help="Say progress as JSON lines on stdout.")
+    ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="That share the work. By default one for each core, where batches are large "
+            "enough to be shared; OMP_NUM_THREADS limits the cores.",
+        ),
+    ] = None,
+) -> None:
+    """Train on everything stored, and publish the model if it beats popularity.
+
+    A training that was killed goes on where it stopped, if the events are still the same.
+
+    On several machines that see the same data: [bold]torchrun … --no-python heed train[/bold].
+    """
+    run_training(
+        data,
+        preset,
+        epochs,
+        seed,
+        activate=activate,
+        tell_json=json_progress,
+        processes=processes,
+    )
+
+
+def evaluate(
+    data: Data = DATA,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="quick takes minutes; best takes longer and ranks better where there are many "
+            "events. By default quick up to 300,000 events, best beyond.",
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the training.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Compare the model with popularity, EASE and transition counts on the stored events.
+
+    Items and users with fewer than five events are left out; the last event of each user is the
+    test case and the one before it the validation case; the whole catalogue is ranked.
+    """
+    training_threads()
+    from models.protocols import protocol_a
+    from service import benchmarking, comparing, corpora, showing
+    from service.embeddings import Embeddings
+    from service.errors import ModelRejected
+
+    with one_store(data) as store, showing.bars(out) as told:
+        corpus = corpora.read(store, Embeddings(*_encoder(data)), told)
+        try:
+            task = protocol_a(corpus.log)
+        except ValueError as error:
+            raise ModelRejected(str(error)) from error
+        chosen = _preset(corpus, preset, epochs)
+        table = benchmarking.compare(
+            task, corpus.content[task.items], chosen, first_seed=seed, told=told
+        )
+    out.print(comparing.shown(task, table))
+    if json_file is not None:
+        report = comparing.as_json(task, table, str(chosen))
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def run_training(
+    data: Path,
+    preset: str | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    *,
+    activate: bool = True,
+    tell_json: bool = False,
+    processes: int | None = None,
+) -> None:
+    """What `heed train` does with its options."""
+    training_threads()
+    from service import corpora, showing, team, training
+    from service.embeddings import Embeddings
+    from service.registry import Registry
+
+    if not team.leads():
+        out.quiet, tell_json = True, False
+    # In a job, stdout belongs to the messages.
+    with one_store(data) as store, showing.told(out, as_json=tell_json) as told:
+        embeddings = Embeddings(*_encoder(data))
+        try:
+            corpus = corpora.read(store, embeddings, told)
+            chosen = _preset(corpus, preset, epochs)
+            if not tell_json:
+                out.print(f"Training with the preset {chosen}.")
+            result = training.train(
+                corpus,
+                Registry(data / MODELS_FOLDER),
+                embeddings.name,
+                preset=chosen,
+                seed=seed,
+                activate=activate,
+                told=told,
+                checkpoint=data / CHECKPOINT_FILE,
+                processes=processes,
+            )
+        except HeedError as error:
+            if tell_json:
+                sys.stdout.write(json.dumps({"error": error.detail}) + "\n")
+                raise typer.Exit(1) from None
+            raise
+    if not result:  # another process says it
+        return
+    if tell_json:
+        sys.stdout.write(json.dumps({"result": result}) + "\n")
+        sys.stdout.flush()
+    else:
+        out.print(showing.trained(result))
+
+
+def _preset(corpus: Any, name: str | None, epochs: int | None) -> Any:
+    from models.presets import choose
+
+    return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)
+
+
+def _encoder(data: Path) -> tuple[Any, Path]:
+    from models.text import StaticEncoder
+    from service.layout import EMBEDDINGS_FILE
+
+    return StaticEncoder(), data / EMBEDDINGS_FILE

@@ -1,0 +1,61 @@
+"""`heed models`: the versions on disk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.cli.console import DATA, Data, out
+from service.layout import MODELS_FOLDER
+
+versions = typer.Typer(
+    help="List model versions, choose which one serves, and remove old ones.", no_args_is_help=True
+)
+
+
+@versions.command("list")
+def list_models(data: Data = DATA) -> None:
+    """The versions on disk, with their validation metrics."""
+    from service import showing
+    from service.registry import Registry
+
+    found = Registry(data / MODELS_FOLDER).versions()
+    if not found:
+        out.print("No model yet. Train one with [bold]heed train[/bold].")
+        return
+    out.print(showing.versions(found))
+
+
+@versions.command("activate")
+def activate_model(
+    version: Annotated[str, typer.Argument(help="As `heed models list` names it.")],
+    data: Data = DATA,
+) -> None:
+    """Serve this version, forward or back; a running service follows within a second."""
+    from service.registry import Registry
+
+    Registry(data / MODELS_FOLDER).activate(version)
+    out.print(f"{version} is current.")
+
+
+@versions.command("prune")
+def prune_models(
+    keep: Annotated[
+        int,
+        typer.Option(min=0, help="How many of the newest stay; 0 leaves only the current one."),
+    ],
+    data: Data = DATA,
+) -> None:
+    """Remove old versions from the disk: all but the newest and the current one.
+
+    The current version stays whatever its age; so do versions that cannot be
+    loaded, for someone to look at. What is removed cannot be activated again.
+    """
+    from service.registry import Registry
+
+    removed = Registry(data / MODELS_FOLDER).prune(keep)
+    for version in removed:
+        out.print(f"{version} removed")
+    if not removed:
+        out.print("There was nothing to remove.")
