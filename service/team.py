@@ -23,6 +23,7 @@ from service.errors import HeedError
 _PATIENCE = timedelta(days=7)  # members wait while the leader validates; one that died is noticed
 _SHARE = 400  # padded positions of a batch, for each process
 _WORK = 500_000  # positions: from here on processes are hired
+_WEIGHTS = 8_000_000  # 32 MB: up to here
 _GRACE = 10.0  # seconds for a helper to end once the work is done
 
 
@@ -35,7 +36,7 @@ def leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def fitting(cores: int, tokens: int, work: int) -> int:
+def fitting(cores: int, *, tokens: int, work: int, weights: int) -> int:
     """How many processes train fastest on this many cores, or one for each GPU.
 
     Args:
@@ -43,9 +44,11 @@ def fitting(cores: int, tokens: int, work: int) -> int:
         tokens: padded positions of a batch. A share that is too small costs more in small
             operations than it saves.
         work: positions in all epochs. What is done in seconds is not worth a process' start.
+        weights: of the model. The gradients of many take longer to exchange than to compute.
     """
     members = torch.cuda.device_count() or cores
-    return max(1, min(members, tokens // _SHARE)) if work >= _WORK else 1
+    worthwhile = work >= _WORK and weights <= _WEIGHTS
+    return max(1, min(members, tokens // _SHARE)) if worthwhile else 1
 
 
 @contextlib.contextmanager

@@ -142,8 +142,12 @@ def fitted(
         TeamBroken: when one of the processes ended early.
     """
     work = (log, content, cases, preset, seed)
-    tokens, epochs = preset.config.batch_tokens, preset.config.epochs
-    size = processes or fitting(torch.get_num_threads(), tokens, len(log) * epochs)
+    size = processes or fitting(
+        torch.get_num_threads(),
+        tokens=preset.config.batch_tokens,
+        work=len(log) * preset.config.epochs,
+        weights=log.n_items * preset.dim,
+    )
     with team(size, _fit, *work) as members:
         return _fit(members, *work, told, checkpoint)
 

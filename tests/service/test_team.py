@@ -148,11 +148,17 @@ def test_a_helper_that_dies_ends_the_training_with_a_clear_error() -> None:
 
 
 def test_how_many_processes_are_worth_their_start() -> None:
-    """One for a little work or small batches, one for each core otherwise."""
-    assert fitting(8, 6400, 1_000) == 1
-    assert fitting(1, 6400, 10**8) == 1
-    assert fitting(2, 1600, 2 * 10**6) == 2
-    assert fitting(8, 1000, 10**8) == 2
+    """One for a little work, small batches or many weights, one for each core otherwise."""
+
+    def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
+        return fitting(cores, tokens=tokens, work=work, weights=weights)
+
+    assert found(8, 6400, 1_000) == 1
+    assert found(1, 6400, 10**8) == 1
+    assert found(2, 1600, 2 * 10**6) == 2
+    assert found(8, 1000, 10**8) == 2
+    assert found(8, 6400, 10**8) == 8
+    assert found(8, 6400, 10**8, 5 * 10**7) == 1
 
 
 def test_torchrun_starts_a_team(tmp_path: Path) -> None:
