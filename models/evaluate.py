@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from models.data import Interactions
 from models.metrics import gains, hits, reciprocals, standard_error
 from models.splits import Holdout
+from models.team import ALONE, Team
 
 SECOND = 1_000_000  # microseconds
 
@@ -86,6 +87,7 @@ def evaluate(
     seen: int | None = None,
     use_target_time: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    team: Team = ALONE,
 ) -> Metrics:
     """Rank each target among all items; with exclude_seen, all but those in the user's history.
 
@@ -94,14 +96,14 @@ def evaluate(
     Ties rank against us: a target stands behind every candidate of the same score, so a constant
     ranker gets nothing. A target that was seen before stays a candidate. use_target_time tells
     the ranker the target's own time; report figures with and without it. `progress` is called
-    with (cases done, cases in all) after each batch. Raises ValueError where scores have the
-    wrong shape or hold NaN.
+    with (cases done, cases in all) after each batch. The members of a `team` rank every n-th batch
+    each, and all have the result. Raises ValueError where scores have the wrong shape or hold NaN.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
-    ranks = np.empty(len(holdout), dtype=np.int64)
-    shown = np.zeros(holdout.history.n_items, dtype=np.bool_)
-    for rows in _batches(len(holdout), batch):
+    ranks = np.zeros(len(holdout), dtype=np.int64)
+    shown = np.zeros(holdout.history.n_items, dtype=np.int64)
+    for rows in [*_batches(len(holdout), batch)][team.rank :: team.size]:
         times = holdout.timestamps[rows] if use_target_time else None
         scores = ranker.scores(holdout.history, holdout.users[rows], times)
         targets = holdout.targets[rows]
@@ -112,10 +114,10 @@ def evaluate(
             candidates[cases, holdout.history.items[events]] = False
         ranks[rows] = _target_ranks(scores, targets, candidates)
         candidates[np.arange(len(targets)), targets] = True
-        shown[_first(scores, candidates, k)] = True
+        shown[_first(scores, candidates, k)] = 1
         if progress is not None:
             progress(rows.stop, len(holdout))
-    return _summary(ranks, k, shown)
+    return _summary(team.sum(ranks), k, team.sum(shown) > 0)
 
 
 def by_gap(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 T = TypeVar("T")
+N = TypeVar("N", bound=np.number[Any])
 
 _SMALL = 1 << 16  # entries: smaller tensors travel as one, whose cost is that of a message
 
@@ -59,6 +60,15 @@ class Team:
             for tensor, part in zip(small, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
         return everything
+
+    def sum(self, array: NDArray[N]) -> NDArray[N]:
+        """The sum of what the members have, the same for all."""
+        if self.size == 1:
+            return array
+        total = torch.from_numpy(array).cpu().clone()
+        distributed.all_reduce(total)
+        summed: NDArray[N] = total.numpy()
+        return summed
 
     def agree(self, make: Callable[[], T]) -> T:
         """What the leader makes, for all; where it raises, the others wait until it is gone."""

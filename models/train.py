@@ -26,6 +26,7 @@ from models.splits import Holdout
 from models.team import ALONE, Team
 from models.trainer import Pace, Stage, Trainer
 
+_CASES = 64  # of the validation at once, few enough for the members of a team to have alike many
 _HORIZON = 0.999  # share of training's waits between events that are within the model's horizon
 
 
@@ -272,13 +273,9 @@ class _Run:
         model.load_state_dict(self._best.weights, strict=False)
 
     def _validate(self, model: Recommender, cases: Holdout) -> Metrics:
-        """The leader's figures: another's may differ in a last digit, and choose otherwise."""
-
-        def judged() -> Metrics:
-            ranker = RecommenderRanker(model, self._content, narrow=True)
-            return evaluate(ranker, cases, exclude_seen=not returns(self._log))
-
-        return self._team.agree(judged)
+        ranker = RecommenderRanker(model, self._content, narrow=True)
+        new = not returns(self._log)
+        return evaluate(ranker, cases, exclude_seen=new, batch=_CASES, team=self._team)
 
     def _checkpoint(self, stage: Stage, epoch: int, stale: int, trainer: Trainer) -> Checkpoint:
         return Checkpoint(

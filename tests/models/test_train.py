@@ -369,7 +369,7 @@ class Script:
         self.cases: list[NDArray[np.int32]] = []
 
     def __call__(
-        self, ranker: RecommenderRanker, holdout: Holdout, *, exclude_seen: bool
+        self, ranker: RecommenderRanker, holdout: Holdout, *, exclude_seen: bool, **_: object
     ) -> Metrics:
         assert exclude_seen == (not returns(holdout.history))
         state = ranker._model.state_dict()

@@ -15,7 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.baselines import Popularity
 from models.data import Interactions
+from models.evaluate import evaluate
 from models.presets import Preset
 from models.splits import leave_one_out
 from models.team import ALONE, Team
@@ -30,6 +32,9 @@ from tests.tiny import populate
 
 ROOT = Path(__file__).parents[2]
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
+# Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
+SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time=0.0)
+LOG = cycle(users=40, length=9, items=20)
 
 
 def given(rank: int) -> list[Tensor]:
@@ -39,14 +44,17 @@ def given(rank: int) -> list[Tensor]:
 
 
 def exchange(members: Team, folder: str) -> None:
-    """Take part in some means and an agreement, and write down what came of them."""
+    """Take part in means, a sum, an agreement and an evaluation; write down what came of them."""
     means = []
     for worth in WORTHS:
         tensors = given(members.rank)
         total = members.mean(tensors, worth[members.rank])
         means.append((tensors, total))
     agreed = members.agree(lambda: f"from {members.rank}")
-    torch.save((means, agreed), Path(folder) / f"{members.rank}.pt")
+    summed = members.sum(np.array([members.rank, 7])).tolist()
+    ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch=7, team=members)
+    judged = (ranked.ranks.tolist(), ranked.hr, ranked.ndcg, ranked.coverage)
+    torch.save((means, agreed, summed, judged), Path(folder) / f"{members.rank}.pt")
 
 
 def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
@@ -61,11 +69,15 @@ def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
                 w / max(sum(worth), 1) * tensors[place].double()
                 for w, tensors in zip(worth, brought, strict=True)
             )
-            of = [means[number][0][place] for means, _ in told]
+            of = [means[number][0][place] for means, *_ in told]
             np.testing.assert_allclose(of[0], expected, atol=1e-6)
             assert all(torch.equal(other, of[0]) for other in of[1:])
-        assert {means[number][1] for means, _ in told} == {sum(worth)}
-    assert [agreed for _, agreed in told] == 3 * ["from 0"]
+        assert {means[number][1] for means, *_ in told} == {sum(worth)}
+    alone = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test)
+    for _, agreed, summed, judged in told:
+        assert agreed == "from 0"
+        assert summed == [0 + 1 + 2, 3 * 7]
+        assert judged == (alone.ranks.tolist(), alone.hr, alone.ndcg, alone.coverage)
 
 
 def test_a_batch_is_shared_without_loss() -> None:
@@ -75,11 +87,6 @@ def test_a_batch_is_shared_without_loss() -> None:
     assert sorted(len(share) for share in shares) == [2, 2, 3]
     assert sorted(map(tuple, np.concatenate(shares).tolist())) == sorted(map(tuple, spans.tolist()))
     np.testing.assert_array_equal(ALONE.share(spans), spans)
-
-
-# Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
-SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time=0.0)
-LOG = cycle(users=40, length=9, items=20)
 
 
 def preset(**config: Any) -> Preset:
