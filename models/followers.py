@@ -113,14 +113,14 @@ class OwnPairs:
         self._columns: NDArray[np.int64] = pairs[heads] % n
         self._counts: NDArray[np.float32] = sums.astype(np.float32)
         self._begin = np.searchsorted(source, owned, "left")  # [E]
-        self._end = np.searchsorted(source, owned, "right")
+        self._lengths = np.searchsorted(source, owned, "right") - self._begin
 
     def of(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs that start at the items of these events [n]: place in `events`, column, count.
 
         No column comes twice for one place.
         """
-        begin, lengths = self._begin[events], (self._end - self._begin)[events]
+        begin, lengths = self._begin[events], self._lengths[events]
         place = np.repeat(np.arange(len(events)), lengths)
         within = np.arange(len(place)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = np.repeat(begin, lengths) + within
