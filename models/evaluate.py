@@ -104,10 +104,8 @@ def evaluate(
     ranks = np.zeros(len(holdout), dtype=np.int64)
     shown = np.zeros(holdout.history.n_items, dtype=np.int64)
     for rows in [*_batches(len(holdout), batch)][team.rank :: team.size]:
-        times = holdout.timestamps[rows] if use_target_time else None
-        scores = ranker.scores(holdout.history, holdout.users[rows], times)
+        scores = _scores(ranker, holdout, rows, use_target_time=use_target_time)
         targets = holdout.targets[rows]
-        _check(ranker.name, scores, (len(targets), holdout.history.n_items))
         candidates = np.ones(scores.shape, dtype=np.bool_)
         if exclude_seen:
             cases, events = holdout.history.gather(holdout.users[rows], last=seen)
@@ -118,6 +116,18 @@ def evaluate(
         if progress is not None:
             progress(rows.stop, len(holdout))
     return _summary(team.sum(ranks), k, team.sum(shown) > 0)
+
+
+def _scores(
+    ranker: Ranker, holdout: Holdout, rows: slice, *, use_target_time: bool
+) -> NDArray[np.float32]:
+    """[B, n_items] of cases; the same question, as for the items of a basket, is asked once."""
+    users, times = holdout.users[rows], holdout.timestamps[rows]
+    asked = np.stack([users.astype(np.int64), times if use_target_time else np.zeros_like(times)])
+    _, first, question = np.unique(asked, axis=1, return_index=True, return_inverse=True)
+    scores = ranker.scores(holdout.history, users[first], times[first] if use_target_time else None)
+    _check(ranker.name, scores, (len(first), holdout.history.n_items))
+    return scores[question.reshape(-1)]
 
 
 def by_gap(

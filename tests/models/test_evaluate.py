@@ -1,6 +1,7 @@
 """Full ranking on five users and six items, every rank worked out by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,3 +209,30 @@ def test_slices_by_gap_add_up() -> None:
         by_gap(HOLDOUT, metrics, edges=(0, 0))
     with pytest.raises(ValueError, match="the holdout has 5"):
         by_gap(HOLDOUT, Metrics(1, 0, 0, 0, 0, 1, metrics.ranks[:1]))
+
+
+@pytest.mark.parametrize("use_target_time", [False, True])
+def test_the_items_of_a_basket_are_one_question(use_target_time: bool) -> None:
+    """Each user, or user and time, is scored once, and every case ranks as it does alone."""
+    rng = np.random.default_rng(5)
+    users = np.repeat([0, 1, 2], 4).astype(np.int32)
+    history = Interactions.from_columns(
+        [0, 0, 1, 2, 2], [3, 1, 2, 0, 5], [1, 2, 1, 1, 2], n_users=3, n_items=8
+    )
+    times = np.array([10, 10, 10, 11, 10, 10, 10, 10, 10, 10, 10, 10])
+    holdout = Holdout(users, rng.integers(0, 8, 12).astype(np.int32), times, history)
+    asked: list[int] = []
+
+    class Counted:
+        name = "counted"
+
+        def scores(self, history: Interactions, users: Any, request_times: Any) -> Any:
+            asked.append(len(users))
+            late = np.zeros(len(users)) if request_times is None else request_times
+            place = np.arange(history.n_items)
+            return np.sin(place * (1 + users[:, None]) + late[:, None]).astype(np.float32)
+
+    together = evaluate(Counted(), holdout, use_target_time=use_target_time)
+    assert asked == [4 if use_target_time else 3]
+    alone = evaluate(Counted(), holdout, use_target_time=use_target_time, batch=1)
+    assert together.ranks.tolist() == alone.ranks.tolist()
