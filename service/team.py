@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -24,6 +25,8 @@ _PATIENCE = timedelta(days=7)  # members wait while the leader validates; one th
 _SHARE = 400  # padded positions of a batch, for each process
 _WORK = 500_000  # positions: from here on processes are hired
 _WEIGHTS = 8_000_000  # 32 MB: up to here
+_TICK = 0.05  # seconds between looks at who has come
+_MOMENT = 1.0  # seconds
 _GRACE = 10.0  # seconds for a helper to end once the work is done
 
 
@@ -72,7 +75,7 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]
         yield ALONE
         return
     with tempfile.TemporaryDirectory(prefix="heed-team-") as folder, _threads(size) as threads:
-        meeting = (Path(folder) / "meeting").as_uri()
+        meeting = Path(folder)
         context = multiprocessing.get_context("spawn")
         others = [
             context.Process(
@@ -83,17 +86,13 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]
         for other in others:
             other.start()
         try:
+            _wait_for(others, meeting)
             _meet(meeting, 0, size)
             yield Team(0, size)
         except RuntimeError as error:
-            ended = [code for code in (other.exitcode for other in others) if code is not None]
-            ended = ended or _ended(others)
-            if not any(ended):
-                raise
-            raise TeamBroken(
-                f"a process of the training ended with exit code {next(filter(None, ended))}; if "
-                "memory ran out, fewer processes need less"
-            ) from error
+            if code := _ended(others):
+                raise _broken(code) from error
+            raise
         finally:
             if distributed.is_initialized():
                 distributed.destroy_process_group()
@@ -102,11 +101,27 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]
                 other.kill()
 
 
-def _ended(others: Sequence[BaseProcess]) -> list[int]:
-    """Exit codes, of those that end within a moment: a closed connection is heard of first."""
+def _wait_for(others: Sequence[BaseProcess], meeting: Path) -> None:
+    """Return when all have come. Whoever waits for one that never comes would wait for days."""
+    while len(list(meeting.glob("* has come"))) < len(others):
+        for other in others:
+            if other.exitcode is not None:
+                raise _broken(other.exitcode)
+        time.sleep(_TICK)
+
+
+def _ended(others: Sequence[BaseProcess]) -> int:
+    """The first exit code that is not 0; a closed connection is heard of before its process."""
     for other in others:
-        other.join(1.0)
-    return [other.exitcode for other in others if other.exitcode is not None]
+        other.join(_MOMENT)
+    return next((other.exitcode for other in others if other.exitcode), 0)
+
+
+def _broken(code: int) -> TeamBroken:
+    return TeamBroken(
+        f"a process of the training ended with exit code {code}; if memory ran out, fewer "
+        "processes need less"
+    )
 
 
 @contextlib.contextmanager
@@ -125,16 +140,17 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _meet(meeting: str, rank: int, size: int) -> None:
+def _meet(meeting: Path, rank: int, size: int) -> None:
     if sys.platform == "linux":  # all are here; a host name may lead elsewhere, or nowhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    where = (meeting / "meeting").as_uri()
     distributed.init_process_group(
-        _backend(), init_method=meeting, rank=rank, world_size=size, timeout=_PATIENCE
+        _backend(), init_method=where, rank=rank, world_size=size, timeout=_PATIENCE
     )
 
 
 def _help(
-    meeting: str,
+    meeting: Path,
     rank: int,
     size: int,
     threads: int,
@@ -144,6 +160,7 @@ def _help(
     """What another process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader hears it too, and ends this
     torch.set_num_threads(threads)
+    (meeting / f"{rank} has come").touch()
     _meet(meeting, rank, size)
     try:
         assist(Team(rank, size), *args)

@@ -154,6 +154,19 @@ def test_a_helper_that_dies_ends_the_training_with_a_clear_error() -> None:
     assert not torch.distributed.is_initialized()
 
 
+class Leaves:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (9,)
+
+
+def test_a_helper_that_never_comes_is_not_waited_for() -> None:
+    """It ended before the members met."""
+    with pytest.raises(TeamBroken, match="exit code 9"), team(2, exchange, Leaves()):
+        raise AssertionError("nobody was there to begin with")
+
+
 def test_how_many_processes_are_worth_their_start() -> None:
     """One for a little work, small batches or many weights, one for each core otherwise."""
 
