@@ -54,7 +54,6 @@ class Stepper:
         self._gap = GAP * _array(encoder.gap.weight)
         self._edges = age_edges().numpy()
         self._blocks = [_block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
-        self._heads = len(self._blocks[0].table)
 
     def append(self, state: EncoderState, event: Tensor, timestamp: int) -> EncoderState:
         """The state after one more event.

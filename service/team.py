@@ -21,7 +21,7 @@ from torch import distributed
 from models.team import ALONE, Team
 from service.errors import HeedError
 
-_PATIENCE = timedelta(days=7)  # members wait while the leader validates; one that died is noticed
+_PATIENCE = timedelta(days=7)  # a slow member is waited for; one that died is noticed at once
 _SHARE = 400  # padded positions of a batch, for each process
 _WORK = 500_000  # positions: from here on processes are hired
 _WEIGHTS = 8_000_000  # 32 MB: up to here

@@ -185,8 +185,9 @@ def _fit(
         )
 
     def kept() -> bytes | None:
-        there = checkpoint is not None and checkpoint.exists()
-        return checkpoint.read_bytes() if checkpoint is not None and there else None
+        if checkpoint is None or not checkpoint.exists():
+            return None
+        return checkpoint.read_bytes()
 
     data = members.agree(kept)
     if data is not None:

@@ -13,19 +13,21 @@ from service.cli.console import DATA, Data, one_store, out, training_threads
 from service.errors import HeedError
 from service.layout import CHECKPOINT_FILE, MODELS_FOLDER
 
-Preset = Literal["quick", "best"]
+Chosen = Annotated[
+    Literal["quick", "best"] | None,
+    typer.Option(
+        "--preset",
+        help="quick takes minutes; best takes longer and ranks better where there are many "
+        "events. By default quick up to 300,000 events, best beyond.",
+    ),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")]
 
 
 def train(
     data: Data = DATA,
-    preset: Annotated[
-        Preset | None,
-        typer.Option(
-            help="quick takes minutes; best takes longer and ranks better where there are many "
-            "events. By default quick up to 300,000 events, best beyond.",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")] = None,
+    preset: Chosen = None,
+    epochs: Epochs = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     activate: Annotated[
         bool, typer.Option("--activate/--no-activate", help="Serve it when it is published.")
@@ -61,14 +63,8 @@ def train(
 
 def evaluate(
     data: Data = DATA,
-    preset: Annotated[
-        Preset | None,
-        typer.Option(
-            help="quick takes minutes; best takes longer and ranks better where there are many "
-            "events. By default quick up to 300,000 events, best beyond.",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")] = None,
+    preset: Chosen = None,
+    epochs: Epochs = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the training.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import models.data
 from models import data, trained
 from models.kinds import IGNORED, UNKNOWN
 from models.text import StaticEncoder
@@ -225,3 +226,8 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         assert set(np.unique(asked.past.types).tolist()) == {UNKNOWN, IGNORED}
     finally:
         await opened.close()
+
+
+def test_dislikes_have_one_name() -> None:
+    """What is stored and what is learned from may not import each other, and must agree."""
+    assert records.DISLIKE == models.data.DISLIKE
