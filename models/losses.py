@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,30 +11,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from models.batches import rectangles
+from models.candidates import NEVER, Candidates, denominator, picked
 from models.data import Interactions
 from models.encoder import UNTOLD
 from models.entropy import Chunk, entropy
 from models.followers import Counting, OwnPairs
+from models.habits import returns, worth
 from models.precision import product_dtype
 from models.recommender import Recommender
 
 _CHUNK = 384  # rows of logits at once, few enough to stay in the cache
-_NEVER = -1e9  # a logit no softmax sees
 _PICKED = 256  # items drawn for each window of the target attention, its targets aside
-_LOUDEST = 10.0  # times the median weight that a target counts at most
-_REPEATS = 0.01  # share of events on an item its user had before, from which items come again
-
-
-class Candidates(NamedTuple):
-    """The items in the softmax's denominator."""
-
-    rows: Tensor  # int64 [C] item rows
-    column: Tensor | None  # int64 [N + 1] their columns, C where an item has none; None = the rows
-    correction: Tensor  # [C] log of how many items each stands for
-
-    def columns(self, items: Tensor) -> Tensor:
-        """The column of each item, C where it has none."""
-        return items if self.column is None else self.column[items]
 
 
 class Batch(NamedTuple):
@@ -106,9 +92,9 @@ class Losses:
     def sequence(self, spans: NDArray[np.int64]) -> tuple[Tensor, float]:
         """Mean cross-entropy of sequence + transitions + prior, and what its targets count."""
         batch, model = self.batch(spans), self._model
-        candidates = self._candidates(batch, self._full_softmax, self._negatives)
+        among = self._candidates(batch)
         keep = self._kept()
-        vectors = self._vectors(candidates.rows, keep)
+        vectors = self._vectors(among.rows, keep)
         with self._narrow():
             events = self._vectors(batch.inputs, keep)
             summary = model.summaries(self._read(batch, events), batch.timestamps, batch.asked)
@@ -117,11 +103,11 @@ class Losses:
             summary,
             model.scale(summary)[:, 0],
             vectors,
-            self._prior(candidates, keep),
+            self._prior(among, keep),
             # What stands in the padding need not be a candidate, and any column will do.
-            targets=(candidates.columns(batch.targets) * batch.real).flatten(),
+            targets=(among.columns(batch.targets) * batch.real).flatten(),
             worth=batch.worth.flatten(),
-            chunks=self._chunks(batch, candidates, keep),
+            chunks=self._chunks(batch, among, keep),
             dtype=self._dtype,
         )
         return loss, float(batch.worth.sum())
@@ -133,18 +119,18 @@ class Losses:
         on its own targets and on a sample of what the rest of the score thinks likely there.
         """
         batch, model = self.batch(spans), self._model
-        candidates = self._candidates(batch, self._full_softmax, self._negatives)
+        among = self._candidates(batch)
         alone = model.encoder is None
         with torch.set_grad_enabled(alone and torch.is_grad_enabled()):
             keep = self._kept()
-            vectors = self._vectors(candidates.rows, keep)
+            vectors = self._vectors(among.rows, keep)
             events = self._vectors(batch.inputs, keep)
-            prior = self._prior(candidates, keep)
-            logits = self._rest(batch, candidates, events, vectors, keep) + prior
-            own = candidates.columns(batch.targets)
+            prior = self._prior(among, keep)
+            logits = self._rest(batch, among, events, vectors, keep) + prior
+            own = among.columns(batch.targets)
             if self._hide_seen:
-                logits = logits.masked_fill(self._seen(batch, candidates, own), _NEVER)
-        picked, correction = self._picked(logits.detach(), own, batch.real)
+                logits = logits.masked_fill(self._seen(batch, among, own), NEVER)
+        columns, correction = picked(logits.detach(), own, batch.real, _PICKED)
         with self._narrow():
             tables = model.project(vectors, prior)
             normed = model.norm(events)
@@ -162,15 +148,15 @@ class Losses:
         bias = bias.transpose(0, 1).masked_fill(distance < 0, -torch.inf)  # (B, H, L, L)
         with self._narrow():
             attended = model.target_attention_prefixes(
-                tables.queries[:, picked].transpose(0, 1),  # (B, H, C, d)
-                tables.outputs[:, picked].transpose(0, 1),
+                tables.queries[:, columns].transpose(0, 1),  # (B, H, C, d)
+                tables.outputs[:, columns].transpose(0, 1),
                 keys,
                 values,
                 bias,
             )
         width = batch.inputs.shape[1]
-        rest = logits.gather(2, picked[:, None].expand(-1, width, -1)) + correction[:, None]
-        target = (picked[:, None] == own[:, :, None]).int().argmax(2)  # (B, L)
+        rest = logits.gather(2, columns[:, None].expand(-1, width, -1)) + correction[:, None]
+        target = (columns[:, None] == own[:, :, None]).int().argmax(2)  # (B, L)
         worth = batch.worth[batch.real]
         whole = (rest + attended)[batch.real]
         each = cross_entropy(whole, target[batch.real], reduction="none")
@@ -184,6 +170,10 @@ class Losses:
 
     def _placed(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+    def _candidates(self, batch: Batch) -> Candidates:
+        targets = batch.targets[batch.real]
+        return denominator(self._log.n_items, targets, self._full_softmax, self._negatives)
 
     def _kept(self) -> Tensor:
         """Which items have their id in this step, bool [N].
@@ -224,54 +214,6 @@ class Losses:
             counts *= keep[candidates.rows]
             logits = logits + model.scale(summary) * counts
         return logits
-
-    def _picked(self, logits: Tensor, own: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns for each window, all its targets among them, and what they stand for.
-
-        The others are drawn by their mean probability in the window, each with its own chance, and
-        weighted by one over it: the estimate of the partition function is unbiased (Horvitz and
-        Thompson 1952), and of little variance because the likely are nearly always there.
-
-        Args:
-            logits: [B, L, C].
-            own: int64 [B, L], the targets' columns.
-            real: bool [B, L].
-
-        Returns:
-            tuple: columns int64 [B, P] and the logarithm of their weights [B, P], no softmax's
-            business in the padding.
-        """
-        share = torch.softmax(logits, -1).mul_(real[:, :, None]).sum(1)
-        share /= real.sum(1)[:, None]
-        size = logits.shape[2]
-        chance = (_PICKED * (0.9 * share + 0.1 / size)).clamp(max=1)
-        chance.scatter_(1, torch.where(real, own, own[:, :1]), 1.0)
-        taken = torch.rand(chance.shape) < chance
-        width = int(taken.sum(1).max())
-        order = torch.argsort(taken.int(), dim=1, descending=True, stable=True)[:, :width]
-        weight = -torch.log(chance.gather(1, order))
-        return order, weight.masked_fill(~taken.gather(1, order), _NEVER)
-
-    def _candidates(self, batch: Batch, full: int, negatives: int) -> Candidates:
-        """All items up to `full` of them, else the batch's targets and a sample of the rest."""
-        items = self._log.n_items
-        if items <= full:
-            return Candidates(torch.arange(items), None, torch.zeros(items))
-        # Two strata: the batch's targets, all of them; the rest, a uniform sample that is
-        # weighted by its share. The estimate of the partition function is unbiased.
-        targets = torch.unique(batch.targets[batch.real])
-        others = np.ones(items, dtype=np.bool_)
-        others[targets.cpu().numpy()] = False
-        rest = np.flatnonzero(others)
-        generator = np.random.default_rng(int(torch.randint(2**62, ())))
-        drawn = generator.choice(rest, min(negatives, len(rest)), replace=False)
-        each = math.log(len(rest) / len(drawn)) if len(drawn) else 0.0
-        rows = torch.cat([targets, self._placed(drawn)])
-        column = torch.full((items + 1,), len(rows), dtype=torch.int64)
-        column[rows] = torch.arange(len(rows))
-        correction = torch.zeros(len(rows))
-        correction[len(targets) :] = each
-        return Candidates(rows, column, correction)
 
     def _chunks(self, batch: Batch, candidates: Candidates, keep: Tensor) -> list[Chunk]:
         """Whole windows together, about `_CHUNK` positions each."""
@@ -333,30 +275,3 @@ class _Counts:
             len(candidates.rows),
         )
         return counted.flatten(0, 1).index_fill_(1, self._new, 0.0)
-
-
-def worth(log: Interactions) -> NDArray[np.float32]:
-    """What each event counts as a target, [E]: its weight over the median, at most tenfold.
-
-    What was not liked counts nothing: it is never to be predicted.
-    """
-    liked = ~log.disliked
-    out = np.zeros(len(log), dtype=np.float32)
-    if liked.any():
-        weights = log.weights[liked]
-        out[liked] = np.clip(weights / np.median(weights), 1 / _LOUDEST, _LOUDEST)
-    return out
-
-
-def repeats(log: Interactions) -> float:
-    """Share of events on an item that their user had before, what was not liked aside."""
-    log = log.liked()
-    if not len(log):
-        return 0.0
-    pairs = log.users.astype(np.int64) * log.n_items + log.items
-    return 1.0 - len(np.unique(pairs)) / len(pairs)
-
-
-def returns(log: Interactions) -> bool:
-    """Whether users come back to items: then what was seen is neither masked nor left out."""
-    return repeats(log) >= _REPEATS

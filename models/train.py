@@ -18,7 +18,8 @@ from models.checkpoint import Best, CannotResume, Checkpoint, fingerprint
 from models.data import Interactions
 from models.evaluate import Metrics, evaluate
 from models.followers import Followers, followers
-from models.losses import Losses, returns
+from models.habits import returns
+from models.losses import Losses
 from models.precision import training_device
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender, RecommenderConfig

@@ -14,7 +14,7 @@ from models.baselines import Popularity
 from models.checkpoint import CannotResume
 from models.data import Interactions
 from models.evaluate import Metrics, evaluate
-from models.losses import returns
+from models.habits import returns
 from models.presets import Preset
 from models.ranker import RecommenderRanker
 from models.splits import Holdout, leave_one_out

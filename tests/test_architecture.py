@@ -15,6 +15,7 @@ LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
         "team",
+        "candidates habits",
         "attention heads splits evaluate causal batches kinds",
         "memory transitions",
         "coarse lookup followers",

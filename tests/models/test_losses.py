@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import models.losses
+from models.candidates import Candidates
 from models.data import Interactions
-from models.losses import Batch, Candidates, Losses, repeats
+from models.habits import repeats
+from models.losses import Batch, Losses
 from models.recommender import Recommender
 from tests.models.plain_losses import PlainLosses, cross_entropy, probabilities, worths
 from tests.models.small import TOLD, cycle, random_model
@@ -166,7 +168,7 @@ def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
         loss, _ = drawing.sequence(ALWAYS)
     again = losses(model, log, full_softmax=10)
     torch.set_rng_state(state)
-    drawn = again._candidates(again.batch(ALWAYS), 10, 5)
+    drawn = again._candidates(again.batch(ALWAYS))
     assert len(drawn.rows) < 25
     worth = dict(zip(drawn.rows.tolist(), drawn.correction.exp().tolist(), strict=True))
     assert 0 not in worth, "the padding's item was to be none of them"
@@ -362,111 +364,9 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
     assert float(loss) == pytest.approx(mean(expected, log, whole), abs=2e-5)
 
 
-# ---------------------------------------------------------------------------- samples of items
-
-
-def sampler(items: int) -> Losses:
-    log = cycle(users=4, length=3, items=items)
-    return losses(random_model(0, items=items), log)
-
-
-def drawn(drawing: Losses, targets: list[int], negatives: int) -> Candidates:
-    given = torch.tensor([targets])
-    return drawing._candidates(batch_of(given, given), 10, negatives)
-
-
-@pytest.mark.parametrize("negatives", [3, 20, 40])
-def test_the_sampled_partition_is_unbiased(negatives: int) -> None:
-    """Its mean over many draws is the exact one, however few are drawn; a part has its weight."""
-    items, draws = 40, 4000
-    drawing = sampler(items)
-    logits = torch.from_numpy(np.random.default_rng(1).normal(size=items) * 1.5)
-    exact = float(logits.exp().sum())
-    found = np.empty(draws)
-    for draw in range(draws):
-        chosen = drawn(drawing, [3, 7, 7, 30], negatives)
-        found[draw] = float((logits[chosen.rows] + chosen.correction).exp().sum())
-    error = found.std() / math.sqrt(draws)
-    assert found.mean() == pytest.approx(exact, abs=5 * error + 1e-4)
-
-
-def test_candidates_hold_every_target_once() -> None:
-    """Targets stand for themselves; negatives are distinct, no targets, and stand for the rest."""
-    drawing = sampler(40)
-    for _ in range(50):
-        chosen = drawn(drawing, [3, 7, 7, 30], 15)
-        rows = chosen.rows.tolist()
-        assert len(set(rows)) == len(rows) == 18
-        weights = dict(zip(rows, chosen.correction.exp().tolist(), strict=True))
-        assert [weights[item] for item in (3, 7, 30)] == [1, 1, 1]
-        assert sum(weights.values()) == pytest.approx(40, abs=1e-3)
-        columns = chosen.columns(torch.arange(40)).tolist()
-        assert [columns[row] for row in rows] == list(range(18))
-        assert columns.count(18) == 40 - 18
-
-
 def test_targets_in_the_padding_are_no_candidates() -> None:
     """Nobody took what stands there."""
-    drawing = sampler(40)
+    drawing = losses(random_model(0, items=40), cycle(users=4, length=3, items=40), full_softmax=10)
     given = torch.tensor([[3, 7, 0]])
     batch = batch_of(given, given)._replace(real=torch.tensor([[True, True, False]]))
-    assert sorted(drawing._candidates(batch, 10, 0).rows.tolist()) == [3, 7]
-
-
-def test_where_every_item_is_a_target_none_is_drawn() -> None:
-    """The positives are then the whole partition."""
-    chosen = drawn(sampler(12), list(range(12)), 5)
-    assert chosen.rows.tolist() == list(range(12))
-    assert not chosen.correction.any()
-
-
-def test_small_catalogues_are_softmaxed_whole() -> None:
-    """Up to `full_softmax` items no one is drawn and nothing is corrected."""
-    chosen = drawn(sampler(10), [2], 3)
-    assert chosen.rows.tolist() == list(range(10))
-    assert not chosen.correction.any()
-    assert chosen.columns(torch.tensor([4, 2])).tolist() == [4, 2]
-
-
-@pytest.mark.parametrize("picked", [2, 8, 30])
-def test_the_picked_partition_is_unbiased(picked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every position of every window, also for items that are likely at another one alone."""
-    monkeypatch.setattr(models.losses, "_PICKED", picked)
-    items, length, draws = 40, 3, 4000
-    rng = np.random.default_rng(2)
-    logits = torch.from_numpy(rng.normal(size=(2, length, items)) * 2)
-    logits[0, 1, 5] = 9.0
-    logits[1, :, 8] = models.losses._NEVER  # hidden from a whole window
-    own = torch.tensor([[3, 7, 0], [30, 30, 1]])
-    real = torch.tensor([[True, True, False], [True, True, True]])
-    drawing = sampler(items)
-    found = np.empty((draws, 2, length))
-    for draw in range(draws):
-        columns, correction = drawing._picked(logits, own, real)
-        for window, targets in enumerate([{3, 7}, {30, 1}]):
-            rows = columns[window].tolist()
-            assert len(set(rows)) == len(rows)
-            kept = {row for row, weight in zip(rows, correction[window].tolist(), strict=True)
-                    if weight == 0}  # fmt: skip
-            assert targets <= kept
-        chosen = logits.gather(2, columns[:, None].expand(-1, length, -1)) + correction[:, None]
-        found[draw] = chosen.exp().sum(2)
-    exact = logits.exp().sum(2).numpy()
-    error = found.std(0) / math.sqrt(draws)
-    assert (np.abs(found.mean(0) - exact) <= 5 * error + 1e-4)[real.numpy()].all()
-
-
-def test_what_is_likely_is_always_picked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items with more than a share of the window's probability stand for themselves."""
-    monkeypatch.setattr(models.losses, "_PICKED", 10)
-    logits = torch.zeros(1, 2, 1000)
-    logits[0, 0, 17] = logits[0, 1, 400] = 7.0  # about half of the probability of a position
-    drawing, real = sampler(40), torch.ones(1, 2, dtype=torch.bool)
-    sizes = []
-    for _ in range(200):
-        columns, correction = drawing._picked(logits, torch.tensor([[1, 2]]), real)
-        weights = dict(zip(columns[0].tolist(), correction[0].tolist(), strict=True))
-        assert [weights[item] for item in (1, 2, 17, 400)] == [0, 0, 0, 0]
-        sizes.append(len(weights))
-    # So many are drawn on average, those that are certain counted once.
-    assert np.mean(sizes) < 4 + 10
+    assert sorted(drawing._candidates(batch).rows.tolist())[:2] == [3, 7]

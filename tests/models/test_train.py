@@ -18,7 +18,8 @@ from models.catalogue import Catalogue
 from models.data import Interactions
 from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
-from models.losses import Losses, returns
+from models.habits import returns
+from models.losses import Losses
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender
 from models.scoring import score
