@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,11 +17,11 @@ class Chunk(NamedTuple):
     first: int
     last: int
     hidden: Tensor  # int64 [any], flat places of the chunk's [rows, classes] that are not in it
-    counts: Callable[[], Tensor] | None  # [rows, classes], what `scale` multiplies
+    counts: Callable[[], Sequence[Tensor]] | None  # S of [rows, classes], what `scale` multiplies
 
 
 class _Entropy(torch.autograd.Function):
-    """Σ_t w_t (log Σ_c e^z_tc − z_t,target) / Σ w with z = h Eᵀ + b + λ·C."""
+    """Σ_t w_t (log Σ_c e^z_tc − z_t,target) / Σ w with z = h Eᵀ + b + Σ_s λ_s·C_s."""
 
     @staticmethod
     def forward(
@@ -44,9 +44,9 @@ class _Entropy(torch.autograd.Function):
             rows = slice(first, last)
             target, weight = targets[rows, None], worth[rows, None]
             logits = torch.mm(low[rows], narrow.T).float().add_(bias)
-            counted = counts() if counts is not None else None
-            if counted is not None:
-                logits.addcmul_(counted, scale[rows, None])
+            counted = counts() if counts is not None else ()
+            for number, each in enumerate(counted):
+                logits.addcmul_(each, scale[rows, number, None])
             own = logits.gather(1, target)
             logits.view(-1)[hidden] = _NEVER
             logits.scatter_(1, target, own)  # a target is never hidden from itself
@@ -55,8 +55,8 @@ class _Entropy(torch.autograd.Function):
             partition = shares.sum(1, keepdim=True)
             total += ((partition.log() + peak - own) * weight).sum()
             shares.mul_(weight / partition).scatter_add_(1, target, -weight)
-            if counted is not None:
-                to_scale[rows] = torch.linalg.vecdot(shares, counted)
+            for number, each in enumerate(counted):
+                to_scale[rows, number] = torch.linalg.vecdot(shares, each)
             to_bias += shares.sum(0)
             shares = shares.to(dtype)
             to_states[rows] = torch.mm(shares, narrow)
@@ -83,11 +83,11 @@ def entropy(
     chunks: Iterable[Chunk],
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Mean cross-entropy of targets under softmax(h Eᵀ + b + λ C); no [rows, classes] is kept.
+    """Mean cross-entropy of targets under softmax(h Eᵀ + b + Σ_s λ_s C_s), nothing of it kept.
 
     Args:
         states: h, float32 [T, d].
-        scale: λ, float32 [T].
+        scale: λ, float32 [T, S].
         classes: E, float32 [C, d].
         bias: b, float32 [C].
         targets: int64 [T].

@@ -5,9 +5,10 @@ point at to raise the score, the attention part of a score is Σ_h Σ_j α^h_j �
 contributes Σ_h α^h_j g^h_j with the gain g^h_j = ⟨v^h_j, o^h⟩. Contributions are signed and exact.
 A large weight on a value that does not matter explains nothing.
 
-The transitions λ log(1 + 2 Σ_j f_j) are a sum over the newest events inside a monotone function of
+The transitions λ log(1 + Σ_j f_j) are a sum over the newest events inside a monotone function of
 one variable: event j contributes the share f_j / Σ f of it. That is its Aumann-Shapley value, the
-gradient along the straight path from no event to all of them.
+gradient along the straight path from no event to all of them. Where there are two such counts, what
+followed and what was taken again, each is shared out by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from models.attention import attend
 from models.followers import share
-from models.recommender import Recommender
 from models.scoring import SOFTMAX, Attending
 from models.snapshot import Snapshot
 from models.user_memory import FOREVER, UserMemory
@@ -84,11 +84,12 @@ def explain(
     )  # fmt: skip
     weights = found.weights[:, 0]  # (H, m)
     each = contributions(weights, gain)  # (m,)
-    model, item = snapshot.model, int(snapshot.trained_rows[target])
-    shares = _shares(model, user.recent_items, item)
-    if shares.any():
-        part = model.transitions(user.summary, shares.sum()) * shares / shares.sum()
-        each[user.recent[: len(part)]] += part
+    model = snapshot.model
+    recent = torch.arange(len(user.recent))
+    for number, shares in enumerate(_shares(snapshot, user, recent, target, how)):
+        if shares.any():
+            part = model.scale(user.summary)[number] * torch.log1p(shares.sum())
+            each[user.recent[: len(shares)]] += part * shares / shares.sum()
     order = torch.argsort(each.abs(), descending=True, stable=True)
     order = order[(weights.sum(0) > 0)[order] | (each != 0)[order]][:top]
 
@@ -98,7 +99,7 @@ def explain(
         for block in torch.split(order, step)
         for each_without in (
             _without(snapshot, user, query, gain, visible, block, how)
-            + _transitions_without(model, user, item, block)
+            + _transitions_without(snapshot, user, target, block, how)
         ).tolist()
     ]
     mean = weights.mean(0)
@@ -157,18 +158,31 @@ def _without(
     ).context.sum((1, 2, 3))
 
 
-def _shares(model: Recommender, items: Tensor, target: int) -> Tensor:
-    """What each of the newest events adds to F(target), [at most DEPTH]."""
+def _shares(
+    snapshot: Snapshot, user: UserMemory, recent: Tensor, target: int, how: Attending
+) -> Tensor:
+    """What each of the newest events adds to the counts of a target, [S, at most the depth].
+
+    recent: int64 [r], which of `user.recent` there are.
+    """
+    model = snapshot.model
     if not model.has_transitions:
-        return torch.zeros(0)
-    return share(model.followers, items, target)
+        return torch.zeros(0, 0)
+    item, reach = int(snapshot.trained_rows[target]), model.reach
+    shares = [2 * share(model.followers, user.recent_items[recent], item, reach)]
+    if model.config.again:
+        rows, liked = user.taken(model.config.dislike)
+        again = (rows[recent] == target) & liked[recent] & (not how.exclude_self)
+        shares.append(again[: reach.depth].float())
+    return torch.stack(shares)
 
 
-def _transitions_without(model: Recommender, user: UserMemory, target: int, rows: Tensor) -> Tensor:
+def _transitions_without(
+    snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, how: Attending
+) -> Tensor:
     """The transitions part [J] without each of the rows [J], older events a place nearer."""
-    if not model.has_transitions or not len(rows):
+    if not snapshot.model.has_transitions or not len(rows):
         return torch.zeros(len(rows))
-    totals = [
-        share(model.followers, user.recent_items[user.recent != row], target).sum() for row in rows
-    ]
-    return model.transitions(user.summary, torch.stack(totals))
+    left = [(user.recent != row).nonzero().flatten() for row in rows]
+    counts = [_shares(snapshot, user, recent, target, how).sum(1, keepdim=True) for recent in left]
+    return snapshot.model.transitions(user.summary, torch.stack(counts))[:, 0]

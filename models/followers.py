@@ -1,6 +1,6 @@
 """The memorising head: what followed a user's last items in other histories, as a log count.
 
-    F(c) = Σ_k decay^k M[item k from the end, c],  M[a, b] = Σ 1 / distance²
+    F(c) = Σ_{k<depth} decay^k M[item k from the end, c],  M[a, b] = Σ 1 / distance^power
 
 over pairs of events at most 20 apart, and the head gives λ(h) · log(1 + 2 F(c)).
 """
@@ -17,10 +17,21 @@ from torch import Tensor
 from models.data import Interactions
 from models.transitions import Transitions, transitions
 
-DECAY = 0.3
-DEPTH = 8  # events that count: the ninth would weigh 7e-5
 WINDOW = 20
-POWER = 2.0
+
+
+class Reach(NamedTuple):
+    """Which of a user's events count, and what nearness is worth."""
+
+    decay: float  # of an event for each one after it
+    depth: int  # events that count, the newest
+    power: float  # of the distance between the events of a pair
+
+
+# After single events the newest say most by far: the ninth from the end would weigh 7e-5.
+ORDERED = Reach(0.3, 8, 2.0)
+# What was taken at one time has no order, and what is taken next goes with all of it alike.
+UNORDERED = Reach(1.0, 180, 1.0)
 
 
 class Followers(NamedTuple):
@@ -30,14 +41,14 @@ class Followers(NamedTuple):
     counts: Tensor  # float32 [N, K], 0 there
 
 
-def followers(log: Interactions, most: int) -> Followers:
+def followers(log: Interactions, most: int, reach: Reach = ORDERED) -> Followers:
     """Count what follows what, and keep the `most` frequent followers of each item.
 
     Raises ValueError for `most` below 1.
     """
     if most < 1:
         raise ValueError(f"most must be at least 1, got {most}")
-    return _kept(transitions(log, window=WINDOW, power=POWER), most)
+    return _kept(transitions(log, window=WINDOW, power=reach.power), most)
 
 
 def _kept(matrix: Transitions, most: int) -> Followers:
@@ -54,37 +65,44 @@ def _kept(matrix: Transitions, most: int) -> Followers:
     return Followers(torch.from_numpy(columns), torch.from_numpy(counts))
 
 
-def followed(kept: Followers, items: Tensor) -> Tensor:
+def followed(kept: Followers, items: Tensor, reach: Reach = ORDERED) -> Tensor:
     """F(c) after a user's last items.
 
     Args:
         kept: what follows each item.
-        items: int64 [n] item rows, newest first, of which the first `DEPTH` count; -1 where an item
-            is none of these, which takes its place all the same.
+        items: int64 [n] item rows, newest first, of which the first `reach.depth` count; -1 where
+            an item is none of these, which takes its place all the same.
+        reach: as it was counted with.
 
     Returns:
         Tensor: [N].
     """
     size = len(kept.columns)
+    items, decay = _reached(items, reach)
+    known = items >= 0
+    counts = kept.counts[items[known]] * decay[known, None]
     total = kept.counts.new_zeros(size + 1)
-    for place, item in enumerate(items[:DEPTH].tolist()):
-        if item >= 0:
-            total.index_add_(0, kept.columns[item], kept.counts[item], alpha=DECAY**place)
+    total.index_add_(0, kept.columns[items[known]].flatten(), counts.flatten())
     return total[:size]
 
 
-def share(kept: Followers, items: Tensor, target: int) -> Tensor:
-    """What each of a user's last items adds to F(target), [min(n, DEPTH)].
+def share(kept: Followers, items: Tensor, target: int, reach: Reach = ORDERED) -> Tensor:
+    """What each of a user's last items adds to F(target), [min(n, depth)].
 
-    items as in `followed`.
+    items and reach as in `followed`.
     """
-    items = items[:DEPTH]
+    items, decay = _reached(items, reach)
     if target < 0:
         return kept.counts.new_zeros(len(items))
     rows = items.clamp(min=0)
     there = (kept.columns[rows] == target) & (items >= 0)[:, None]
-    decay = DECAY ** torch.arange(len(items))
     return (kept.counts[rows] * there).sum(1) * decay
+
+
+def _reached(items: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+    """The items that count and what each is worth."""
+    items = items[: reach.depth]
+    return items, reach.decay ** torch.arange(len(items), device=items.device)
 
 
 class OwnPairs:
@@ -93,7 +111,7 @@ class OwnPairs:
     A model that sees its own targets counted learns to trust counts that will not be there.
     """
 
-    def __init__(self, log: Interactions) -> None:
+    def __init__(self, log: Interactions, reach: Reach = ORDERED) -> None:
         n = log.n_items
         users, liked = log.users, ~log.disliked
         # One number for each user's item, so that pairs fit an integer however many there are.
@@ -103,7 +121,7 @@ class OwnPairs:
         for distance in range(1, min(WINDOW, max(0, len(log) - 1)) + 1):
             same = np.flatnonzero((users[:-distance] == users[distance:]) & liked[distance:])
             keys.append(owned[same] * n + log.items[same + distance])
-            values.append(np.full(len(same), distance**-POWER))
+            values.append(np.full(len(same), distance**-reach.power))
         pairs, weights = np.concatenate(keys), np.concatenate(values)
         order = np.argsort(pairs, kind="stable")
         pairs = pairs[order]
@@ -134,8 +152,9 @@ class OwnPairs:
 class Counting:
     """F of every position of whole windows, each user's own share taken out."""
 
-    def __init__(self, kept: Followers, own: OwnPairs) -> None:
+    def __init__(self, kept: Followers, own: OwnPairs, reach: Reach = ORDERED) -> None:
         self._columns, self._counts, self._own = kept.columns.long(), kept.counts, own
+        self._reach = reach
 
     def at(
         self, items: Tensor, events: NDArray[np.int64], column: Tensor | None, width: int
@@ -161,10 +180,40 @@ class Counting:
         everywhere, at = total.view(-1), place * (width + 1) + own
         there = everywhere[at]  # nothing where the pair was not kept
         everywhere[at] = there - torch.minimum(there, counts)
-        total = total.view(batch, length, width + 1)
-        more, reach, share = torch.empty_like(total), 1, DECAY
-        while reach < min(DEPTH, length):  # F over 1, 2, 4, 8 events
-            more[:, :reach] = total[:, :reach]
-            torch.add(total[:, reach:], total[:, :-reach], alpha=share, out=more[:, reach:])
-            total, more, reach, share = more, total, 2 * reach, share * share
+        total = self._over(total.view(batch, length, width + 1))
         return total[:, :, :width].mul_(2).log1p_()
+
+    def _over(self, each: Tensor) -> Tensor:
+        """Sums [B, L, W] over each position and those before it that it reaches; `each` is lost."""
+        decay, depth, _ = self._reach
+        if decay == 1:
+            return _newest_sum(each, depth)
+        more, reach = torch.empty_like(each), 1
+        while reach < min(depth, each.shape[1]):  # over 1, 2, 4, 8 positions
+            more[:, :reach] = each[:, :reach]
+            torch.add(each[:, reach:], each[:, :-reach], alpha=decay, out=more[:, reach:])
+            each, more, reach, decay = more, each, 2 * reach, decay * decay
+        return each
+
+
+def had(columns: Tensor, liked: Tensor, width: int, reach: Reach) -> Tensor:
+    """log(1 + how often it was taken) of each column at each position, [B, L, width].
+
+    Args:
+        columns: int64 [B, L], `width` where an item has none.
+        liked: [B, L], 1 for what was.
+        width: columns there are.
+        reach: how far back it counts.
+    """
+    taken = liked.new_zeros(*columns.shape, width + 1)
+    taken.scatter_(2, columns[..., None], liked[..., None])
+    return _newest_sum(taken, reach.depth)[:, :, :width].log1p_()
+
+
+def _newest_sum(each: Tensor, depth: int) -> Tensor:
+    """Sums [B, L, W] over each position and the depth - 1 before it."""
+    total = each.cumsum(1)
+    if depth < each.shape[1]:
+        older = total[:, :-depth].clone()
+        total[:, depth:].sub_(older).clamp_(min=0)  # what rounding leaves may be below
+    return total

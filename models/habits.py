@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from models.data import Interactions
+from models.splits import Holdout, last_baskets, leave_one_out
 
 _LOUDEST = 10.0  # times the median weight that a target counts at most
+_TIED = 2 / 3  # share of events at the time of the one before, from which a log is one of baskets
+_EXPECTED = 10.0  # cases of a kind that there would be, so that there being none says something
 _REPEATS = 0.01  # share of events on an item its user had before, from which items come again
 
 
@@ -24,15 +29,66 @@ def worth(log: Interactions) -> NDArray[np.float32]:
     return out
 
 
+def firsts(log: Interactions) -> NDArray[np.bool_]:
+    """Which events [E] are on an item that their user did not have before."""
+    first = np.zeros(len(log), dtype=np.bool_)
+    first[np.unique(_pairs(log.users, log.items, log.n_items), return_index=True)[1]] = True
+    return first
+
+
 def repeats(log: Interactions) -> float:
     """Share of events on an item that their user had before, what was not liked aside."""
     log = log.liked()
-    if not len(log):
-        return 0.0
-    pairs = log.users.astype(np.int64) * log.n_items + log.items
-    return 1.0 - len(np.unique(pairs)) / len(pairs)
+    return 1.0 - float(firsts(log).mean()) if len(log) else 0.0
 
 
 def returns(log: Interactions) -> bool:
     """Whether users come back to items: then what was seen is neither masked nor left out."""
     return repeats(log) >= _REPEATS
+
+
+class Questions(NamedTuple):
+    """What a model is asked for, as far as its training has to know."""
+
+    baskets: bool  # a basket after the last one, never the rest of it
+    again: bool  # what a user had may be the answer
+
+
+def questions(log: Interactions, cases: Holdout | None = None) -> Questions:
+    """What a model of a log is asked for: told by the cases that it is judged by.
+
+    In a log of baskets of whose cases hardly any is inside one, a basket is asked
+    for as a whole; where users come back, but no case does, only what is new to them. Without
+    cases, or with too few to tell, any next event is.
+    """
+    again, repeated, tied = returns(log), repeats(log), ties(log)
+    if cases is None:
+        return Questions(False, again)
+    inside = int(np.count_nonzero(cases.gaps() == 0))
+    baskets = tied >= _TIED and tied * len(cases) >= max(_EXPECTED, 10 * inside)
+    if again and repeated * len(cases) >= _EXPECTED:
+        n, history = log.n_items, cases.history
+        had = _pairs(history.users, history.items, n)
+        again = bool(np.isin(_pairs(cases.users, cases.targets, n), had).any())
+    return Questions(baskets, again)
+
+
+def hold_out(log: Interactions) -> tuple[Interactions, Holdout]:
+    """What to train on, and cases to choose by, where nothing else is wanted of the log.
+
+    Each user's last event; in a log of baskets their last basket, for that is what comes next.
+    """
+    if ties(log) >= _TIED:
+        return last_baskets(log)
+    test = leave_one_out(log).test
+    return test.history, test
+
+
+def ties(log: Interactions) -> float:
+    """Share of events, each user's first aside, at the very time of the one before."""
+    after = np.diff(log.users) == 0
+    return float((np.diff(log.timestamps)[after] == 0).mean()) if after.any() else 0.0
+
+
+def _pairs(users: NDArray[np.int32], items: NDArray[np.int32], n: int) -> NDArray[np.int64]:
+    return users.astype(np.int64) * n + items

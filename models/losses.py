@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,11 @@ from models.candidates import NEVER, Candidates, denominator, picked
 from models.data import Interactions
 from models.encoder import UNTOLD
 from models.entropy import Chunk, entropy
-from models.followers import Counting, OwnPairs
-from models.habits import returns, worth
+from models.followers import Counting, OwnPairs, had
+from models.habits import firsts, returns, worth
 from models.precision import product_dtype
 from models.recommender import Recommender
+from models.trends import Trends
 
 _CHUNK = 384  # rows of logits at once, few enough to stay in the cache
 _PICKED = 256  # items drawn for each window of the target attention, its targets aside
@@ -34,8 +36,19 @@ class Batch(NamedTuple):
     log_weights: Tensor  # [B, L] of the inputs
     types: Tensor  # int64 [B, L] of the inputs
     worth: Tensor  # [B, L] of the targets; 0 in the padding, and for what was not liked
-    real: Tensor  # bool [B, L], False in the padding
+    real: Tensor  # bool [B, L], False in the padding and where nothing is known yet
     events: NDArray[np.int64]  # [B, L] places of the inputs in the log
+    moments: Tensor  # int64 [B, L] of the targets, told or not
+    state: Tensor | None  # int64 [B, L] the newest input that may be seen; None = its own place
+
+    def as_asked(self, each: Tensor) -> Tensor:
+        """What there was of each input [B, L, ...], when each target was asked for."""
+        return asked_at(each, self.state)
+
+
+def asked_at(each: Tensor, state: Tensor | None) -> Tensor:
+    """Rows [B, L, ...] of `each` [B, L, ...] at the places `state` [B, L]; None = their own."""
+    return each if state is None else each[torch.arange(len(each))[:, None], state]
 
 
 class Losses:
@@ -65,9 +78,14 @@ class Losses:
         self._full_softmax, self._negatives = full_softmax, negatives
         # Without an encoder there are no transitions, whatever was counted.
         counts = model.encoder is not None and model.config.followers
-        self._counting = Counting(model.followers, OwnPairs(log)) if counts else None
-        self._hide_seen = not returns(log)
-        self._worth = torch.from_numpy(worth(log)).to(device)
+        own = OwnPairs(log, model.reach) if counts else None
+        self._counting = Counting(model.followers, own, model.reach) if own else None
+        self._trends = Trends(log, device) if model.config.baskets else None
+        self._hide_seen = not model.config.again
+        counted = worth(log)
+        if self._hide_seen and returns(log):
+            counted *= firsts(log)  # nobody is asked for what they had
+        self._worth = torch.from_numpy(counted).to(device)
         self._dtype = product_dtype(device)
 
     def batch(self, spans: NDArray[np.int64]) -> Batch:
@@ -77,6 +95,11 @@ class Losses:
         told = torch.rand(len(spans), 1) < self._request_time
         place = torch.arange(items.shape[1] - 1)
         real = place < self._placed(cut.lengths - 1)[:, None]
+        state = None
+        if self._model.config.baskets:
+            before = torch.searchsorted(times[:, :-1].contiguous(), times[:, 1:].contiguous())
+            real = real & (before > 0)
+            state = (before - 1).clamp(min=0)
         return Batch(
             inputs=items[:, :-1].contiguous(),
             targets=items[:, 1:].contiguous(),
@@ -87,6 +110,8 @@ class Losses:
             worth=self._worth[self._placed(cut.events[:, 1:])] * real,
             real=real,
             events=cut.events[:, :-1],
+            moments=times[:, 1:],
+            state=state,
         )
 
     def sequence(self, spans: NDArray[np.int64]) -> tuple[Tensor, float]:
@@ -98,10 +123,10 @@ class Losses:
         with self._narrow():
             events = self._vectors(batch.inputs, keep)
             summary = model.summaries(self._read(batch, events), batch.timestamps, batch.asked)
-        summary = summary.float().flatten(0, 1)
+        summary = batch.as_asked(summary.float()).flatten(0, 1)
         loss = entropy(
             summary,
-            model.scale(summary)[:, 0],
+            self._scales(summary),
             vectors,
             self._prior(among, keep),
             # What stands in the padding need not be a candidate, and any column will do.
@@ -137,15 +162,18 @@ class Losses:
             keys = model.cross.keys(normed)
             values = keys if model.cross.tied else model.cross.values(normed)
         place = torch.arange(batch.inputs.shape[1])
-        distance = place[:, None] - place  # (L, L)
-        asked = torch.where(batch.asked == UNTOLD, batch.timestamps, batch.asked)
+        newest = place if batch.state is None else batch.state
+        distance = newest[..., None] - place  # (L, L), or for each window
+        latest = batch.as_asked(batch.timestamps)
+        asked = torch.where(batch.asked == UNTOLD, latest, batch.asked)
         bias = model.memory_bias(
             distance,
             asked[:, :, None] - batch.timestamps[:, None],
             batch.log_weights[:, None],
             batch.types[:, None],
         )
-        bias = bias.transpose(0, 1).masked_fill(distance < 0, -torch.inf)  # (B, H, L, L)
+        future = (distance < 0).expand(bias.shape[1:])
+        bias = bias.transpose(0, 1).masked_fill(future[:, None], -torch.inf)  # (B, H, L, L)
         with self._narrow():
             attended = model.target_attention_prefixes(
                 tables.queries[:, columns].transpose(0, 1),  # (B, H, C, d)
@@ -207,33 +235,60 @@ class Losses:
         with self._narrow():
             read = self._read(batch, events)
             summary = model.summaries(read, batch.timestamps, batch.asked).float()
+        summary = batch.as_asked(summary)
         logits = summary @ vectors.T
-        if self._counting is not None:
-            width = len(candidates.rows)
-            counts = self._counting.at(batch.inputs, batch.events, candidates.column, width)
-            counts *= keep[candidates.rows]
-            logits = logits + model.scale(summary) * counts
+        counted = self._counted(batch, candidates, keep)
+        for scale, each in zip(self._scales(summary).unbind(-1), counted, strict=True):
+            logits = logits + scale[..., None] * each.view_as(logits)
         return logits
+
+    def _scales(self, summary: Tensor) -> Tensor:
+        """What each of `_counted` is multiplied by, [..., S], from summaries [..., dim]."""
+        model = self._model
+        parts = [] if self._counting is None else [model.scale(summary)]
+        if model.trend is not None:
+            parts.append(model.trend.expand(*summary.shape[:-1], -1))
+        return torch.cat(parts, -1) if parts else summary[..., :0]
+
+    def _counted(
+        self, batch: Batch, candidates: Candidates, keep: Tensor, windows: slice = slice(None)
+    ) -> list[Tensor]:
+        """What is counted of every candidate at each position of some windows, S of [rows, C]."""
+        width, counted = len(candidates.rows), []
+        new = ~keep[candidates.rows]
+        if self._counting is not None:
+            items, events = batch.inputs[windows], batch.events[windows]
+            after = self._counting.at(items, events, candidates.column, width)
+            counted.append(after.masked_fill_(new, 0.0) if new.any() else after)
+            if self._model.config.again:
+                liked = (batch.types[windows] != self._model.config.dislike).float()
+                counted.append(had(candidates.columns(items), liked, width, self._model.reach))
+        state = None if batch.state is None else batch.state[windows]
+        counted = [asked_at(each, state).flatten(0, 1) for each in counted]
+        if self._trends is not None:
+            places = self._trends.at(batch.moments[windows].flatten())
+            # What has no id is as if nobody had taken it.
+            counted += self._trends.of(places, torch.where(new, -1, candidates.rows)).unbind()
+        return counted
 
     def _chunks(self, batch: Batch, candidates: Candidates, keep: Tensor) -> list[Chunk]:
         """Whole windows together, about `_CHUNK` positions each."""
         count, length = batch.inputs.shape
         width = len(candidates.rows)
         each = max(1, _CHUNK // length)
-        past = torch.ones(length, length, dtype=torch.bool).tril()
+        place = torch.arange(length)
         columns = candidates.columns(batch.inputs)
-        new = (~keep[candidates.rows]).nonzero().flatten()
         chunks = []
         for first in range(0, count, each):
             windows = slice(first, min(count, first + each))
             hidden = torch.zeros(0, dtype=torch.int64)
             if self._hide_seen:
+                newest = place if batch.state is None else batch.state[windows]
+                past = place <= newest[..., None]  # (L, L), or for each window
                 seen = columns[windows, None, :].expand(-1, length, -1)  # (b, L, L)
                 row = torch.arange(len(seen) * length).view(-1, length, 1) * width
                 hidden = (row + seen)[past & (seen < width)]
-            counts = None
-            if self._counting is not None:
-                counts = _Counts(self._counting, batch, candidates, windows, new)
+            counts = partial(self._counted, batch, candidates, keep, windows)
             chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
         return chunks
 
@@ -246,32 +301,6 @@ class Losses:
         first = torch.full((count, width + 1), length)  # the position that first saw the column
         columns = candidates.columns(batch.inputs)
         first.scatter_reduce_(1, columns, place.expand(count, -1), "amin")
-        seen = first[:, None] <= place[:, None]  # (B, L, C + 1)
+        newest = place if batch.state is None else batch.state
+        seen = first[:, None] <= newest[..., None]  # (B, L, C + 1)
         return seen.scatter_(2, own[:, :, None], False)[:, :, :width]
-
-
-class _Counts:
-    """log(1 + 2F) of some windows of a batch, when the loss comes to them."""
-
-    def __init__(
-        self,
-        counting: Counting,
-        batch: Batch,
-        candidates: Candidates,
-        windows: slice,
-        new: Tensor,
-    ) -> None:
-        self._counting, self._batch = counting, batch
-        self._candidates, self._windows = candidates, windows
-        self._new = new  # columns of what is to follow nothing
-
-    def __call__(self) -> Tensor:
-        """[positions of the windows, C]."""
-        batch, candidates = self._batch, self._candidates
-        counted = self._counting.at(
-            batch.inputs[self._windows],
-            batch.events[self._windows],
-            candidates.column,
-            len(candidates.rows),
-        )
-        return counted.flatten(0, 1).index_fill_(1, self._new, 0.0)

@@ -74,6 +74,8 @@ def choose(
     few = events < _FEW
     config = TrainConfig(
         epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
+        # Judging takes a third of an epoch, and a model of a large log overfits late if ever.
+        validate_every=2 if events <= SMALL else 4,
         batch_tokens=min(_MOST, max(400, events // _STEPS)),
     )
     config = replace(config, attention_tokens=min(config.attention_tokens, config.batch_tokens))

@@ -75,7 +75,10 @@ def next_basket(log: Interactions, at: int | None = None) -> Task:
 
 
 def next_new(log: Interactions, at: int | None = None) -> Task:
-    """Judge by each user's first item from a date on that they never had."""
+    """Judge by what is new to each user in the first basket from a date on that has such an item.
+
+    A basket is what a user took at one time.
+    """
     at = time_at(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_new(small, at)
@@ -85,17 +88,23 @@ def next_new(log: Interactions, at: int | None = None) -> Task:
 
 def _first_basket(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
-    first = np.full(log.n_users, np.iinfo(np.int64).max)
-    np.minimum.at(first, later.users, later.timestamps)
-    basket = later.where(later.timestamps == first[later.users])
-    return train, basket.where(_firsts(_pairs(basket.users, basket.targets, log.n_items)))
+    return train, _first_time(later)
+
+
+def _first_time(cases: Holdout) -> Holdout:
+    """The cases at each user's first time, every item once."""
+    users = cases.users
+    first = np.full(cases.history.n_users, np.iinfo(np.int64).max)
+    np.minimum.at(first, users, cases.timestamps)
+    basket = cases.where(cases.timestamps == first[users])
+    return basket.where(_firsts(_pairs(basket.users, basket.targets, cases.history.n_items)))
 
 
 def _first_new(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
     had = _pairs(train.users, train.items, log.n_items)
     new = later.where(~np.isin(_pairs(later.users, later.targets, log.n_items), had))
-    return train, new.where(_firsts(new.users))
+    return train, _first_time(new)
 
 
 def _firsts(values: NDArray[Any]) -> NDArray[np.bool_]:

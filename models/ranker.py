@@ -97,8 +97,8 @@ class RecommenderRanker:
             summary = model.summaries(read, times, asked)[batch, last]
             summary = summary.float() * (lengths > 0)[:, None]
             counts = [
-                followed(model.followers, row[:length].flip(0))
-                for row, length in zip(events, window.lengths.tolist(), strict=True)
+                self._counts(row[:length].flip(0), kinds[:length].flip(0))
+                for row, kinds, length in zip(events, types, window.lengths.tolist(), strict=True)
             ]
             total += summary @ tables.vectors.T + model.transitions(summary, torch.stack(counts))
         if self._attention:
@@ -112,6 +112,15 @@ class RecommenderRanker:
                 total[some] += model.target_attention(tables, keys[some], values[some], bias[some])
         scores: NDArray[np.float32] = total.cpu().numpy()
         return scores
+
+    def _counts(self, items: Tensor, types: Tensor) -> Tensor:
+        """What `Recommender.transitions` takes of one user, [S, N], newest item first."""
+        model = self._model
+        counts = [2 * followed(model.followers, items, model.reach)]
+        if model.config.again:
+            liked = items[: model.reach.depth][types[: model.reach.depth] != model.config.dislike]
+            counts.append(torch.bincount(liked, minlength=model.config.items).float())
+        return torch.stack(counts)
 
     def _placed(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -82,9 +82,9 @@ def recommend(
 def candidates(
     snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
 ) -> Rows:
-    """The allowed items of the largest approximate score, at most twice `count`, by row.
+    """The allowed items of the largest approximate score, some times `count` at most, by row.
 
-    What most followed the newest items is among them. For the rest one inner product with the
+    What the transitions count for is among them. For the rest one inner product with the
     user's pooled query stands in for every target's own attention; the index answers for the items
     it holds, and newer ones are compared exactly beside it.
     """
@@ -101,20 +101,27 @@ def candidates(
         near = snapshot.candidate_keys[first:] @ query
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
-    followers = _followers(snapshot, user, count)
-    return np.unique(np.concatenate([found, open_rows, followers[allowed[followers]]]))
+    counted = _counted(snapshot, user, count)
+    return np.unique(np.concatenate([found, open_rows, counted[allowed[counted]]]))
 
 
-def _followers(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
-    """The items that most followed the newest ones, which the pooled query knows nothing of."""
-    trained = snapshot.trained
-    if trained is None or not snapshot.model.has_transitions or not len(user.recent):
+def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
+    """What the transitions count for, which the pooled query knows nothing of.
+
+    The items that most followed the newest ones; and these themselves, where users come back.
+    """
+    trained, model = snapshot.trained, snapshot.model
+    if trained is None or not model.has_transitions or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    total = followed(snapshot.model.followers, user.recent_items)
+    total = followed(model.followers, user.recent_items, model.reach)
     top = torch.topk(total, min(count, len(total)))
     items = top.indices[top.values > 0].tolist()
     ids = [trained.item_ids[item] for item in items]
-    return snapshot.catalogue.rows(ids).astype(np.int64)
+    rows = snapshot.catalogue.rows(ids).astype(np.int64)
+    if not model.config.again:
+        return rows
+    taken, _ = user.taken(model.config.dislike)
+    return np.concatenate([rows, taken.numpy()])
 
 
 @torch.inference_mode()

@@ -1,11 +1,13 @@
 """The recommender: item tower, history encoder and target cross-attention as one module.
 
-    s(u, c) = ⟨x_c, h_u⟩ + λ(h_u) log(1 + 2 F_u(c)) + Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + prior_c
-               sequence     transitions                target attention              popularity
+    s(u, c) = ⟨x_c, h_u⟩ + λ(h_u)·log(1 + counts) + Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + prior_c
+               sequence     transitions               target attention              popularity
 
 x is the item tower's vector, h_u the encoder's summary of the recent events as asked at a time,
-F_u(c) how often c followed the user's last items in other histories, α the softmax over the user's
-memory with per-head position, age and type biases, v = W_V x and o_c = W_O^T x_c.
+α the softmax over the user's memory with per-head position, age and type biases, v = W_V x and
+o_c = W_O^T x_c. What is counted for the transitions is 2 F_u(c), how often c followed the user's
+last items in other histories, and, where users come back to what they had, how often they took c
+themselves. Where items are taken in baskets, the prior has the popularity of late in it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from torch import Tensor, nn
 
 from models.attention import context_only
 from models.encoder import HistoryEncoder
-from models.followers import Followers
+from models.followers import ORDERED, UNORDERED, Followers, Reach
 from models.heads import MultiHeadAttention, merge_heads, split_heads
 from models.kinds import EventKinds, KindBias
 from models.recency import POSITION_BUCKETS, RecencyBias
+from models.trends import HALF_LIVES
 
 UNBOUNDED = 2**60  # microseconds, a horizon that no request is beyond
+_TREND = 0.2  # what each of the trends weighs before anything is learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class RecommenderConfig:
     types: int = 1  # of events
     dislike: int = -1  # the type that says what was not liked; -1 = there is none
     dislike_heads: int = 0  # the last ones of the target attention: they see dislikes alone
+    baskets: bool = False  # it is asked before a basket: what was taken at one time has no order
+    again: bool = False  # users come back to what they had
 
     def __post_init__(self) -> None:
         least = {"items": 0, "content": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
@@ -60,8 +66,9 @@ class RecommenderConfig:
             raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
         if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
-        if not isinstance(self.tied, bool):
-            raise ValueError(f"tied must be true or false, not {self.tied!r}")
+        for name in ("tied", "baskets", "again"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.dislike >= self.types or (self.dislike >= 0 and self.types < 2):
             raise ValueError(f"dislike must be one of several types, not {self.dislike}")
         if self.dislike_heads and (self.dislike < 0 or self.dislike_heads >= self.heads):
@@ -100,6 +107,7 @@ class Recommender(nn.Module):
     columns: Tensor
     counts: Tensor
     horizon: Tensor
+    lately: Tensor | None
 
     def __init__(self, config: RecommenderConfig) -> None:
         super().__init__()
@@ -116,7 +124,7 @@ class Recommender(nn.Module):
             if config.blocks
             else None
         )
-        self.scale = nn.Linear(dim, 1)  # λ, of the transitions
+        self.scale = nn.Linear(dim, 1 + config.again)  # λ, of each of the counts
         nn.init.zeros_(self.scale.weight)
         nn.init.constant_(self.scale.bias, 0.5)
         shape = (config.items, config.followers)
@@ -132,6 +140,9 @@ class Recommender(nn.Module):
         self.kind_bias = KindBias(config.types, config.heads, *apart) if config.types > 1 else None
         self.prior = nn.Parameter(torch.zeros(max(1, config.items)))
         self.new_prior = nn.Parameter(torch.zeros(()))  # of items that were not in training
+        shape = (len(HALF_LIVES), config.items + 1)
+        self.trend = nn.Parameter(torch.full(shape[:1], _TREND)) if config.baskets else None
+        self.register_buffer("lately", torch.zeros(shape) if config.baskets else None)
 
     @property
     def has_transitions(self) -> bool:
@@ -143,16 +154,32 @@ class Recommender(nn.Module):
         """What follows each item, by rows of the id embedding."""
         return Followers(self.columns, self.counts)
 
-    def memorise(self, kept: Followers, horizon: int) -> None:
-        """Take these as what follows each item, and a horizon in microseconds.
+    @property
+    def reach(self) -> Reach:
+        """Which of a user's events the transitions count."""
+        return UNORDERED if self.config.baskets else ORDERED
 
-        Raises ValueError for followers of another shape.
+    def memorise(self, kept: Followers, horizon: int, lately: Tensor | None = None) -> None:
+        """Take these as what follows each item, a horizon in microseconds, and trends.
+
+        Args:
+            kept: counted with the model's own `reach`.
+            horizon: see `within`.
+            lately: how popular each item was of late, [half-lives, N + 1] as in `models.trends`,
+                where the model is one of baskets.
+
+        Raises:
+            ValueError: for a part of another shape.
         """
         shape = (self.config.items, self.config.followers)
         if kept.columns.shape != shape or kept.counts.shape != shape:
             raise ValueError(f"followers must be {shape}, not {tuple(kept.columns.shape)}")
+        if lately is not None and (self.lately is None or lately.shape != self.lately.shape):
+            raise ValueError(f"there is no room for trends of shape {tuple(lately.shape)}")
         self.columns, self.counts = kept.columns, kept.counts
         self.horizon = torch.tensor(horizon)
+        if lately is not None:
+            self.lately = lately
 
     # ------------------------------------------------------------------ item tower
 
@@ -181,6 +208,8 @@ class Recommender(nn.Module):
         """
         vectors = self.tower(rows, content)
         prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], self.new_prior)
+        if self.trend is not None and self.lately is not None:
+            prior = prior + self.trend @ self.lately[:, rows]  # row -1 is that of new items
         return self.project(vectors, prior)
 
     def project(self, vectors: Tensor, prior: Tensor) -> ItemTables:
@@ -238,14 +267,15 @@ class Recommender(nn.Module):
         """
         return torch.minimum(asked, newest + self.horizon)
 
-    def transitions(self, summary: Tensor, total: Tensor) -> Tensor:
-        """λ(h) log(1 + 2F).
+    def transitions(self, summary: Tensor, counts: Tensor) -> Tensor:
+        """Σ_s λ_s(h)·log(1 + counts_s).
 
         Args:
             summary: h, [..., dim].
-            total: F of the targets, [..., T].
+            counts: of the targets [..., S, T]: 2F, and how often the user took each, where the
+                model has a scale for that.
         """
-        part: Tensor = self.scale(summary) * torch.log1p(2 * total)
+        part: Tensor = (self.scale(summary)[..., None] * torch.log1p(counts)).sum(-2)
         return part
 
     def target_attention(

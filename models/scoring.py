@@ -91,7 +91,7 @@ def score(
     tables = snapshot.tables
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     sequence = tables.vectors[chosen] @ user.summary
-    transitions = _transitions(snapshot, user, chosen)
+    transitions = _transitions(snapshot, user, chosen, again=not how.exclude_self)
     prior = tables.prior[chosen]
     mode = how.over(len(user))
     within = None
@@ -112,14 +112,22 @@ def head_indexes(memory: KeyValueMemory) -> tuple[CoarseIndex, ...]:
     return index_heads(memory, "ivf" if len(memory) > _CLUSTERED_FROM else "flat")
 
 
-def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
-    """The transitions part [T]: what followed the newest items in other histories."""
+def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
+    """The transitions part [T]: what followed the newest items, and what was taken before.
+
+    again: whether that a target was taken itself may say something of it.
+    """
     model = snapshot.model
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(len(targets))
     rows = snapshot.trained_rows[targets]
-    total = followed(model.followers, user.recent_items)[rows.clamp(min=0)] * (rows >= 0)
-    return model.transitions(user.summary, total)
+    after = followed(model.followers, user.recent_items, model.reach)
+    counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
+    if model.config.again:
+        items, liked = user.taken(model.config.dislike)
+        items = items[: model.reach.depth][liked[: model.reach.depth] & again]
+        counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
+    return model.transitions(user.summary, torch.stack(counts))
 
 
 def _attend_exact(

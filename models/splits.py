@@ -68,6 +68,24 @@ def leave_one_out(log: Interactions) -> Split:
     return Split(train, validation, test)
 
 
+def last_baskets(log: Interactions) -> tuple[Interactions, Holdout]:
+    """Hold out what each user took at their last time, every item once.
+
+    Of users with something before it and three liked events in all; of the others, and after a
+    case, all is as in `leave_one_out`.
+    """
+    liked = ~log.disliked
+    last = np.full(log.n_users, np.iinfo(np.int64).min)
+    np.maximum.at(last, log.users[liked], log.timestamps[liked])
+    first = log.timestamps[np.minimum(log.offsets[:-1], max(0, len(log) - 1))] if len(log) else last
+    held = (log.liked().lengths >= 3) & (first < last)
+    rest = log.where(~held[log.users] | (log.timestamps < last[log.users]))
+    cases = np.flatnonzero(held[log.users] & liked & (log.timestamps == last[log.users]))
+    pairs = log.users[cases].astype(np.int64) * log.n_items + log.items[cases]
+    cases = cases[np.sort(np.unique(pairs, return_index=True)[1])]
+    return rest, Holdout(log.users[cases], log.items[cases], log.timestamps[cases], rest)
+
+
 def time_split(
     log: Interactions, at: int, *, per_user: int | None = 1, min_history: int = 1
 ) -> tuple[Interactions, Holdout]:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from models.checkpoint import Best, CannotResume, Checkpoint, fingerprint
 from models.data import Interactions
 from models.evaluate import Metrics, evaluate
-from models.followers import Followers, followers
-from models.habits import returns
+from models.followers import Followers, Reach, followers
+from models.habits import questions
 from models.losses import Losses
 from models.precision import training_device
 from models.ranker import RecommenderRanker
@@ -26,8 +26,10 @@ from models.recommender import Recommender, RecommenderConfig
 from models.splits import Holdout
 from models.team import ALONE, Team
 from models.trainer import Pace, Stage, Trainer
+from models.trends import Trends
 
 _CASES = 64  # of the validation at once, few enough for the members of a team to have alike many
+_ALIKE = 4  # times smaller batches are where targets come in baskets
 _HORIZON = 0.999  # share of training's waits between events that are within the model's horizon
 
 
@@ -126,6 +128,7 @@ def fit(
     if shape.items != log.n_items:
         raise ValueError(f"the shape has {shape.items} items, the log {log.n_items}")
     shape = shape.typed(log.n_types, dislike=log.dislike, disliked=bool(log.disliked.any()))
+    shape = replace(shape, **questions(log, validation)._asdict())
     if np.any(log.weights <= 0):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
     if not np.any(~log.disliked & (log.positions > 0)):
@@ -161,7 +164,9 @@ class _Run:
         self._name = fingerprint(log, content, validation, shape, config, seed)
         with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
             self._model = Recommender(shape)
-            self._model.memorise(_followers(log, shape.followers), _horizon(log))
+            kept = _followers(log, shape.followers, self._model.reach)
+            lately = Trends(log).now if shape.baskets else None
+            self._model.memorise(kept, _horizon(log), lately)
             frequency = _frequency(log)
             self._model.prior.data.copy_(frequency)
             self._model.new_prior.data.copy_(frequency.mean())
@@ -206,14 +211,19 @@ class _Run:
 
     def _stages(self) -> list[Stage]:
         model, config = self._model, self._config
+        # Targets of one basket ask one question, so that a batch of the same size asks fewer: they
+        # are smaller, and with the more steps that makes, half of the epochs do.
+        less, sooner = (_ALIKE, 2) if model.config.baskets else (1, 1)
         attention: list[nn.Module] = [model.norm, model.cross, model.recency]
         if model.kind_bias is not None:
             attention.append(model.kind_bias)
         rest = [part for part in model.children() if part not in attention]
         if model.encoder is None:
-            tokens = config.attention_tokens
+            tokens = config.attention_tokens // less
             return [Stage("attention", config.epochs, tokens, [*rest, *attention], prior=True)]
-        stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, prior=True)]
+        tokens = max(1, config.batch_tokens // less)
+        epochs = max(1, config.epochs // sooner)
+        stages = [Stage("sequence", epochs, tokens, rest, prior=True)]
         if config.attention_epochs:
             epochs, tokens = config.attention_epochs, config.attention_tokens
             stages.append(Stage("attention", epochs, tokens, attention, prior=False))
@@ -225,8 +235,9 @@ class _Run:
         model.requires_grad_(False)
         for part in stage.learns:
             part.requires_grad_(True)
-        for prior in (model.prior, model.new_prior):
-            prior.requires_grad_(stage.prior)
+        for prior in (model.prior, model.new_prior, model.trend):
+            if prior is not None:
+                prior.requires_grad_(stage.prior)
         pace = Pace(config.learning_rate, config.warmup, config.average)
         streams = (self._seed, stages.index(stage))
         trainer = Trainer(model, self._log, stage, pace, streams, self._team)
@@ -257,7 +268,8 @@ class _Run:
                         )
                     )
             record = {"epoch": float(before + epoch), "loss": loss}
-            due = epoch % config.validate_every == 0 or epoch == stage.epochs
+            often = 1 if model.config.baskets else config.validate_every
+            due = epoch % often == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
                 self._latest = metrics = self._validate(trainer.mean, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
@@ -275,7 +287,7 @@ class _Run:
 
     def _validate(self, model: Recommender, cases: Holdout) -> Metrics:
         ranker = RecommenderRanker(model, self._content, narrow=True)
-        new = not returns(self._log)
+        new = not model.config.again
         return evaluate(ranker, cases, exclude_seen=new, batch=_CASES, team=self._team)
 
     def _checkpoint(self, stage: Stage, epoch: int, stale: int, trainer: Trainer) -> Checkpoint:
@@ -325,9 +337,9 @@ def _weights(model: Recommender) -> dict[str, Tensor]:
     return {name: part.detach().clone() for name, part in model.named_parameters()}
 
 
-def _followers(log: Interactions, most: int) -> Followers:
+def _followers(log: Interactions, most: int, reach: Reach) -> Followers:
     if most:
-        return followers(log, most)
+        return followers(log, most, reach)
     return Followers(torch.zeros(log.n_items, 0, dtype=torch.int32), torch.zeros(log.n_items, 0))
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from models.batches import window_start
 from models.encoder import EncoderState
-from models.followers import DEPTH
 from models.kinds import IGNORED, UNKNOWN
 from models.memory import KeyValueMemory
 from models.recommender import Recommender
@@ -89,6 +88,14 @@ class UserMemory:
 
     def __len__(self) -> int:
         return len(self.memory)
+
+    def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
+        """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
+
+        Args:
+            dislike: the model's type of dislikes, or -1.
+        """
+        return self.rows[self.recent], (self.types[self.recent] != dislike) | (dislike < 0)
 
     def take(self, rows: Tensor) -> UserMemory:
         """The memory of these rows [k] alone, the recent among them; places and ages stay."""
@@ -226,7 +233,8 @@ def remember(
     if summary is None:
         encoded = _encode(snapshot, past, source, rows, encoded)
         summary = _summary(snapshot.model, encoded, at)
-    recent = (rows >= 0).nonzero().flatten().flip(0)[: DEPTH + 1]
+    # One more than count, so that another takes the place of one that is left out.
+    recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.reach.depth + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
     profile = _profile(snapshot, past)
     if profile is not None:

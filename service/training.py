@@ -14,10 +14,10 @@ from models.baselines import Popularity
 from models.checkpoint import CannotResume
 from models.data import Interactions
 from models.evaluate import Metrics, evaluate
-from models.habits import returns
+from models.habits import hold_out
 from models.presets import Preset
 from models.ranker import RecommenderRanker
-from models.splits import Holdout, leave_one_out
+from models.splits import Holdout
 from models.team import Team
 from models.train import Fitted, Progress, fit
 from models.trained import Trained
@@ -46,7 +46,7 @@ def train(
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> dict[str, Any]:
-    """Fit on all but each user's last event, judge on those, publish what beats popularity.
+    """Fit on all but what each user did last, judge on that, publish what beats popularity.
 
     Args:
         corpus: what is learned from.
@@ -71,15 +71,14 @@ def train(
         raise ModelRejected(
             f"{len(corpus.log)} events are too few to train on; {ENOUGH_EVENTS} are needed"
         )
-    split = leave_one_out(corpus.log)
-    # The newest event of each user is the validation case: the service has no use for a test set.
-    history, cases = split.test.history, split.test
+    # What is newest is the validation: the service has no use for a test set.
+    history, cases = hold_out(corpus.log)
     if not len(cases):
         raise ModelRejected("no user has three events: there is no order to learn or to judge by")
     done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint, processes)
     if not leads():
         return {}
-    new = not returns(history)  # as the epoch was chosen
+    new = not done.model.config.again  # as the epoch was chosen
     popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
     ranker = RecommenderRanker(done.model, corpus.content)
     judged = evaluate(ranker, cases, exclude_seen=new)

@@ -15,8 +15,9 @@ LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
         "team",
-        "candidates habits",
+        "candidates trends",
         "attention heads splits evaluate causal batches kinds",
+        "habits",
         "memory transitions",
         "coarse lookup followers",
         "retrieval mass clusters baselines",

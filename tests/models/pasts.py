@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.encoder import EncoderState
-from models.scoring import Attending
+from models.scoring import SOFTMAX, Attending
 from models.snapshot import Snapshot
 from models.user_memory import Past, UserMemory, remember
 from tests.models.reference_model import ReferenceModel
@@ -35,6 +35,12 @@ def drawn_snapshot() -> Snapshot:
 def told_snapshot() -> Snapshot:
     """The same, of a model that knows three types of events, dislikes among them."""
     return small_snapshot(ITEMS, random_model(11, window=WINDOW, **TOLD))
+
+
+def basket_snapshot() -> Snapshot:
+    """The same once more, of baskets that people come back to."""
+    model = random_model(11, window=WINDOW, baskets=True, again=True)
+    return small_snapshot(ITEMS, model)
 
 
 @contextmanager
@@ -121,8 +127,15 @@ class Loop:
 
     def __init__(self, snapshot: Snapshot, made: Past, at: int) -> None:
         shape = snapshot.model.config
-        apart = {"dislike": shape.dislike, "dislike_heads": shape.dislike_heads}
-        self.reference = ReferenceModel(snapshot.model, HEADS, WINDOW, **apart)
+        self.reference = ReferenceModel(
+            snapshot.model,
+            HEADS,
+            WINDOW,
+            dislike=shape.dislike,
+            dislike_heads=shape.dislike_heads,
+            baskets=shape.baskets,
+        )
+        self.shape = shape
         content = snapshot.catalogue.content.astype(np.float64)
         self.items = [self.reference.vector(row if row < TRAINED else -1, content[row])
                       for row in range(ITEMS)]  # fmt: skip
@@ -171,9 +184,27 @@ class Loop:
         self.distances, self.ages, self.weights = distances, ages, weights
         self.keys, self.values = keys, values
 
-    def transitions(self, target: int) -> float:
-        """The transitions part."""
-        return self.reference.transitions(self.summary, self.trained, target_row(target))
+    def transitions(
+        self,
+        target: int,
+        how: Attending = SOFTMAX,
+        summary: NDArray[np.float64] | None = None,
+    ) -> float:
+        """The transitions part, of this past's summary or another's."""
+        read = self.summary if summary is None else summary
+        part = self.reference.transitions(read, self.trained, target_row(target))
+        return part if how.exclude_self else part + self._again(target, read)
+
+    def _again(self, target: int, summary: NDArray[np.float64]) -> float:
+        """What it adds that the user took the target before."""
+        if not self.shape.again:
+            return 0.0
+        return self.reference.again(summary, self._same(target))
+
+    def _same(self, target: int) -> list[bool]:
+        """Which of the newest events are on the target, and no dislike of it."""
+        return [self.rows[row] == target and not 0 <= self.shape.dislike == self.types[row]
+                for row in self.recent]  # fmt: skip
 
     def shares(self, target: int) -> NDArray[np.float64]:
         """What each memory row adds to F(target), [m]."""
@@ -182,6 +213,17 @@ class Loop:
             self.recent, self.reference.shares(self.trained, target_row(target)), strict=False
         ):
             out[row] = part
+        return out
+
+    def attributed(self, target: int, how: Attending = SOFTMAX) -> NDArray[np.float64]:
+        """What each memory row has of the transitions part, [m]: each count by its shares."""
+        out, shares = np.zeros(len(self.rows)), self.shares(target)
+        if shares.any():
+            whole = self.reference.transitions(self.summary, self.trained, target_row(target))
+            out += whole * shares / shares.sum()
+        same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
+        if same and not how.exclude_self:
+            out[same] += self._again(target, self.summary) / len(same)
         return out
 
     def parts(

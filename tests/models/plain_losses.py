@@ -32,8 +32,9 @@ class PlainLosses:
         """`new` items have no id, the prior of new ones, and follow nothing."""
         self.log, self.told = log, told
         shape = model.config
-        apart = {"dislike": shape.dislike, "dislike_heads": shape.dislike_heads}
-        self.reference = ReferenceModel(model, shape.heads, **apart)
+        self.reference = ReferenceModel(
+            model, shape.heads, dislike=shape.dislike, dislike_heads=shape.dislike_heads
+        )
         items = range(log.n_items)
         self.vectors = [
             self.reference.vector(-1 if row in new else row, content[row]) for row in items
@@ -43,10 +44,14 @@ class PlainLosses:
         self.encoder = model.encoder is not None
         self.counted = self.encoder and model.config.followers > 0
         self.new = new
+        self.shape = shape
+        # decay, depth and power: see models.followers
+        self.reach = (1.0, 180, 1) if shape.baskets else (0.3, 8, 2)
+        self.trend = [] if model.trend is None else model.trend.tolist()
 
     def at(self, begin: int, end: int) -> list[tuple[Array, Array, int, set[int]]]:
-        """Of each target: sequence + transitions + prior and the whole score, [N] each; the target
-        and what the window saw before it.
+        """Of each target that something is known before: sequence + transitions + prior and the
+        whole score, [N] each; the target and what the window saw before it, or before its basket.
         """
         log = self.log
         rows, times = log.items[begin:end].tolist(), log.timestamps[begin:end].tolist()
@@ -62,34 +67,73 @@ class PlainLosses:
         )
         out = []
         for t in range(1, len(rows)):
-            recent = rows[:t][::-1]
-            at = times[t] if self.told else times[t - 1]
+            seen = t  # how many events
+            while self.shape.baskets and seen and times[seen - 1] == times[t]:
+                seen -= 1
+            if not seen:
+                continue
+            recent = rows[:seen][::-1]
+            liked = [type_ != self.shape.dislike for type_ in types[:seen]][::-1]
+            at = times[t] if self.told else times[seen - 1]
+            trends = self._trends(times[t])
             first, whole = np.zeros(log.n_items), np.zeros(log.n_items)
             for item in range(log.n_items):
-                first[item] = self.vectors[item] @ summaries[t - 1] + self.prior[item]
-                if self.counted and item not in self.new:
-                    first[item] += self._transitions(summaries[t - 1], recent, item, own)
+                summary = summaries[seen - 1]
+                first[item] = self.vectors[item] @ summary + self.prior[item]
+                first[item] += trends[-1 if item in self.new else item]
+                if self.counted:
+                    known = () if item in self.new else recent
+                    first[item] += self._transitions(summary, known, item, own)
+                if self.counted and self.shape.again:
+                    first[item] += self._again(summary, recent[:180], liked, item)
                 alpha, gain = self.reference.attention(
                     self.vectors[item],
-                    vectors[:t],
-                    vectors[:t],
-                    distances=list(range(t - 1, -1, -1)),
-                    ages=[at - time for time in times[:t]],
-                    weights=weights[:t],
-                    types=types[:t],
+                    vectors[:seen],
+                    vectors[:seen],
+                    distances=list(range(seen - 1, -1, -1)),
+                    ages=[at - time for time in times[:seen]],
+                    weights=weights[:seen],
+                    types=types[:seen],
                 )
                 whole[item] = first[item] + float((alpha * gain).sum())
-            out.append((first, whole, rows[t], set(rows[:t])))
+            out.append((first, whole, rows[t], set(rows[:seen])))
         return out
+
+    def _trends(self, time: int) -> list[float]:
+        """What the popularity of late adds to each item at a time, and to one never taken."""
+        log = self.log
+        if not self.trend:
+            return [0.0] * (log.n_items + 1)
+        start, day = int(log.timestamps.min()), 86_400_000_000
+        today = (time - start) // day
+        added = np.zeros(log.n_items + 1)
+        for weight, half_life in zip(self.trend, (7, 30), strict=True):
+            counts = np.zeros(log.n_items + 1)
+            for item, when, type_ in zip(log.items, log.timestamps, log.types, strict=True):
+                past = today - (when - start) // day
+                if past > 0 and (log.dislike < 0 or type_ != log.dislike):
+                    counts[item] += 0.5 ** (past / half_life)
+            added += weight * np.log((counts + 1) / (counts[:-1].mean() + 1))
+        return list(added)
+
+    def _again(
+        self, summary: Array, recent: Sequence[int], liked: Sequence[bool], item: int
+    ) -> float:
+        """How often the user took it themselves."""
+        times = sum(good for row, good in zip(recent, liked, strict=False) if row == item)
+        state = self.reference.state
+        scale = float(state["scale.weight"][1] @ summary + state["scale.bias"][1])
+        return scale * math.log(1 + times)
 
     def _transitions(
         self, summary: Array, recent: Sequence[int], item: int, own: Mapping[tuple[int, int], float]
     ) -> float:
         """Without what this user put into the counts."""
         total = 0.0
-        for k, row in enumerate(recent[:8]):
+        decay, depth, _ = self.reach
+        for k, row in enumerate(recent[:depth]):
             there = self.reference.follows(row, item)
-            total += 0.3**k * max(0.0, there - own.get((row, item), 0.0))
+            total += decay**k * max(0.0, there - own.get((row, item), 0.0))
         state = self.reference.state
         scale = float(state["scale.weight"][0] @ summary + state["scale.bias"][0])
         return scale * math.log(1 + 2 * total)
@@ -102,18 +146,27 @@ class PlainLosses:
             if self.log.dislike >= 0 and types[late] == self.log.dislike:
                 continue
             for early in range(max(0, late - 20), late):
-                pairs[items[early], items[late]] += 1 / (late - early) ** 2
+                pairs[items[early], items[late]] += 1 / (late - early) ** self.reach[2]
         return pairs
 
 
-def worths(log: Interactions, begin: int, end: int) -> list[float]:
-    """What each target of a window counts: its weight over the median of what was liked."""
+def worths(
+    log: Interactions, begin: int, end: int, *, baskets: bool = False, new: bool = False
+) -> list[float]:
+    """What each target of a window counts: its weight over the median of what was liked.
+
+    baskets: leaves out what is of the window's first basket; new: what the user had counts nothing.
+    """
     liked = [float(weight) for weight, type_ in zip(log.weights, log.types, strict=True)
              if type_ != log.dislike]  # fmt: skip
     middle = statistics.median(liked)
+    before = int(log.offsets[log.users[begin]])
     return [
-        0.0 if log.types[at] == log.dislike else min(10.0, max(0.1, log.weights[at] / middle))
+        0.0
+        if log.types[at] == log.dislike or (new and log.items[at] in log.items[before:at])
+        else min(10.0, max(0.1, log.weights[at] / middle))
         for at in range(begin + 1, end)
+        if not baskets or log.timestamps[at] > log.timestamps[begin]
     ]
 
 

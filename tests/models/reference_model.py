@@ -56,12 +56,15 @@ class ReferenceModel:
         *,
         dislike: int = -1,
         dislike_heads: int = 0,
+        baskets: bool = False,
     ) -> None:
         state = model.state_dict()
         self.state: dict[str, Array] = {k: v.double().numpy() for k, v in state.items()}
         self.heads = heads
         self.window = window
         self.dislike, self.dislike_heads = dislike, dislike_heads
+        # What an event counts for each one after it, and how many do.
+        self.decay, self.depth = (1.0, 180) if baskets else (0.3, 8)
         self._projected: dict[bytes, dict[str, Array]] = {}
 
     # ------------------------------------------------------------------ items
@@ -161,15 +164,23 @@ class ReferenceModel:
         )
 
     def shares(self, recent: Sequence[int], target: int) -> list[float]:
-        """What each of the last items, newest first, adds to F(target): eight of them at most."""
-        return [0.3**k * self.follows(item, target) for k, item in enumerate(recent[:8])]
+        """What each of the last items, newest first, adds to F(target)."""
+        newest = enumerate(recent[: self.depth])
+        return [self.decay**k * self.follows(item, target) for k, item in newest]
 
     def transitions(self, summary: Array, recent: Sequence[int], target: int) -> float:
         """λ(h) log(1 + 2F) after these items, newest first; 0 where nothing came before."""
         if "encoder.gap.weight" not in self.state or not len(recent):
             return 0.0
-        scale = float(self.state["scale.weight"][0] @ summary + self.state["scale.bias"][0])
-        return scale * math.log(1 + 2 * math.fsum(self.shares(recent, target)))
+        return self._scale(0, summary) * math.log(1 + 2 * math.fsum(self.shares(recent, target)))
+
+    def again(self, summary: Array, same: Sequence[bool]) -> float:
+        """λ(h) log(1 + n) of an item that n of the newest events, newest first, were on."""
+        return self._scale(1, summary) * math.log(1 + sum(same[: self.depth]))
+
+    def _scale(self, count: int, summary: Array) -> float:
+        weight, bias = self.state["scale.weight"][count], self.state["scale.bias"][count]
+        return float(weight @ summary + bias)
 
     def attention(
         self,

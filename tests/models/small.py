@@ -40,7 +40,10 @@ def random_model(seed: int = 0, **shape: Any) -> Recommender:
     given: dict[str, Any] = {"items": 12, "content": DIMENSION, "dim": 12, "heads": 3, "blocks": 2}
     model = Recommender(RecommenderConfig(**given | {"followers": 5} | shape))
     kept = random_followers(seed, model.config.items, model.config.followers)
-    model.memorise(kept, horizon=2 * DAY)
+    lately = None
+    if model.lately is not None:
+        lately = torch.randn(model.lately.shape, generator=torch.Generator().manual_seed(seed))
+    model.memorise(kept, 2 * DAY, lately)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         own = model.new_prior  # drawn last: what the others are does not hang on there being one

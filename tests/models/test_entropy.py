@@ -20,13 +20,13 @@ class Case(NamedTuple):
     """Rows to be classified: everything that the loss reads."""
 
     states: Tensor  # [T, d]
-    scale: Tensor  # [T]
+    scale: Tensor  # [T, 2]
     classes: Tensor  # [C, d]
     bias: Tensor  # [C]
     targets: Tensor  # [T]
     worth: Tensor  # [T]
     hidden: Tensor  # bool [T, C]
-    counts: Tensor | None  # [T, C]
+    counts: Tensor | None  # [2, T, C]
 
     @property
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -36,7 +36,7 @@ class Case(NamedTuple):
         """The rows between these edges, as the loss takes them."""
         return [
             Chunk(first, last, self.hidden[first:last].flatten().nonzero().flatten(),
-                  None if self.counts is None else self.counts[first:last].clone)
+                  None if self.counts is None else self.counts[:, first:last].clone().unbind)
             for first, last in pairwise(edges)
         ]  # fmt: skip
 
@@ -50,10 +50,10 @@ def drawn(seed: int, rows: int, width: int, *, counted: bool = True) -> Case:
 
     worth = torch.from_numpy(rng.choice([0.0, 1.0, 1.0, 2.5], rows).astype(np.float32))
     worth[rng.integers(0, rows)] = 1.0
-    counts = torch.from_numpy(rng.poisson(0.4, (rows, width)).astype(np.float32)).log1p()
+    counts = torch.from_numpy(rng.poisson(0.4, (2, rows, width)).astype(np.float32)).log1p()
     return Case(
         normal(rows, WIDTH),
-        normal(rows),
+        normal(rows, 2),
         normal(width, WIDTH),
         normal(width),
         torch.from_numpy(rng.integers(0, width, rows)),
@@ -68,7 +68,7 @@ def formula(case: Case) -> tuple[float, list[Tensor]]:
     states, scale, classes, bias = (part.double().requires_grad_() for part in case.weights)
     logits = states @ classes.T + bias
     if case.counts is not None:
-        logits = logits + scale[:, None] * case.counts
+        logits = logits + scale[:, :1] * case.counts[0] + scale[:, 1:] * case.counts[1]
     hidden = case.hidden.clone()
     hidden[torch.arange(len(states)), case.targets] = False
     logits = logits.masked_fill(hidden, -math.inf)
@@ -175,7 +175,7 @@ def test_rows_of_no_worth_are_not_there() -> None:
     assert case.counts is not None
     fewer = Case(
         case.states[there], case.scale[there], case.classes, case.bias, case.targets[there],
-        case.worth[there], case.hidden[there], case.counts[there],
+        case.worth[there], case.hidden[there], case.counts[:, there],
     )  # fmt: skip
     case.states[~there] = 1e3
     loss, gradients = run(case, edges(12, 5))

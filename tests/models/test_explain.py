@@ -28,6 +28,7 @@ from tests.models.pasts import (
     TRAINED,
     WINDOW,
     Loop,
+    basket_snapshot,
     drawn_snapshot,
     long_user,
     pasts,
@@ -112,9 +113,10 @@ def test_a_large_weight_on_a_value_that_does_not_matter_explains_nothing() -> No
 # ---------------------------------------------------------------------------- reasons
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Snapshot:
-    return drawn_snapshot()
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    made: Snapshot = request.param()
+    return made
 
 
 def without_entry(whole: Past, entry: int) -> Past:
@@ -161,10 +163,8 @@ def test_reasons_equal_the_loop(
     user = remember(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
     _, alpha, gain = loop.parts(target, how)
-    shares = loop.shares(target)
-    each = (alpha * gain).sum(0)
-    if shares.any():
-        each += loop.transitions(target) * shares / shares.sum()
+    attributed = loop.attributed(target, how)
+    each = (alpha * gain).sum(0) + attributed
     place = {source: at for at, source in enumerate(user.source.tolist())}
     reasons = explain(snapshot, user, target, 50, how)
     for reason in reasons:
@@ -174,14 +174,14 @@ def test_reasons_equal_the_loop(
     sizes = [abs(reason.contribution) for reason in reasons]
     assert sizes == sorted(sizes, reverse=True)
     missing = set(place.values()) - {place[reason.source] for reason in reasons}
-    assert all(alpha[:, at].sum() < 1e-6 and shares[at] == 0 for at in missing)
+    assert all(alpha[:, at].sum() < 1e-6 and attributed[at] == 0 for at in missing)
 
 
-def transitions_of(snapshot: Snapshot, made: Past, left: Past, target: int) -> float:
+def transitions_of(
+    snapshot: Snapshot, made: Past, left: Past, target: int, how: Attending
+) -> float:
     """The transitions part of what is left of a past, under the λ of the whole of it."""
-    before, after = Loop(snapshot, made, AT), Loop(snapshot, left, AT)
-    row = target if target < TRAINED else -1
-    return before.reference.transitions(before.summary, after.trained, row)
+    return Loop(snapshot, left, AT).transitions(target, how, Loop(snapshot, made, AT).summary)
 
 
 @few
@@ -203,7 +203,7 @@ def test_without_is_what_deleting_the_row_gives(
         else:
             less = without_entry(made, -1 - reason.source)
         again = score(snapshot, remember(snapshot, less, AT), np.array([target]), how)
-        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target)
+        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target, how)
         assert reason.without == pytest.approx(rest + expected, abs=1e-4)
 
 
@@ -245,7 +245,7 @@ def test_without_the_event_that_held_everything_the_others_speak(
     less = score(snapshot, remember(snapshot, left, AT), np.array([6]), how)
     assert reason.source == 1
     assert reason.weight == pytest.approx(1, abs=1e-6)
-    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6)
+    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6, how)
     assert reason.without == pytest.approx(expected, abs=1e-5)
 
 
@@ -302,6 +302,7 @@ def test_only_the_largest_reasons_are_named(snapshot: Snapshot) -> None:
 def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) -> None:
     """Over the rows that were kept and the newest, and no others."""
     user = long_user(snapshot, 80)
+    depth = min(80, snapshot.model.reach.depth)
     how = Attending(mode="coarse", k=6, exclude_self=exclude_self)
     found = score(snapshot, user, EVERY, how)
     assert found.within is not None
@@ -313,7 +314,7 @@ def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) 
         assert summed == pytest.approx(part, abs=1e-4)
         kept = found.within[target].any(0).nonzero().flatten().tolist()
         assert {reason.source for reason in reasons if reason.weight > 0} <= set(kept)
-        assert {reason.source for reason in reasons} <= {*kept, *range(72, 80)}
+        assert {reason.source for reason in reasons} <= {*kept, *range(80 - depth, 80)}
         if exclude_self:
             assert all(int(user.rows[row]) != target for row in kept)
 
@@ -324,20 +325,18 @@ def test_the_newest_speak_where_attention_did_not_see_them(snapshot: Snapshot) -
     user = remember(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
     target = next(item for item in range(TRAINED) if loop.shares(item)[-3:].any())
-    shares = loop.shares(target)
+    attributed = loop.attributed(target)
     within = torch.zeros(3, 80, dtype=torch.bool)
     within[:, :20] = True
     told = {reason.source: reason for reason in explain(snapshot, user, target, 99, within=within)}
-    whole = loop.transitions(target)
-    for event in np.flatnonzero(shares).tolist():
-        reason = told[event]
-        assert reason.weight == 0
-        expected = whole * shares[event] / shares.sum()
-        assert reason.contribution == pytest.approx(expected, abs=1e-4)
-    assert {source for source in told if source >= 20} == set(np.flatnonzero(shares).tolist())
+    newest = {event for event in np.flatnonzero(attributed).tolist() if event >= 20}
+    for event in newest:
+        assert told[event].weight == 0
+        assert told[event].contribution == pytest.approx(attributed[event], abs=1e-4)
+    assert {source for source in told if source >= 20} == newest
     summed = math.fsum(reason.contribution for reason in told.values())
     gain = math.fsum(reason.contribution for reason in told.values() if reason.weight > 0)
-    assert summed == pytest.approx(gain + whole, abs=1e-4)
+    assert summed == pytest.approx(gain + attributed[list(newest)].sum(), abs=1e-4)
 
 
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])

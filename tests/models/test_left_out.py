@@ -18,7 +18,17 @@ from models.recommender import identity
 from models.scoring import SOFTMAX, Attending, score
 from models.snapshot import UNTRAINED, Snapshot
 from models.user_memory import Past, remember
-from tests.models.pasts import AT, ITEMS, WINDOW, Loop, drawn_snapshot, pasts, ways, without_event
+from tests.models.pasts import (
+    AT,
+    ITEMS,
+    WINDOW,
+    Loop,
+    basket_snapshot,
+    drawn_snapshot,
+    pasts,
+    ways,
+    without_event,
+)
 from tests.models.small import DAY, catalogue, past, random_model, random_past
 from tests.models.small import snapshot as small_snapshot
 
@@ -26,9 +36,10 @@ few = settings(max_examples=25, deadline=None, derandomize=True)
 TARGETS = (0, 6, 13)
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Snapshot:
-    return drawn_snapshot()
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    made: Snapshot = request.param()
+    return made
 
 
 def without(whole: Past, source: int) -> Past:
@@ -54,7 +65,7 @@ def expected(snapshot: Snapshot, made: Past, target: int, how: Attending) -> flo
     loop = Loop(snapshot, made, AT)
     sequence, alpha, gain = loop.parts(target, how)
     prior = float(snapshot.tables.prior[target])
-    return sequence + loop.transitions(target) + float((alpha * gain).sum()) + prior
+    return sequence + loop.transitions(target, how) + float((alpha * gain).sum()) + prior
 
 
 def every(snapshot: Snapshot, made: Past, how: Attending = SOFTMAX) -> dict[Any, float]:

@@ -18,11 +18,11 @@ from torch import Tensor
 import models.losses
 from models.candidates import Candidates
 from models.data import Interactions
-from models.habits import repeats
+from models.habits import repeats, returns
 from models.losses import Batch, Losses
 from models.recommender import Recommender
 from tests.models.plain_losses import PlainLosses, cross_entropy, probabilities, worths
-from tests.models.small import TOLD, cycle, random_model
+from tests.models.small import DAY, SECOND, TOLD, cycle, random_model
 from tests.models.training import content, counted_model, drawn_log
 
 ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
@@ -56,6 +56,16 @@ def log_of(seed: int, *, again: bool, items: int = 12) -> Interactions:
     return replace(log, types=types, dislike=1)
 
 
+def in_baskets(log: Interactions) -> Interactions:
+    """The log with times of every user's own, days apart, several events at most of them."""
+    rng = np.random.default_rng(len(log))
+    times = [
+        np.sort(rng.choice([0, SECOND, DAY, 9 * DAY, 40 * DAY], length))
+        for length in log.lengths.tolist()
+    ]
+    return replace(log, timestamps=np.concatenate(times))
+
+
 def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
     given: dict[str, Any] = {
         "drop_id": 0.0, "request_time": 0.0, "full_softmax": 1000, "negatives": 5,
@@ -63,65 +73,91 @@ def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
     return Losses(model, log, content(log.n_items), **given | more)
 
 
-def mean(values: list[float], log: Interactions, spans: NDArray[np.int64] = ALWAYS) -> float:
+def mean(
+    values: list[float],
+    log: Interactions,
+    spans: NDArray[np.int64] = ALWAYS,
+    *,
+    baskets: bool = False,
+    new: bool = False,
+) -> float:
     """Of the targets of windows, each by what it counts."""
-    counts = all_worths(log, spans)
+    counts = all_worths(log, spans, baskets=baskets, new=new)
     return math.fsum(np.multiply(values, counts)) / math.fsum(counts)
 
 
-def all_worths(log: Interactions, spans: NDArray[np.int64] = ALWAYS) -> list[float]:
-    return [each for begin, end in spans.tolist() for each in worths(log, begin, end)]
+def all_worths(
+    log: Interactions,
+    spans: NDArray[np.int64] = ALWAYS,
+    *,
+    baskets: bool = False,
+    new: bool = False,
+) -> list[float]:
+    """What the targets of windows count, as `worths` says."""
+    each = (worths(log, *span, baskets=baskets, new=new) for span in spans.tolist())
+    return [worth for window in each for worth in window]
 
 
 # ---------------------------------------------------------------------------- against the loops
 
 
+KINDS = [{}, {"baskets": True}, {"again": False}, {"baskets": True, "again": False}]
+
+
 @pytest.mark.parametrize("chunk", [1, 10, 384])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_the_sequence_equals_the_loop(
-    told: bool, again: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    told: bool, again: bool, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each target from its own prefix, the user's own pairs taken out, what was seen hidden.
 
-    Where people come back to what they had, nothing is hidden.
+    Where people come back to what they had, nothing is hidden, and how often they had it counts;
+    unless only what is new is asked for. A basket is asked for from what came before it.
     """
     monkeypatch.setattr(models.losses, "_CHUNK", chunk)
     log = log_of(1, again=again)
+    log = in_baskets(log) if "baskets" in kind else log
     assert (repeats(log) >= 0.01) == again
-    model = counted_model(3, log, **TOLD)
+    model = counted_model(3, log, **TOLD, **kind)
+    assert model.config.again == (again and "again" not in kind)
     with torch.inference_mode():
         loss, targets = losses(model, log, request_time=float(told)).sequence(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
     expected = [
-        cross_entropy(first, target, set() if again else seen)
+        cross_entropy(first, target, set() if model.config.again else seen)
         for begin, end in ALWAYS.tolist()
         for first, _, target, seen in plain.at(begin, end)
     ]
-    assert len(expected) == 6 + 5 + 1 + 3
-    assert targets == pytest.approx(math.fsum(all_worths(log)))
-    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
+    baskets, new = "baskets" in kind, again and not model.config.again
+    assert len(expected) == (11 if "baskets" in kind else 6 + 5 + 1 + 3)
+    assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
+    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=2e-5)
 
 
 @pytest.mark.parametrize("shape", [{}, TOLD, {"tied": True}, TOLD | {"blocks": 0}, {"most": 0}])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_the_attention_equals_the_loop(
-    told: bool, again: bool, shape: dict[str, Any]
+    told: bool, again: bool, shape: dict[str, Any], kind: dict[str, Any]
 ) -> None:
     """The whole score; of so few items all are picked. Without an encoder nothing is counted."""
     log = log_of(2, again=again)
-    model = counted_model(4, log, **shape)
+    log = in_baskets(log) if "baskets" in kind else log
+    model = counted_model(4, log, **shape, **kind)
     with torch.inference_mode():
         loss, targets = losses(model, log, request_time=float(told)).attention(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
     expected = [
-        cross_entropy(whole, target, set() if again else seen)
+        cross_entropy(whole, target, set() if model.config.again else seen)
         for begin, end in ALWAYS.tolist()
         for _, whole, target, seen in plain.at(begin, end)
     ]
-    assert targets == pytest.approx(math.fsum(all_worths(log)))
-    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+    baskets, new = "baskets" in kind, again and not model.config.again
+    assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
+    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=1e-4)
 
 
 @pytest.mark.parametrize("stage", ["sequence", "attention"])
@@ -312,7 +348,7 @@ def batch_of(inputs: Tensor, targets: Tensor) -> Batch:
     zeros = torch.zeros_like(inputs)
     real = torch.ones(inputs.shape, dtype=torch.bool)
     plain = zeros.float(), zeros, real.float()  # of weight 1 and one type
-    return Batch(inputs, targets, zeros, zeros, *plain, real, zeros.numpy())
+    return Batch(inputs, targets, zeros, zeros, *plain, real, zeros.numpy(), zeros, None)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -333,18 +369,6 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
         assert bool(hidden[row, place, at]) == (before and item != int(targets[row, place]))
 
 
-def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
-    """User by user: what another had is no repeat."""
-    users, items = [0, 0, 0, 0, 1, 1, 1, 2], [3, 3, 4, 3, 3, 4, 4, 0]
-    log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=5)
-    assert repeats(log) == pytest.approx(3 / 8)
-    assert repeats(cycle(users=4, length=3, items=5)) == 0
-    nothing = Interactions.from_columns([], [], [], n_users=2, n_items=5)
-    assert repeats(nothing) == 0
-    types = np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int16)  # a return to what was liked and disliked
-    assert repeats(replace(log, types=types, dislike=1)) == pytest.approx(2 / 7)
-
-
 @pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
 def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: bool) -> None:
     """One event of so many is a repeat; the loss is that of the loop with or without."""
@@ -352,7 +376,8 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
     log = Interactions.from_columns(
         [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
     )
-    model = random_model(17, items=events - 1, followers=0, blocks=1)
+    assert returns(log) != hidden
+    model = random_model(17, items=events - 1, followers=0, blocks=1, again=not hidden)
     with torch.inference_mode():
         loss, _ = losses(model, log).sequence(np.array([[events - 4, events]]))
     plain = PlainLosses(model, log, content(events - 1), told=False)

@@ -29,7 +29,7 @@ class TestRecommenderRanker(RankerContract):
         return RecommenderRanker(train(log, config).model, content(log.n_items))
 
 
-@pytest.mark.parametrize("shape", [{}, TOLD])
+@pytest.mark.parametrize("shape", [{}, TOLD, TOLD | {"baskets": True, "again": True}])
 @pytest.mark.parametrize("gap", [None, 0, DAY, 5 * DAY])
 def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> None:
     """The evaluated score is the served one, for the same history at the same time: to 1e-4.

@@ -311,7 +311,7 @@ def test_transitions_equal_the_loop() -> None:
         recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
         with torch.inference_mode():
             total = followed(model.followers, torch.tensor(recent))
-            got = model.transitions(torch.from_numpy(summary).float(), total)
+            got = model.transitions(torch.from_numpy(summary).float(), 2 * total[None])
         expected = [reference_.transitions(summary, recent, item) for item in range(12)]
         np.testing.assert_allclose(got, expected, atol=1e-5)
 

@@ -18,6 +18,7 @@ from tests.models.pasts import (
     TRAINED,
     WINDOW,
     Loop,
+    basket_snapshot,
     drawn_snapshot,
     long_user,
     pasts,
@@ -29,9 +30,10 @@ from tests.models.small import snapshot as small_snapshot
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Snapshot:
-    return drawn_snapshot()
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    made: Snapshot = request.param()
+    return made
 
 
 @quick
@@ -43,12 +45,14 @@ def test_scores_equal_the_loop(snapshot: Snapshot, made: Past, how: Attending) -
     assert scores.memory == len(loop.rows)
     for target in range(ITEMS):
         sequence, alpha, gain = loop.parts(target, how)
-        transitions = loop.transitions(target)
+        transitions = loop.transitions(target, how)
         assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
         assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
     prior = snapshot.model.prior.detach().numpy()
-    np.testing.assert_array_equal(scores.prior[:TRAINED], prior)
+    if snapshot.model.trend is not None and snapshot.model.lately is not None:
+        prior = prior + (snapshot.model.trend @ snapshot.model.lately).detach().numpy()[:TRAINED]
+    np.testing.assert_allclose(scores.prior[:TRAINED], prior, atol=1e-6)
     total = scores.sequence + scores.transitions + scores.attention + scores.prior
     np.testing.assert_allclose(scores.total, total, atol=1e-6)
 

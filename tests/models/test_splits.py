@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data import Interactions
-from models.splits import Holdout, leave_one_out, min_counts, time_at, time_split
+from models.splits import (
+    Holdout,
+    last_baskets,
+    leave_one_out,
+    min_counts,
+    time_at,
+    time_split,
+)
 from tests.models.small import five_users, sequences
 
 
@@ -137,3 +144,29 @@ def test_min_counts_is_the_largest_set_that_holds(
         left.remove(bad[0])
     keep = min_counts([u for u, _ in rows], [i for _, i in rows], minimum)
     assert np.flatnonzero(keep).tolist() == left
+
+
+def test_the_last_basket_is_what_was_taken_at_the_last_time() -> None:
+    """Every liked item of it once, and nothing from then on is left; each rule by hand."""
+    events = [
+        (0, 1, 10), (0, 2, 10), (0, 3, 20), (0, 4, 20), (0, 3, 20),  # a basket of two
+        (1, 1, 10), (1, 2, 10), (1, 3, 10),  # one basket alone
+        (2, 5, 10), (2, 6, 20),  # two events
+        (3, 1, 10), (3, 2, 20), (3, 4, 20), (3, 3, 30), (3, 5, 30),  # the last is a dislike
+    ]  # fmt: skip
+    users, items, times = zip(*events, strict=True)
+    types = np.zeros(len(events), dtype=np.int16)
+    types[-2:] = 1
+    log = Interactions.from_columns(
+        users, items, times, types=types, n_users=5, n_items=7, dislike=1
+    )
+    rest, cases = last_baskets(log)
+    found = zip(
+        cases.users.tolist(), cases.targets.tolist(), cases.timestamps.tolist(), strict=True
+    )
+    assert sorted(found) == [(0, 3, 20), (0, 4, 20), (3, 2, 20), (3, 4, 20)]
+    left = [rest.user(user).items.tolist() for user in range(5)]
+    assert left == [[1, 2], [1, 2, 3], [5, 6], [1], []]
+    assert (cases.gaps() > 0).all()
+    nothing = Interactions.from_columns([], [], [], n_users=2, n_items=3)
+    assert [len(part) for part in last_baskets(nothing)] == [0, 0]

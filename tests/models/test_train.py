@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import models.train
-from models.baselines import Popularity
+from models.baselines import Popularity, Repeats, TransitionCounts
 from models.catalogue import Catalogue
 from models.data import Interactions
 from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
 from models.habits import returns
 from models.losses import Losses
+from models.protocols import next_basket
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender
 from models.scoring import score
@@ -28,6 +29,7 @@ from models.splits import Holdout, leave_one_out
 from models.train import Fitted, Progress, TrainConfig, _Clock, fit
 from models.trained import Trained
 from models.trainer import Pace, Stage, Trainer
+from models.trends import Trends
 from models.user_memory import Past, remember
 from tests.models.small import DAY, DIMENSION, SECOND, cycle, encode, entries
 from tests.models.training import QUICK, content, drawn_log, tiny, train
@@ -95,6 +97,53 @@ def test_the_horizon_is_the_longest_common_wait() -> None:
     assert SECOND <= int(fitted.model.horizon) < 2 * DAY
     one = Interactions.from_columns([0, 0], [1, 2], [5, 8], n_users=1, n_items=9)
     assert int(train(one, replace(QUICK, epochs=1)).model.horizon) == 3
+
+
+def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
+    """Baskets a week apart: two of a user's three staples, and what is in fashion that month."""
+    rng = np.random.default_rng(seed)
+    events = []
+    for user in range(users):
+        staples = rng.permutation(30)[:3]
+        for week in range(baskets):
+            time = week * 7 * DAY + user * 3600 * SECOND
+            events += [(user, int(item), time) for item in rng.permutation(staples)[:2]]
+            events.append((user, 30 + week // 4, time))
+    taken, items, times = zip(*events, strict=True)
+    return Interactions.from_columns(
+        taken, items, times, n_users=users, n_items=30 + baskets // 4 + 1
+    )
+
+
+def test_baskets_are_asked_for_as_the_cases_ask() -> None:
+    """The next one, from what came before it: what a user takes again, and what all do of late."""
+    task = next_basket(shop(), at=11 * 7 * DAY)
+    assert task.validation is not None
+    given = replace(QUICK, batch_tokens=640, learning_rate=3e-3)
+    fitted = train(task.train, given, validation=task.validation)
+    shape = fitted.model.config
+    assert (shape.baskets, shape.again) == (True, True)
+    judged = {
+        ranker.name: evaluate(ranker, task.test, k=3, exclude_seen=False).ndcg
+        for ranker in (
+            RecommenderRanker(fitted.model, content(task.train.n_items)),
+            Repeats.fit(task.train),
+            TransitionCounts.fit(task.train),
+        )
+    }
+    assert judged["heed"] > 1.05 * max(judged["transitions"], judged["repeats"])
+    alone = train(task.train, given)
+    assert (alone.model.config.baskets, alone.model.config.again) == (False, True)
+
+
+def test_the_popularity_of_late_is_that_of_the_end() -> None:
+    """What it was when training ended, to be served."""
+    task = next_basket(shop(), at=11 * 7 * DAY)
+    fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
+    assert fitted.model.lately is not None
+    np.testing.assert_array_equal(fitted.model.lately, Trends(task.train).now)
+    assert fitted.model.trend is not None
+    assert (fitted.model.trend != 0.2).all(), "it is learned"
 
 
 def waiting(seed: int, users: int) -> Interactions:

@@ -33,7 +33,7 @@ def files(made: Trained) -> Files:
 
 @pytest.mark.parametrize(
     "shape", [{}, {"tied": True}, {"blocks": 0}, {"items": 0}, {"followers": 0}, {"followers": 30},
-     TOLD],
+     TOLD, {"baskets": True, "again": True}],
 )  # fmt: skip
 def test_what_is_packed_comes_back_bit_for_bit(shape: dict[str, Any]) -> None:
     """Weights, followers, shape, ids, counts, encoder and metadata, whatever the shape."""

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from models.data import Interactions
 from models.followers import followers
+from models.habits import returns
 from models.recommender import Recommender, RecommenderConfig
 from models.train import Fitted, TrainConfig, fit
+from models.trends import Trends
 from tests.models.small import DAY, DIMENSION, SECOND, encode, random_model
 
 # Everything trains in a second or two: small batches, long steps, a short memory of weights.
@@ -64,8 +66,13 @@ def drawn_log(seed: int, lengths: list[int], items: int, *, again: bool = True) 
 
 
 def counted_model(seed: int, log: Interactions, *, most: int = 4, **shape: Any) -> Recommender:
-    """A model of drawn weights that has counted what follows what in the log."""
+    """A model of drawn weights that has counted what follows what in the log.
+
+    It looks for what users had where they come back, unless it is told not to.
+    """
+    shape = {"again": returns(log)} | shape
     model = random_model(seed, items=log.n_items, followers=most, **shape)
     if most:
-        model.memorise(followers(log, most), horizon=2 * DAY)
+        lately = Trends(log).now if model.config.baskets else None
+        model.memorise(followers(log, most, model.reach), 2 * DAY, lately)
     return model
