@@ -70,7 +70,7 @@ def picked(logits: Tensor, own: Tensor, real: Tensor, count: int) -> tuple[Tenso
         business in the padding.
     """
     share = torch.softmax(logits, -1).mul_(real[:, :, None]).sum(1)
-    share /= real.sum(1)[:, None]
+    share /= real.sum(1)[:, None].clamp(min=1)
     size = logits.shape[2]
     chance = (count * (0.9 * share + 0.1 / size)).clamp(max=1)
     chance.scatter_(1, torch.where(real, own, own[:, :1]), 1.0)

@@ -259,7 +259,7 @@ class Losses:
         if self._counting is not None:
             items, events = batch.inputs[windows], batch.events[windows]
             after = self._counting.at(items, events, candidates.column, width)
-            counted.append(after.masked_fill_(new, 0.0) if new.any() else after)
+            counted.append(after.mul_(~new))  # many times faster than filling
             if self._model.config.again:
                 liked = (batch.types[windows] != self._model.config.dislike).float()
                 counted.append(had(candidates.columns(items), liked, width, self._model.reach))

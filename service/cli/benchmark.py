@@ -57,7 +57,7 @@ def benchmark(
 
     MovieLens 1M hides something: half of its consecutive events share the same second, so a
     model partly learns the order of the file. online-retail, with real order, has two tasks: the
-    next basket, and the next item that a customer never bought.
+    next basket, and what is new to a customer in the next one that has something new.
     """
     if plot is not None:
         _need_matplotlib()
