@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from models.splits import Holdout, leave_one_out, min_counts, time_at, time_spli
 
 SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking
 _LATE = 0.9  # share of the events that come before the date of a time split
+_HELD = 4  # one in so many users of a time split is held out of training for validation
 
 
 class Task(NamedTuple):
@@ -69,8 +71,7 @@ def next_basket(log: Interactions, at: int | None = None) -> Task:
     at = time_at(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_basket(small, at)
-    # What is fitted on ends before the validation cases, as it does in the other protocols.
-    train, validation = _first_basket(before, time_at(before, _LATE))
+    train, validation = _chosen_by(before, _first_basket)
     return Task("next basket", items, train, validation, test, exclude_seen=False)
 
 
@@ -82,8 +83,27 @@ def next_new(log: Interactions, at: int | None = None) -> Task:
     at = time_at(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_new(small, at)
-    train, validation = _first_new(before, time_at(before, _LATE))
+    train, validation = _chosen_by(before, _first_new)
     return Task("next new item", items, train, validation, test, exclude_seen=True)
+
+
+def _chosen_by(
+    before: Interactions, cases: Callable[[Interactions, int], tuple[Interactions, Holdout]]
+) -> tuple[Interactions, Holdout]:
+    """What to fit on, and to choose by: some users lose what they did from a second date on.
+
+    Of the others everything up to the test is fitted on. What is in season then is not what was a
+    month before, and nobody would serve a model that has not seen it.
+    """
+    at = time_at(before, _LATE)
+    _, validation = cases(before, at)
+    users = np.unique(validation.users)
+    held = np.zeros(before.n_users, dtype=np.bool_)
+    drawn = np.random.default_rng(0).permutation(len(users))
+    held[users[drawn[: -(-len(users) // _HELD)]]] = True
+    train = before.where((before.timestamps < at) | ~held[before.users])
+    mine = validation.where(held[validation.users])
+    return train, Holdout(mine.users, mine.targets, mine.timestamps, train)
 
 
 def _first_basket(log: Interactions, at: int) -> tuple[Interactions, Holdout]:

@@ -48,20 +48,20 @@ def test_a_target_counts_by_its_weight_over_the_median() -> None:
 
 
 def shop(*, apart: int, every: int = 4) -> Interactions:
-    """120 users with five baskets of four items, a day apart, their events so far apart.
+    """480 users with five baskets of four items, a day apart, their events so far apart.
 
     Each item but every fourth was had before.
     """
     rng = np.random.default_rng(0)
     users, items, times = [], [], []
-    for user in range(120):
+    for user in range(480):
         liked = rng.permutation(60)[:8]
         for basket in range(5):
             for at in range(4):
                 users.append(user)
                 items.append(int(rng.integers(60)) if at % every == 0 else int(rng.choice(liked)))
                 times.append(basket * 30 * DAY + user * SECOND + at * apart)
-    return Interactions.from_columns(users, items, times, n_users=120, n_items=60)
+    return Interactions.from_columns(users, items, times, n_users=480, n_items=60)
 
 
 def test_the_cases_say_whether_a_basket_is_asked_for() -> None:
@@ -107,10 +107,10 @@ def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
     """Of events at times of their own the last; of a log of baskets all that was taken last."""
     log = shop(apart=SECOND)
     history, cases = hold_out(log)
-    assert len(cases) == 120
-    assert len(history) == len(log) - 120
+    assert len(cases) == 480
+    assert len(history) == len(log) - 480
     log = shop(apart=0)
     history, cases = hold_out(log)
-    assert len(history) == len(log) - 120 * 4
-    assert set(cases.users.tolist()) == set(range(120))
+    assert len(history) == len(log) - 480 * 4
+    assert set(cases.users.tolist()) == set(range(480))
     assert questions(history, cases) == Questions(baskets=True, again=True)

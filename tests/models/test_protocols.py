@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -93,20 +95,23 @@ def test_the_next_new_items_were_never_taken() -> None:
 
 
 @pytest.mark.parametrize("make", [next_basket, next_new])
-def test_what_is_chosen_by_was_not_fitted_on(make: object) -> None:
-    """Training ends before the validation cases, and those before the test cases."""
+def test_what_is_chosen_by_was_not_fitted_on(make: Callable[[Interactions], Task]) -> None:
+    """A fourth of the users lose what they did since the validation cases; nobody what they did
+    before them, nor the others what they did before the test.
+    """
     rng = np.random.default_rng(0)
-    events = sorted(
-        (int(u), int(i), int(t))
-        for u, i, t in zip(
-            rng.integers(0, 8, 400), rng.integers(0, 30, 400), rng.integers(0, 1000, 400),
-            strict=True,
-        )
-    )  # fmt: skip
-    task: Task = make(log(*events))  # type: ignore[operator]
+    columns = (rng.integers(0, 8, 400), rng.integers(0, 30, 400), rng.integers(0, 1000, 400))
+    whole = log(*sorted(zip(*(column.tolist() for column in columns), strict=True)))
+    task = make(whole)
     assert task.validation is not None
-    assert len(task.validation) > 0
     assert len(task.test) > 0
-    assert task.train.timestamps.max() < task.validation.timestamps.min()
-    assert task.validation.timestamps.max() < task.test.timestamps.min()
-    assert task.validation.history is task.train or len(task.validation.history) == len(task.train)
+    held = set(task.validation.users.tolist())
+    assert len(held) == 2
+    first, second = task.validation.timestamps.min(), task.test.timestamps.min()
+    assert task.validation.timestamps.max() < second
+    assert task.validation.history is task.train
+    for user in range(8):
+        times = whole.user(user).timestamps
+        until = first if user in held else second
+        assert task.train.user(user).timestamps.tolist() == times[times < until].tolist()
+        assert task.test.history.user(user).timestamps.tolist() == times[times < second].tolist()
