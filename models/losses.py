@@ -20,9 +20,10 @@ from models.followers import Counting, OwnPairs, had
 from models.habits import firsts, returns, worth
 from models.precision import product_dtype
 from models.recommender import Recommender
-from models.trends import Trends
+from models.trends import DAY, Trends
 
 _CHUNK = 384  # rows of logits at once, few enough to stay in the cache
+_STALE = 14 * DAY  # how old trends may be: a model is served for a while after it was trained
 _PICKED = 256  # items drawn for each window of the target attention, its targets aside
 
 
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
     worth: Tensor  # [B, L] of the targets; 0 in the padding, and for what was not liked
     real: Tensor  # bool [B, L], False in the padding and where nothing is known yet
     events: NDArray[np.int64]  # [B, L] places of the inputs in the log
-    moments: Tensor  # int64 [B, L] of the targets, told or not
+    moments: Tensor  # int64 [B, L] when what was popular of late is known for each target
     state: Tensor | None  # int64 [B, L] the newest input that may be seen; None = its own place
 
     def as_asked(self, each: Tensor) -> Tensor:
@@ -95,8 +96,9 @@ class Losses:
         told = torch.rand(len(spans), 1) < self._request_time
         place = torch.arange(items.shape[1] - 1)
         real = place < self._placed(cut.lengths - 1)[:, None]
-        state = None
+        state, moments = None, times[:, 1:]
         if self._model.config.baskets:
+            moments = moments - (torch.rand(len(spans), 1) * _STALE).long()
             before = torch.searchsorted(times[:, :-1].contiguous(), times[:, 1:].contiguous())
             real = real & (before > 0)
             state = (before - 1).clamp(min=0)
@@ -110,7 +112,7 @@ class Losses:
             worth=self._worth[self._placed(cut.events[:, 1:])] * real,
             real=real,
             events=cut.events[:, :-1],
-            moments=times[:, 1:],
+            moments=moments,
             state=state,
         )
 

@@ -13,7 +13,7 @@ NAMES = get_args(Name)
 
 SMALL = 300_000  # events: up to here the small model is not beaten by the large one
 _QUICK_TOKENS = 8_000_000  # inputs in all, over a catalogue of `_ITEMS`
-_BEST_TOKENS = 24_000_000
+_BEST_TOKENS = 18_000_000
 _ITEMS = 3_500  # the loss costs in proportion to the items, the rest of the model does not
 _EPOCHS = 20
 _FEW = 50_000  # events: with fewer a model overfits sooner, and has the time for more epochs

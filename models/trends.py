@@ -16,7 +16,7 @@ from torch import Tensor
 from models.data import Interactions
 
 HALF_LIVES = (7.0, 30.0)  # days
-_DAY = 86_400_000_000  # microseconds
+DAY = 86_400_000_000  # microseconds
 _MOST = 2**24  # numbers of one half-life: with more, a step is longer than a day
 
 
@@ -29,7 +29,7 @@ class Trends:
         self._first = int(times.min()) if len(times) else 0
         span = int(times.max()) - self._first if len(times) else 0
         most = max(2, _MOST // (log.n_items + 1))  # steps
-        self._step = max(_DAY, -(-span // (most - 1)))
+        self._step = max(DAY, -(-span // (most - 1)))
         place = (times - self._first) // self._step
         steps = int(place.max(initial=0)) + 2
         order = np.argsort(place, kind="stable")
@@ -40,7 +40,7 @@ class Trends:
 
     def _kept(self, days: float) -> float:
         """What is left of an event after one step."""
-        return float(0.5 ** (self._step / (days * _DAY)))
+        return float(0.5 ** (self._step / (days * DAY)))
 
     def at(self, times: Tensor) -> Tensor:
         """The places, for `of`, of times int64 [...] in microseconds."""

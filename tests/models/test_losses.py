@@ -42,6 +42,12 @@ def _seeded() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trends as they were on the day, unless a test is about what they may be."""
+    monkeypatch.setattr(models.losses, "_STALE", 0)
+
+
 def in_dtype(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(models.losses, "product_dtype", lambda device: dtype)
 
@@ -395,3 +401,16 @@ def test_targets_in_the_padding_are_no_candidates() -> None:
     given = torch.tensor([[3, 7, 0]])
     batch = batch_of(given, given)._replace(real=torch.tensor([[True, True, False]]))
     assert sorted(drawing._candidates(batch).rows.tolist())[:2] == [3, 7]
+
+
+def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window's are as old as the model may be by then, from none to all of it."""
+    log = in_baskets(log_of(1, again=True))
+    drawing = losses(counted_model(3, log, baskets=True), log)
+    fresh = drawing.batch(ALWAYS).moments
+    monkeypatch.setattr(models.losses, "_STALE", 14 * DAY)
+    ages = torch.stack([fresh - drawing.batch(ALWAYS).moments for _ in range(200)])
+    assert (ages == ages[:, :, :1]).all(), "one age for a window"
+    assert (ages >= 0).all()
+    assert (ages < 14 * DAY).all()
+    assert ages[:, :, 0].float().mean() == pytest.approx(7 * DAY, rel=0.05)

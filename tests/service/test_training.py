@@ -10,10 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.catalogue import Catalogue
 from models.checkpoint import Checkpoint
+from models.explain import explain
+from models.ranker import RecommenderRanker
+from models.scoring import score
+from models.served import ServedRanker
+from models.snapshot import Snapshot
 from models.text import StaticEncoder
 from models.train import Progress
 from models.trained import WEIGHTS, Trained
+from models.user_memory import Past, remember
+from models.vocabulary import Vocabulary
 from service import corpora, training
 from service.embeddings import Embeddings
 from service.errors import ModelRejected, StoreFull
@@ -88,6 +96,50 @@ def test_embeddings_of_another_dimension_do_not_stop_it(
     fill(store, events(), [odd, *items()[1:]])
     corpus = corpora.read(store, embeddings)
     assert np.linalg.norm(corpus.content[corpus.item_ids.index(odd.item_id)]) > 0
+
+
+def shopping(users: int = 40, baskets: int = 10) -> list[Event]:
+    """Baskets a week apart, of two of a user's three staples and of what is new that month."""
+    rng = np.random.default_rng(0)
+    sent = []
+    for user in range(users):
+        staples = rng.permutation(20)[:3]
+        for week in range(baskets):
+            time = NOON + week * 7 * 86_400 * SECOND + user * SECOND
+            for at, item in enumerate([*rng.permutation(staples)[:2].tolist(), 20 + week // 4]):
+                event_id = f"{user}-{week}-{at}"
+                sent.append(Event(f"u{user}", f"p{item}", event_id, timestamp=time))
+    return sent
+
+
+def test_a_log_of_baskets_is_trained_and_served_as_one(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """Judged by everyone's last basket; what is served scores as it was judged, and adds up."""
+    fill(store, shopping())
+    corpus = corpora.read(store, embeddings)
+    preset = replace(QUICK, config=replace(QUICK.config, batch_tokens=480))
+    done = training.train(corpus, registry, embeddings.name, preset=preset)
+    assert done["metrics"]["cases"] == 40 * 3
+    trained = Trained.unpack(registry.load(done["version"])[1])
+    assert (trained.model.config.baskets, trained.model.config.again) == (True, True)
+    stock = Catalogue.empty(256, Vocabulary(corpus.item_ids))
+    snapshot = Snapshot.build("v", trained, stock, trained.counts)
+    users = np.arange(5, dtype=np.int32)
+    now = np.full(5, corpus.log.timestamps.max() + 3 * 86_400 * SECOND)
+    judged = RecommenderRanker(trained.model, corpus.content).scores(corpus.log, users, now)
+    served = ServedRanker(snapshot).scores(corpus.log, users, now)
+    np.testing.assert_allclose(served, judged, atol=1e-3)
+    mine = corpus.log.user(3)
+    user = remember(snapshot, Past(mine.items, mine.timestamps, mine.weights), int(now[0]))
+    staple = int(mine.items[0])
+    scores = score(snapshot, user, np.array([staple]))
+    reasons = explain(snapshot, user, staple, 99, rest=float(scores.sequence[0] + scores.prior[0]))
+    summed = sum(reason.contribution for reason in reasons)
+    whole = summed + float(scores.sequence[0] + scores.prior[0])
+    assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
+    again = {reason.source for reason in reasons if reason.contribution > 0}
+    assert again & set(np.flatnonzero(mine.items == staple).tolist())
 
 
 # ------------------------------------------------------------------ what it refuses
