@@ -12,7 +12,7 @@ Name = Literal["quick", "best"]
 NAMES = get_args(Name)
 
 SMALL = 300_000  # events: up to here the small model is not beaten by the large one
-_QUICK_TOKENS = 8_000_000  # inputs in all, over a catalogue of `_ITEMS`
+_QUICK_TOKENS = 7_000_000  # inputs in all, over a catalogue of `_ITEMS`
 _BEST_TOKENS = 18_000_000
 _ITEMS = 3_500  # the loss costs in proportion to the items, the rest of the model does not
 _EPOCHS = 20
@@ -82,6 +82,7 @@ def choose(
     dropout = 0.5 if few else 0.3
     followers = min(_FOLLOWERS, max(1, _KEPT // max(1, items)))
     if name == "quick":
-        config = replace(config, attention_epochs=2)
+        # An epoch of the attention takes as long as two of the rest.
+        config = replace(config, attention_epochs=2 if events <= SMALL else 1)
         return Preset("quick", 64, 2, dropout, followers, config)
     return Preset("best", 128, 3, dropout, followers, config)

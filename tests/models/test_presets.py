@@ -10,7 +10,7 @@ from models.train import TrainConfig
 
 ITEMS = [500, 3_500, 20_000, 100_000, 500_000]
 EVENTS = [10**power for power in range(2, 9)]
-INPUTS = {"quick": 8_000_000, "best": 18_000_000}  # of all epochs, on a few thousand items
+INPUTS = {"quick": 7_000_000, "best": 18_000_000}  # of all epochs, on a few thousand items
 SIZES = [(name, items, events) for name in NAMES for items in ITEMS for events in EVENTS]
 
 
