@@ -57,9 +57,9 @@ class Questions(NamedTuple):
 def questions(log: Interactions, cases: Holdout | None = None) -> Questions:
     """What a model of a log is asked for: told by the cases that it is judged by.
 
-    In a log of baskets of whose cases hardly any is inside one, a basket is asked
-    for as a whole; where users come back, but no case does, only what is new to them. Without
-    cases, or with too few to tell, any next event is.
+    In a log of baskets of whose cases hardly any is inside one, a basket is asked for as a whole;
+    where users come back, but no case does, only what is new to them. Without cases, or with too
+    few to tell, any next event is.
     """
     again, repeated, tied = returns(log), repeats(log), ties(log)
     if cases is None:
@@ -77,10 +77,13 @@ def hold_out(log: Interactions) -> tuple[Interactions, Holdout]:
     """What to train on, and cases to choose by, where nothing else is wanted of the log.
 
     Each user's last event; in a log of baskets their last basket, for that is what comes next.
+    Where most users have but one, as in a log without times, it is no basket.
     """
-    if ties(log) >= _TIED:
-        return last_baskets(log)
     test = leave_one_out(log).test
+    if ties(log) >= _TIED:
+        rest, cases = last_baskets(log)
+        if 2 * len(np.unique(cases.users)) >= len(test):
+            return rest, cases
     return test.history, test
 
 

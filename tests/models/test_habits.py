@@ -114,3 +114,7 @@ def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
     assert len(history) == len(log) - 480 * 4
     assert set(cases.users.tolist()) == set(range(480))
     assert questions(history, cases) == Questions(baskets=True, again=True)
+    without_times = replace(log, timestamps=np.zeros_like(log.timestamps))
+    history, cases = hold_out(without_times)
+    assert len(cases) == 480
+    assert questions(history, cases) == Questions(baskets=False, again=True)

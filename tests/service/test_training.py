@@ -142,6 +142,18 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     assert again & set(np.flatnonzero(mine.items == staple).tolist())
 
 
+def test_a_log_without_times_is_no_log_of_baskets(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """All at one moment: the order of arrival is learned from, and the last event judged by."""
+    fill(store, [replace(event, timestamp=NOON) for event in events()])
+    corpus = corpora.read(store, embeddings)
+    done = training.train(corpus, registry, embeddings.name, preset=QUICK)
+    assert done["metrics"]["cases"] == corpus.log.n_users
+    config = Trained.unpack(registry.load(done["version"])[1]).model.config
+    assert not config.baskets
+
+
 # ------------------------------------------------------------------ what it refuses
 
 
