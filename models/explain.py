@@ -170,7 +170,7 @@ def _shares(
         return torch.zeros(0, 0)
     item, reach = int(snapshot.trained_rows[target]), model.reach
     shares = [2 * share(model.followers, user.recent_items[recent], item, reach)]
-    if model.config.again:
+    if model.counts_own:
         rows, liked = user.taken(model.config.dislike)
         again = (rows[recent] == target) & liked[recent] & (not how.exclude_self)
         shares.append(again[: reach.depth].float())

@@ -262,7 +262,7 @@ class Losses:
             items, events = batch.inputs[windows], batch.events[windows]
             after = self._counting.at(items, events, candidates.column, width)
             counted.append(after.mul_(~new))  # many times faster than filling
-            if self._model.config.again:
+            if self._model.counts_own:
                 liked = (batch.types[windows] != self._model.config.dislike).float()
                 counted.append(had(candidates.columns(items), liked, width, self._model.reach))
         state = None if batch.state is None else batch.state[windows]

@@ -117,7 +117,7 @@ class RecommenderRanker:
         """What `Recommender.transitions` takes of one user, [S, N], newest item first."""
         model = self._model
         counts = [2 * followed(model.followers, items, model.reach)]
-        if model.config.again:
+        if model.counts_own:
             liked = items[: model.reach.depth][types[: model.reach.depth] != model.config.dislike]
             counts.append(torch.bincount(liked, minlength=model.config.items).float())
         return torch.stack(counts)

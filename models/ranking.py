@@ -118,7 +118,7 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
     items = top.indices[top.values > 0].tolist()
     ids = [trained.item_ids[item] for item in items]
     rows = snapshot.catalogue.rows(ids).astype(np.int64)
-    if not model.config.again:
+    if not model.counts_own:
         return rows
     taken, _ = user.taken(model.config.dislike)
     return np.concatenate([rows, taken.numpy()])

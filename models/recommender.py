@@ -6,7 +6,7 @@
 x is the item tower's vector, h_u the encoder's summary of the recent events as asked at a time,
 α the softmax over the user's memory with per-head position, age and type biases, v = W_V x and
 o_c = W_O^T x_c. What is counted for the transitions is 2 F_u(c), how often c followed the user's
-last items in other histories, and, where users come back to what they had, how often they took c
+last items in other histories, and, in baskets of what users come back to, how often they took c
 themselves. Where items are taken in baskets, the prior has the popularity of late in it.
 """
 
@@ -124,7 +124,7 @@ class Recommender(nn.Module):
             if config.blocks
             else None
         )
-        self.scale = nn.Linear(dim, 1 + config.again)  # λ, of each of the counts
+        self.scale = nn.Linear(dim, 1 + self.counts_own)  # λ, of each of the counts
         nn.init.zeros_(self.scale.weight)
         nn.init.constant_(self.scale.bias, 0.5)
         shape = (config.items, config.followers)
@@ -148,6 +148,11 @@ class Recommender(nn.Module):
     def has_transitions(self) -> bool:
         """Whether there is such a part; λ is read off the summary, so that needs an encoder."""
         return self.encoder is not None and self.config.followers > 0
+
+    @property
+    def counts_own(self) -> bool:
+        """Whether how often a user took an item themselves is counted beside what followed."""
+        return self.config.baskets and self.config.again
 
     @property
     def followers(self) -> Followers:

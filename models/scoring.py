@@ -123,7 +123,7 @@ def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again
     rows = snapshot.trained_rows[targets]
     after = followed(model.followers, user.recent_items, model.reach)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
-    if model.config.again:
+    if model.counts_own:
         items, liked = user.taken(model.config.dislike)
         items = items[: model.reach.depth][liked[: model.reach.depth] & again]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())

@@ -197,7 +197,7 @@ class Loop:
 
     def _again(self, target: int, summary: NDArray[np.float64]) -> float:
         """What it adds that the user took the target before."""
-        if not self.shape.again:
+        if not (self.shape.baskets and self.shape.again):
             return 0.0
         return self.reference.again(summary, self._same(target))
 
@@ -222,7 +222,7 @@ class Loop:
             whole = self.reference.transitions(self.summary, self.trained, target_row(target))
             out += whole * shares / shares.sum()
         same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
-        if same and not how.exclude_self:
+        if same and self.shape.baskets and not how.exclude_self:
             out[same] += self._again(target, self.summary) / len(same)
         return out
 

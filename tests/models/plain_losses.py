@@ -84,7 +84,7 @@ class PlainLosses:
                 if self.counted:
                     known = () if item in self.new else recent
                     first[item] += self._transitions(summary, known, item, own)
-                if self.counted and self.shape.again:
+                if self.counted and self.shape.baskets and self.shape.again:
                     first[item] += self._again(summary, recent[:180], liked, item)
                 alpha, gain = self.reference.attention(
                     self.vectors[item],
