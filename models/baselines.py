@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.data import Interactions
+from models.pairs import pairs
 from models.transitions import Transitions, transitions
 
 
@@ -169,11 +170,11 @@ class EASE:
 
 def _gram(log: Interactions) -> torch.Tensor:
     """[n_items, n_items] float64: how many users touched both items."""
-    pairs = np.unique(log.users.astype(np.int64) * max(log.n_items, 1) + log.items)
-    users, items = (torch.from_numpy(part) for part in np.divmod(pairs, max(log.n_items, 1)))
+    held = np.unique(pairs(log.users, log.items, max(log.n_items, 1)))
+    users, items = (torch.from_numpy(part) for part in np.divmod(held, max(log.n_items, 1)))
     shape = (log.n_items, log.n_users)
     taken_by = torch.sparse_coo_tensor(
-        torch.stack((items, users)), torch.ones(len(pairs)), shape, check_invariants=True
+        torch.stack((items, users)), torch.ones(len(held)), shape, check_invariants=True
     ).coalesce()
     gram = torch.zeros(log.n_items, log.n_items, dtype=torch.float64)
     width = max(1, (1 << 26) // max(log.n_users, 1))  # dense columns held at once: 256 MB

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data import Interactions
+from models.pairs import pairs
 from models.transitions import Transitions, transitions
 
 WINDOW = 20
@@ -114,21 +115,21 @@ class OwnPairs:
     def __init__(self, log: Interactions, reach: Reach = ORDERED) -> None:
         n = log.n_items
         users, liked = log.users, ~log.disliked
-        # One number for each user's item, so that pairs fit an integer however many there are.
-        own = users.astype(np.int64) * n + log.items
+        # Numbered anew, so that pairs of them fit an integer however many there are.
+        own = pairs(users, log.items, n)
         owned: NDArray[np.int64] = np.unique(own, return_inverse=True)[1]
         keys, values = [np.zeros(0, np.int64)], [np.zeros(0)]
         for distance in range(1, min(WINDOW, max(0, len(log) - 1)) + 1):
             same = np.flatnonzero((users[:-distance] == users[distance:]) & liked[distance:])
             keys.append(owned[same] * n + log.items[same + distance])
             values.append(np.full(len(same), distance**-reach.power))
-        pairs, weights = np.concatenate(keys), np.concatenate(values)
-        order = np.argsort(pairs, kind="stable")
-        pairs = pairs[order]
-        heads = np.flatnonzero(np.diff(pairs, prepend=-1))
+        followed_by, weights = np.concatenate(keys), np.concatenate(values)
+        order = np.argsort(followed_by, kind="stable")
+        followed_by = followed_by[order]
+        heads = np.flatnonzero(np.diff(followed_by, prepend=-1))
         sums = np.add.reduceat(weights[order], heads) if len(heads) else weights
-        source = pairs[heads] // n
-        self._columns: NDArray[np.int64] = pairs[heads] % n
+        source = followed_by[heads] // n
+        self._columns: NDArray[np.int64] = followed_by[heads] % n
         self._counts: NDArray[np.float32] = sums.astype(np.float32)
         self._begin = np.searchsorted(source, owned, "left")  # [E]
         self._lengths = np.searchsorted(source, owned, "right") - self._begin

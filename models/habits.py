@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data import Interactions
+from models.pairs import first_of, pairs
 from models.splits import Holdout, last_baskets, leave_one_out
 
 _LOUDEST = 10.0  # times the median weight that a target counts at most
@@ -31,9 +32,7 @@ def worth(log: Interactions) -> NDArray[np.float32]:
 
 def firsts(log: Interactions) -> NDArray[np.bool_]:
     """Which events [E] are on an item that their user did not have before."""
-    first = np.zeros(len(log), dtype=np.bool_)
-    first[np.unique(_pairs(log.users, log.items, log.n_items), return_index=True)[1]] = True
-    return first
+    return first_of(pairs(log.users, log.items, log.n_items))
 
 
 def repeats(log: Interactions) -> float:
@@ -61,15 +60,16 @@ def questions(log: Interactions, cases: Holdout | None = None) -> Questions:
     where users come back, but no case does, only what is new to them. Without cases, or with too
     few to tell, any next event is.
     """
-    again, repeated, tied = returns(log), repeats(log), ties(log)
+    repeated, tied = repeats(log), ties(log)
+    again = repeated >= _REPEATS
     if cases is None:
         return Questions(False, again)
     inside = int(np.count_nonzero(cases.gaps() == 0))
     baskets = tied >= _TIED and tied * len(cases) >= max(_EXPECTED, 10 * inside)
     if again and repeated * len(cases) >= _EXPECTED:
         n, history = log.n_items, cases.history
-        had = _pairs(history.users, history.items, n)
-        again = bool(np.isin(_pairs(cases.users, cases.targets, n), had).any())
+        had = pairs(history.users, history.items, n)
+        again = bool(np.isin(pairs(cases.users, cases.targets, n), had).any())
     return Questions(baskets, again)
 
 
@@ -91,7 +91,3 @@ def ties(log: Interactions) -> float:
     """Share of events, each user's first aside, at the very time of the one before."""
     after = np.diff(log.users) == 0
     return float((np.diff(log.timestamps)[after] == 0).mean()) if after.any() else 0.0
-
-
-def _pairs(users: NDArray[np.int32], items: NDArray[np.int32], n: int) -> NDArray[np.int64]:
-    return users.astype(np.int64) * n + items

@@ -18,6 +18,11 @@ UNKNOWN = -1  # a type that the model does not know
 IGNORED = -2  # a dislike, where the model knows none: it would be taken for a like
 
 
+def liked(types: Tensor, dislike: int) -> Tensor:
+    """Which of types int64 [...] are not the one that says what was not liked; -1 = none does."""
+    return (types != dislike) | (dislike < 0)
+
+
 class EventKinds(nn.Module):
     """What is read of an event beside its item: x + kind[type] + log(w)·loudness, from 0 on."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.data import Interactions
+from models.pairs import first_of, pairs
 from models.splits import Holdout, leave_one_out, min_counts, time_at, time_split
 
 SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking
@@ -117,25 +118,14 @@ def _first_time(cases: Holdout) -> Holdout:
     first = np.full(cases.history.n_users, np.iinfo(np.int64).max)
     np.minimum.at(first, users, cases.timestamps)
     basket = cases.where(cases.timestamps == first[users])
-    return basket.where(_firsts(_pairs(basket.users, basket.targets, cases.history.n_items)))
+    return basket.where(first_of(pairs(basket.users, basket.targets, cases.history.n_items)))
 
 
 def _first_new(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
-    had = _pairs(train.users, train.items, log.n_items)
-    new = later.where(~np.isin(_pairs(later.users, later.targets, log.n_items), had))
+    had = pairs(train.users, train.items, log.n_items)
+    new = later.where(~np.isin(pairs(later.users, later.targets, log.n_items), had))
     return train, _first_time(new)
-
-
-def _firsts(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """True where a value stands for the first time."""
-    first = np.zeros(len(values), dtype=np.bool_)
-    first[np.unique(values, return_index=True)[1]] = True
-    return first
-
-
-def _pairs(users: NDArray[np.int32], items: NDArray[np.int32], n: int) -> NDArray[np.int64]:
-    return users.astype(np.int64) * n + items
 
 
 def _renumbered(

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from models.columns import natural, whole, within
 from models.data import Interactions
+from models.pairs import first_of, pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +82,7 @@ def last_baskets(log: Interactions) -> tuple[Interactions, Holdout]:
     held = (log.liked().lengths >= 3) & (first < last)
     rest = log.where(~held[log.users] | (log.timestamps < last[log.users]))
     cases = np.flatnonzero(held[log.users] & liked & (log.timestamps == last[log.users]))
-    pairs = log.users[cases].astype(np.int64) * log.n_items + log.items[cases]
-    cases = cases[np.sort(np.unique(pairs, return_index=True)[1])]
+    cases = cases[first_of(pairs(log.users[cases], log.items[cases], log.n_items))]
     return rest, Holdout(log.users[cases], log.items[cases], log.timestamps[cases], rest)
 
 

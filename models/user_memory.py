@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.batches import window_start
 from models.encoder import EncoderState
-from models.kinds import IGNORED, UNKNOWN
+from models.kinds import IGNORED, UNKNOWN, liked
 from models.memory import KeyValueMemory
 from models.recommender import Recommender
 from models.snapshot import Snapshot
@@ -95,7 +95,7 @@ class UserMemory:
         Args:
             dislike: the model's type of dislikes, or -1.
         """
-        return self.rows[self.recent], (self.types[self.recent] != dislike) | (dislike < 0)
+        return self.rows[self.recent], liked(self.types[self.recent], dislike)
 
     def take(self, rows: Tensor) -> UserMemory:
         """The memory of these rows [k] alone, the recent among them; places and ages stay."""

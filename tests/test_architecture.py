@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "team",
+        "team clock shape pairs",
         "candidates trends",
         "attention heads splits evaluate causal batches kinds",
         "habits",
@@ -22,8 +22,9 @@ LAYERS = {
         "coarse lookup followers",
         "retrieval mass clusters baselines",
         "encoder",
+        "target_attention",
         "recommender catalogue stepping",
-        "losses ranker trained protocols trainer cold",
+        "losses ranker trained protocols trainer cold memorising",
         "snapshot checkpoint",
         "train",
         "presets",
