@@ -18,8 +18,10 @@ from models.encoder import UNTOLD
 from models.entropy import Chunk, entropy
 from models.followers import Counting, OwnPairs, had
 from models.habits import firsts, returns, worth
+from models.kinds import liked
 from models.precision import product_dtype
 from models.recommender import Recommender
+from models.target_attention import target_attention_prefixes
 from models.trends import DAY, Trends
 
 _CHUNK = 384  # rows of logits at once, few enough to stay in the cache
@@ -177,7 +179,7 @@ class Losses:
         future = (distance < 0).expand(bias.shape[1:])
         bias = bias.transpose(0, 1).masked_fill(future[:, None], -torch.inf)  # (B, H, L, L)
         with self._narrow():
-            attended = model.target_attention_prefixes(
+            attended = target_attention_prefixes(
                 tables.queries[:, columns].transpose(0, 1),  # (B, H, C, d)
                 tables.outputs[:, columns].transpose(0, 1),
                 keys,
@@ -263,8 +265,8 @@ class Losses:
             after = self._counting.at(items, events, candidates.column, width)
             counted.append(after.mul_(~new))  # many times faster than filling
             if self._model.counts_own:
-                liked = (batch.types[windows] != self._model.config.dislike).float()
-                counted.append(had(candidates.columns(items), liked, width, self._model.reach))
+                took = liked(batch.types[windows], self._model.config.dislike).float()
+                counted.append(had(candidates.columns(items), took, width, self._model.reach))
         state = None if batch.state is None else batch.state[windows]
         counted = [asked_at(each, state).flatten(0, 1) for each in counted]
         if self._trends is not None:

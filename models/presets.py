@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from models.recommender import RecommenderConfig
+from models.shape import RecommenderConfig
 from models.train import TrainConfig
 
 Name = Literal["quick", "best"]
@@ -47,7 +47,7 @@ class Preset:
 
     def __str__(self) -> str:
         size = f"{self.dim} dimensions, {self.blocks} blocks"
-        return f"{self.name} ({size}, {self.config.epochs} epochs)"
+        return f"{self.name} ({size}, {self.config.epochs} epochs at most)"
 
 
 def choose(

@@ -13,8 +13,10 @@ from models.batches import newest
 from models.data import Interactions
 from models.encoder import UNTOLD
 from models.followers import followed
+from models.kinds import liked
 from models.precision import product_dtype
 from models.recommender import Recommender
+from models.target_attention import target_attention
 
 _BATCH = 16  # users at once
 
@@ -109,7 +111,7 @@ class RecommenderRanker:
             values = tables.values[:, events].transpose(0, 1)
             some = lengths > 0
             if some.any():
-                total[some] += model.target_attention(tables, keys[some], values[some], bias[some])
+                total[some] += target_attention(tables, keys[some], values[some], bias[some])
         scores: NDArray[np.float32] = total.cpu().numpy()
         return scores
 
@@ -118,8 +120,9 @@ class RecommenderRanker:
         model = self._model
         counts = [2 * followed(model.followers, items, model.reach)]
         if model.counts_own:
-            liked = items[: model.reach.depth][types[: model.reach.depth] != model.config.dislike]
-            counts.append(torch.bincount(liked, minlength=model.config.items).float())
+            depth = model.reach.depth
+            taken = items[:depth][liked(types[:depth], model.config.dislike)]
+            counts.append(torch.bincount(taken, minlength=model.config.items).float())
         return torch.stack(counts)
 
     def _placed(self, array: NDArray[Any]) -> Tensor:

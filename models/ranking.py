@@ -13,6 +13,7 @@ from torch import Tensor
 from models.followers import followed
 from models.scoring import SOFTMAX, Attending, Scores, score
 from models.snapshot import Snapshot, popular_first
+from models.target_attention import candidate_query
 from models.user_memory import UserMemory
 
 Rows = NDArray[np.int64]
@@ -82,15 +83,14 @@ def recommend(
 def candidates(
     snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
 ) -> Rows:
-    """The allowed items of the largest approximate score, some times `count` at most, by row.
+    """The allowed items of the largest approximate score, by row.
 
-    What the transitions count for is among them. For the rest one inner product with the
-    user's pooled query stands in for every target's own attention; the index answers for the items
-    it holds, and newer ones are compared exactly beside it.
+    One inner product with the user's pooled query stands in for every target's own attention: of
+    the items that the index holds it finds `count`, and of the newer ones, compared exactly beside
+    it, as many. So many too are what the transitions count for most; and in baskets of what users
+    come back to, what they took of late.
     """
-    query = snapshot.model.candidate_query(
-        user.summary, user.memory.values.transpose(0, 1), user.bias
-    )
+    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
     first = snapshot.indexed if snapshot.index is not None else 0
     found = np.zeros(0, dtype=np.int64)
     if snapshot.index is not None:

@@ -12,93 +12,20 @@ themselves. Where items are taken in baskets, the prior has the popularity of la
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor, nn
 
-from models.attention import context_only
 from models.encoder import HistoryEncoder
 from models.followers import ORDERED, UNORDERED, Followers, Reach
-from models.heads import MultiHeadAttention, merge_heads, split_heads
+from models.heads import MultiHeadAttention, split_heads
 from models.kinds import EventKinds, KindBias
 from models.recency import POSITION_BUCKETS, RecencyBias
+from models.shape import RecommenderConfig
+from models.target_attention import ItemTables
 from models.trends import HALF_LIVES
 
 UNBOUNDED = 2**60  # microseconds, a horizon that no request is beyond
 _TREND = 0.2  # what each of the trends weighs before anything is learned
-
-
-@dataclass(frozen=True, slots=True)
-class RecommenderConfig:
-    """The shape of a recommender. It travels with the weights.
-
-    Raises ValueError, naming the field, for a shape that no model can have.
-    """
-
-    items: int  # rows of the id embedding
-    content: int = 256  # dimension of the text embeddings
-    dim: int = 128
-    heads: int = 4
-    blocks: int = 3  # of the history encoder; 0 leaves the sequence and the transitions out
-    followers: int = 512  # kept of each item; 0 leaves the transitions out
-    window: int = 240  # recent events that the encoder reads, three quarters of them at least
-    dropout: float = 0.3
-    tied: bool = False  # W_V = W_K
-    types: int = 1  # of events
-    dislike: int = -1  # the type that says what was not liked; -1 = there is none
-    dislike_heads: int = 0  # the last ones of the target attention: they see dislikes alone
-    baskets: bool = False  # it is asked before a basket: what was taken at one time has no order
-    again: bool = False  # users come back to what they had
-
-    def __post_init__(self) -> None:
-        least = {"items": 0, "content": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
-        least |= {"followers": 0, "types": 1, "dislike": -1, "dislike_heads": 0}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < lowest:
-                raise ValueError(
-                    f"{name} must be a whole number of at least {lowest}, not {value!r}"
-                )
-        if self.dim % self.heads:
-            raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
-        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
-        for name in ("tied", "baskets", "again"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if self.dislike >= self.types or (self.dislike >= 0 and self.types < 2):
-            raise ValueError(f"dislike must be one of several types, not {self.dislike}")
-        if self.dislike_heads and (self.dislike < 0 or self.dislike_heads >= self.heads):
-            raise ValueError("dislike_heads must leave other heads, and have dislikes to see")
-
-    def typed(self, types: int, *, dislike: int, disliked: bool) -> RecommenderConfig:
-        """This shape for a log of so many types of events.
-
-        Args:
-            types: how many there are.
-            dislike: the one that says what was not liked, or -1.
-            disliked: whether there is such an event: one head is then theirs, if another is left.
-        """
-        heads = 1 if disliked and self.heads > 1 else 0
-        return replace(self, types=types, dislike=dislike, dislike_heads=heads)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-
-class ItemTables(NamedTuple):
-    """What the model knows of each item, computed once per model version: N items, H heads."""
-
-    vectors: Tensor  # [N, dim] item tower
-    queries: Tensor  # [H, N, d] W_Q
-    keys: Tensor  # [H, N, d] W_K
-    values: Tensor  # [H, N, d] W_V
-    outputs: Tensor  # [H, N, d] W_O^T: what a value must point at to raise the score
-    prior: Tensor  # [N]
 
 
 class Recommender(nn.Module):
@@ -282,90 +209,6 @@ class Recommender(nn.Module):
         """
         part: Tensor = (self.scale(summary)[..., None] * torch.log1p(counts)).sum(-2)
         return part
-
-    def target_attention(
-        self, tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Σ_h ⟨context_h, o_h⟩ of every item of `tables` as the target of one prefix each.
-
-        Args:
-            tables: the targets, N items.
-            keys: [B, H, L, d].
-            values: [B, H, L, d].
-            bias: [B, H, L]; -inf hides a row.
-
-        Returns:
-            Tensor: [B, N].
-        """
-        rows = []
-        # One by one, so that the scores of one history with every item still fit the cache; and
-        # by head, because batched products of this shape are far slower than plain ones.
-        for own_keys, own_values, own_bias in zip(keys, values, bias, strict=True):
-            total = torch.zeros_like(tables.prior)
-            for head in range(len(own_bias)):
-                if bool((own_bias[head] == -math.inf).all()):
-                    continue  # nothing to attend to
-                query, output = tables.queries[head] * keys.shape[-1] ** -0.5, tables.outputs[head]
-                score = torch.mm(query, own_keys[head].T).float() + own_bias[head]
-                gain = torch.mm(output, own_values[head].T).float()
-                total = total + torch.linalg.vecdot(torch.softmax(score, -1), gain)
-            rows.append(total)
-        return torch.stack(rows)
-
-    def target_attention_prefixes(
-        self, queries: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> Tensor:
-        """The same for T prefixes of each history at once, in matrix products.
-
-        The exponential of a score factors into a part of (target, row) and a part of (prefix, row),
-        e^(s_cj + b_tj) = e^(s_cj) e^(b_tj), so numerator and denominator of all prefixes are the
-        products E·Wᵀ and (E ⊙ G)·Wᵀ with E = e^s [N, L], G = ⟨v_j, o_c⟩ [N, L], W = e^b [T, L]:
-        L exponentials a target instead of T·L.
-
-        Args:
-            queries: of N targets for each history or for all, [B, H, N, d] or [H, N, d].
-            outputs: likewise.
-            keys: [B, H, L, d].
-            values: [B, H, L, d].
-            bias: [B, H, T, L]; -inf hides a row from a prefix; one that sees nothing has 0.
-
-        Returns:
-            Tensor: [B, T, N].
-        """
-        score = (queries @ keys.mT).float() / keys.shape[-1] ** 0.5  # (B, H, N, L)
-        gain = outputs @ values.mT  # (B, H, N, L)
-        # Softmax does not see what is subtracted from all its scores; the peaks keep e^x small.
-        shared = torch.exp(score - score.detach().amax(-1, keepdim=True))
-        peak = bias.detach().amax(-1, keepdim=True)
-        peak = peak.masked_fill(peak == -math.inf, 0.0)  # of a prefix that sees nothing
-        prefix = torch.exp(bias - peak).mT  # (B, H, L, T)
-        total = (shared @ prefix).float()
-        weighted = ((shared * gain) @ prefix).float()
-        # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.
-        return (weighted / total.clamp(min=1e-30)).sum(1).mT  # (B, N, T) -> (B, T, N)
-
-    # ------------------------------------------------------------------ candidate generation
-
-    @staticmethod
-    def candidate_keys(tables: ItemTables) -> Tensor:
-        """Keys [N, dim + H·d + 1]: the product with `candidate_query` approximates s(u, c)."""
-        return torch.cat([tables.vectors, merge_heads(tables.outputs), tables.prior[:, None]], 1)
-
-    @staticmethod
-    def candidate_query(summary: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
-
-        The target-dependent part of the logits is left out, so each head's context is the mean of
-        the values under the softmax of the biases alone.
-
-        Args:
-            summary: h_u, [dim].
-            values: [H, n, d].
-            bias: [H, n]; -inf hides a row.
-        """
-        nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
-        pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
-        return torch.cat([summary, merge_heads(pooled)[0], summary.new_ones(1)])
 
 
 def identity(dimension: int) -> Recommender:

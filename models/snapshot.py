@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import coarse
+from models import coarse, target_attention
 from models.catalogue import Catalogue
 from models.coarse import CoarseIndex
 from models.data import DISLIKE
 from models.kinds import IGNORED, UNKNOWN
-from models.recommender import ItemTables, Recommender, identity
+from models.recommender import Recommender, identity
 from models.stepping import Stepper
+from models.target_attention import ItemTables
 from models.trained import Counts, Trained
 
 # From this many items on, candidates come from FAISS: measured by `heed bench`, twice as fast as
@@ -81,7 +82,7 @@ class Snapshot:
         rows = _trained_rows(trained, catalogue)
         counts = _padded(counts, len(catalogue))
         tables = _tables(model, trained, rows, catalogue, counts)
-        candidate_keys = _candidate_keys(model, tables)
+        candidate_keys = _candidate_keys(tables)
         index = key_index = None
         if len(catalogue) >= index_from:
             index = coarse.build("ivf", candidate_keys.numpy())
@@ -115,7 +116,7 @@ class Snapshot:
             if self.trained is not None:
                 return replace(self, counts=counts)
             tables = self.tables._replace(prior=_popular(counts))
-            keys = _candidate_keys(self.model, tables)
+            keys = _candidate_keys(tables)
             return replace(self, counts=counts, tables=tables, candidate_keys=keys)
         rows = _trained_rows(self.trained, catalogue)
         kept, old = self.indexed_keys, self.catalogue
@@ -132,7 +133,7 @@ class Snapshot:
             known=catalogue.described | (rows >= 0).numpy(),
             counts=counts,
             tables=tables,
-            candidate_keys=_candidate_keys(self.model, tables),
+            candidate_keys=_candidate_keys(tables),
             key_index=self.key_index if same else None,
             indexed_keys=kept if same else 0,
         )
@@ -219,9 +220,9 @@ def _patched(table: Tensor, fresh: Tensor, at: Tensor, more: int) -> Tensor:
     return grown.transpose(0, 1) if by_head else grown
 
 
-def _candidate_keys(model: Recommender, tables: ItemTables) -> Tensor:
+def _candidate_keys(tables: ItemTables) -> Tensor:
     with torch.inference_mode():
-        return model.candidate_keys(tables).contiguous()
+        return target_attention.candidate_keys(tables).contiguous()
 
 
 def _popular(counts: Counts) -> Tensor:

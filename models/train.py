@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -15,22 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.checkpoint import Best, CannotResume, Checkpoint, fingerprint
+from models.clock import Clock
 from models.data import Interactions
 from models.evaluate import Metrics, evaluate
-from models.followers import Followers, Reach, followers
 from models.habits import questions
 from models.losses import Losses
+from models.memorising import memorise
 from models.precision import training_device
 from models.ranker import RecommenderRanker
-from models.recommender import Recommender, RecommenderConfig
+from models.recommender import Recommender
+from models.shape import RecommenderConfig
 from models.splits import Holdout
 from models.team import ALONE, Team
 from models.trainer import Pace, Stage, Trainer
-from models.trends import Trends
 
 _CASES = 64  # of the validation at once, few enough for the members of a team to have alike many
 _ALIKE = 4  # times smaller batches are where targets come in baskets
-_HORIZON = 0.999  # share of training's waits between events that are within the model's horizon
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,19 @@ class TrainConfig:
     average: float = 0.998  # decay of the running mean of the weights, which is what is served
     negatives: int = 4_096  # sampled beyond `full_softmax` items
     full_softmax: int = 20_000
+
+    def in_baskets(self) -> TrainConfig:
+        """The same for a model that is asked for baskets.
+
+        Targets of one basket ask one question, so that a batch of the same size asks fewer: they
+        are smaller, and with the more steps that makes, half of the epochs do.
+        """
+        return replace(
+            self,
+            epochs=max(1, self.epochs // 2),
+            validate_every=1,
+            batch_tokens=max(1, self.batch_tokens // _ALIKE),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -129,6 +140,7 @@ def fit(
         raise ValueError(f"the shape has {shape.items} items, the log {log.n_items}")
     shape = shape.typed(log.n_types, dislike=log.dislike, disliked=bool(log.disliked.any()))
     shape = replace(shape, **questions(log, validation)._asdict())
+    config = config.in_baskets() if shape.baskets else config
     if np.any(log.weights <= 0):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
     if not np.any(~log.disliked & (log.positions > 0)):
@@ -164,12 +176,7 @@ class _Run:
         self._name = fingerprint(log, content, validation, shape, config, seed)
         with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
             self._model = Recommender(shape)
-            kept = _followers(log, shape.followers, self._model.reach)
-            lately = Trends(log).now if shape.baskets else None
-            self._model.memorise(kept, _horizon(log), lately)
-            frequency = _frequency(log)
-            self._model.prior.data.copy_(frequency)
-            self._model.new_prior.data.copy_(frequency.mean())
+            memorise(self._model, log)
         self._model.to(training_device(team.rank))
         self._losses = Losses(
             self._model,
@@ -190,7 +197,7 @@ class _Run:
         self._best = Best()
         self._latest: Metrics | None = None
         self._history: list[dict[str, float]] = []
-        self._clock = _Clock(time.monotonic())
+        self._clock = Clock()
 
     def fit(self, resume: Checkpoint | None) -> Fitted:
         """All stages, from the checkpoint on. Raises `CannotResume` for one of another run."""
@@ -211,19 +218,14 @@ class _Run:
 
     def _stages(self) -> list[Stage]:
         model, config = self._model, self._config
-        # Targets of one basket ask one question, so that a batch of the same size asks fewer: they
-        # are smaller, and with the more steps that makes, half of the epochs do.
-        less, sooner = (_ALIKE, 2) if model.config.baskets else (1, 1)
         attention: list[nn.Module] = [model.norm, model.cross, model.recency]
         if model.kind_bias is not None:
             attention.append(model.kind_bias)
         rest = [part for part in model.children() if part not in attention]
         if model.encoder is None:
-            tokens = config.attention_tokens // less
+            tokens = config.attention_tokens
             return [Stage("attention", config.epochs, tokens, [*rest, *attention], prior=True)]
-        tokens = max(1, config.batch_tokens // less)
-        epochs = max(1, config.epochs // sooner)
-        stages = [Stage("sequence", epochs, tokens, rest, prior=True)]
+        stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, prior=True)]
         if config.attention_epochs:
             epochs, tokens = config.attention_epochs, config.attention_tokens
             stages.append(Stage("attention", epochs, tokens, attention, prior=False))
@@ -268,8 +270,7 @@ class _Run:
                         )
                     )
             record = {"epoch": float(before + epoch), "loss": loss}
-            often = 1 if model.config.baskets else config.validate_every
-            due = epoch % often == 0 or epoch == stage.epochs
+            due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
                 self._latest = metrics = self._validate(trainer.mean, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
@@ -312,49 +313,6 @@ class _Run:
         self._history = list(kept.history)
 
 
-class _Clock:
-    """How long it took, and how long it will."""
-
-    def __init__(self, started: float) -> None:
-        self._started = started
-        self._offset: tuple[float, float] | None = None  # share and time first heard of
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self._started
-
-    def left(self, share: float) -> float:
-        """Seconds to the end at the pace since the first asking, with this share done."""
-        if self._offset is None:
-            self._offset = (share, self.seconds)
-        done, since = share - self._offset[0], self.seconds - self._offset[1]
-        return (1 - share) * since / done if done > 0 else math.nan
-
-
 def _weights(model: Recommender) -> dict[str, Tensor]:
     """A copy of the parameters by name; what was counted is counted again."""
     return {name: part.detach().clone() for name, part in model.named_parameters()}
-
-
-def _followers(log: Interactions, most: int, reach: Reach) -> Followers:
-    if most:
-        return followers(log, most, reach)
-    return Followers(torch.zeros(log.n_items, 0, dtype=torch.int32), torch.zeros(log.n_items, 0))
-
-
-def _frequency(log: Interactions) -> Tensor:
-    """What the prior starts from: the logarithm of each item's share, the mean item's being 0.
-
-    The steps of a small log would not get it there, nor those of a large catalogue's rare items.
-    """
-    if not log.n_items:
-        return torch.zeros(1)
-    counts = torch.from_numpy(log.liked().item_counts() + 1).float()
-    return torch.log(counts / counts.mean())
-
-
-def _horizon(log: Interactions) -> int:
-    """The longest wait between two events of a user that is not an exception, microseconds."""
-    waits = np.diff(log.timestamps)[np.diff(log.users) == 0]
-    return int(np.quantile(waits, _HORIZON)) if len(waits) else 0

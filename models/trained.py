@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from models.data import DISLIKE
-from models.recommender import UNBOUNDED, Recommender, RecommenderConfig
+from models.recommender import UNBOUNDED, Recommender
+from models.shape import RecommenderConfig
 
 Counts = NDArray[np.int64]
 

@@ -78,7 +78,7 @@ ONLY = {
 OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 time"
 EXCEPT = {
     ("models.text", "pathlib"),  # weights that ship inside an installed package
-    ("models.train", "time"),  # a stopwatch, for the progress it reports
+    ("models.clock", "time"),  # a stopwatch, for the progress it reports
 }
 
 

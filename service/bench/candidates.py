@@ -17,6 +17,7 @@ from models.catalogue import Catalogue
 from models.ranking import CANDIDATES, EXACT_WORK, candidates
 from models.scoring import score
 from models.snapshot import INDEX_FROM, Snapshot
+from models.target_attention import candidate_keys, candidate_query
 from models.trained import Trained
 from models.user_memory import Past, UserMemory, remember
 from service.bench.enlarged import enlarged, moved
@@ -210,7 +211,7 @@ class _Pair:
     @classmethod
     @torch.inference_mode()
     def of(cls, snapshot: Snapshot) -> _Pair:
-        keys = snapshot.model.candidate_keys(snapshot.tables).contiguous()
+        keys = candidate_keys(snapshot.tables).contiguous()
         started = time.process_time()
         index = coarse.build("ivf", keys.numpy())
         build = time.process_time() - started
@@ -231,9 +232,7 @@ def _catalogue(
     keys, known, index = pair.keys, pair.bare.known, pair.index
     count = min(CANDIDATES, len(keys))
     user = memories[0]
-    query = pair.bare.model.candidate_query(
-        user.summary, user.memory.values.transpose(0, 1), user.bias
-    )
+    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
     row = np.ascontiguousarray(query[None].numpy())
     timed = alternate(
         {

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from models.followers import Followers
-from models.recommender import UNBOUNDED, Recommender, RecommenderConfig
+from models.recommender import UNBOUNDED, Recommender
+from models.shape import RecommenderConfig
 from models.text import StaticEncoder
 from models.trained import Trained
 from service.errors import NotFound

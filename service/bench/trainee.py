@@ -68,7 +68,8 @@ def heed(spec: dict[str, Any]) -> None:
     from models.followers import followers
     from models.losses import Losses
     from models.precision import product_dtype
-    from models.recommender import UNBOUNDED, Recommender, RecommenderConfig
+    from models.recommender import UNBOUNDED, Recommender
+    from models.shape import RecommenderConfig
     from models.train import TrainConfig
     from models.trainer import Pace, Stage, Trainer
 

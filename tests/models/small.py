@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from models.catalogue import Catalogue, Entry
 from models.data import Interactions
 from models.followers import Followers
-from models.recommender import Recommender, RecommenderConfig
+from models.recommender import Recommender
+from models.shape import RecommenderConfig
 from models.snapshot import Snapshot
 from models.trained import Trained
 from models.user_memory import Past

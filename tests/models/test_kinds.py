@@ -14,9 +14,11 @@ from models.explain import explain
 from models.kinds import IGNORED, UNKNOWN
 from models.left_out import scores_without
 from models.ranking import recommend
-from models.recommender import Recommender, RecommenderConfig
+from models.recommender import Recommender
 from models.scoring import Attending, score
+from models.shape import RecommenderConfig
 from models.snapshot import UNTRAINED, Snapshot
+from models.target_attention import candidate_query
 from models.user_memory import Past, encode, remember
 from tests.models.pasts import AT, EVERY, HEADS, ITEMS, Loop, pasts, told_snapshot, ways
 from tests.models.small import DAY, catalogue, past, random_model, random_past
@@ -181,7 +183,7 @@ def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int, mo
     ranked = recommend(snapshot, user, limit=5, allowed=everything, excluded=np.zeros(0, np.int64))
     assert torch.isfinite(ranked.scores.total).all()
     values = user.memory.values.transpose(0, 1)
-    query = snapshot.model.candidate_query(user.summary, values, user.bias)
+    query = candidate_query(user.summary, values, user.bias)
     context = query[12:-1].view(HEADS, -1)
     assert not context[blind].any()
     assert torch.isfinite(query).all()

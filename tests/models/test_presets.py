@@ -110,5 +110,6 @@ def test_a_preset_gives_a_shape(name: str) -> None:
     assert preset.config.full_softmax == TrainConfig().full_softmax
     assert preset.config.learning_rate == TrainConfig().learning_rate
     assert str(preset) == (
-        f"{name} ({preset.dim} dimensions, {preset.blocks} blocks, {preset.config.epochs} epochs)"
+        f"{name} ({preset.dim} dimensions, {preset.blocks} blocks, "
+        f"{preset.config.epochs} epochs at most)"
     )

@@ -14,6 +14,7 @@ from models.ranking import candidates, recommend, similar
 from models.recommender import Recommender
 from models.scoring import Attending, score
 from models.snapshot import Snapshot
+from models.target_attention import candidate_keys, candidate_query
 from models.user_memory import Past, UserMemory, remember
 from tests.models.small import (
     DAY,
@@ -306,10 +307,8 @@ def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
     snapshot = small_snapshot(400, large.model)
     user = somebody(snapshot, 4)
     with torch.inference_mode():
-        query = snapshot.model.candidate_query(
-            user.summary, user.memory.values.transpose(0, 1), user.bias
-        )
-        worth = snapshot.model.candidate_keys(snapshot.tables).double() @ query.double()
+        query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+        worth = candidate_keys(snapshot.tables).double() @ query.double()
     found = candidates(snapshot, user, np.ones(400, dtype=np.bool_), 25)
     nearest = set(torch.topk(worth, 25).indices.tolist())
     total = follow(snapshot, user)

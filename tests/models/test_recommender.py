@@ -15,9 +15,17 @@ from torch import Tensor
 from models.encoder import UNTOLD
 from models.followers import followed
 from models.points import unit
-from models.recommender import ItemTables, Recommender, RecommenderConfig, identity
+from models.recommender import Recommender, identity
 from models.scoring import score
+from models.shape import RecommenderConfig
 from models.snapshot import Snapshot
+from models.target_attention import (
+    ItemTables,
+    candidate_keys,
+    candidate_query,
+    target_attention,
+    target_attention_prefixes,
+)
 from models.user_memory import remember
 from tests.models import reference
 from tests.models.reference_model import ReferenceModel
@@ -138,7 +146,7 @@ def test_target_attention_equals_the_loop(content: Tensor, tied: bool) -> None:
     bias[0, :, 4:] = -math.inf  # a shorter history, padded
     bias[2] = -math.inf
     with torch.inference_mode():
-        got = model.target_attention(tables, keys, values, bias)
+        got = target_attention(tables, keys, values, bias)
     assert got.shape == (3, 15)
     for row in range(3):
         expected = loop(tables, keys[row], values[row], bias[row])
@@ -169,7 +177,7 @@ def test_all_prefixes_at_once_equal_one_by_one(
     masked &= position != position[:, None]  # every prefix sees its own last event
     bias = bias.masked_fill(masked, -math.inf)
     with torch.inference_mode():
-        got = model.target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
+        got = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
     assert got.shape == (2, LENGTH, 15)
     for row in range(2):
         for place in range(LENGTH):
@@ -190,7 +198,7 @@ def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
         queries, outputs = (
             table[:, picked].transpose(0, 1) for table in (tables.queries, tables.outputs)
         )
-        got = model.target_attention_prefixes(queries, outputs, keys, values, bias)
+        got = target_attention_prefixes(queries, outputs, keys, values, bias)
     assert got.shape == (2, LENGTH, 4)
     for row, place in np.ndindex(2, LENGTH):
         expected = loop(tables, keys[row], values[row], bias[row, :, place])[picked[row]]
@@ -209,7 +217,7 @@ def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
     hidden[:, 2, :, :4] = True  # a head that sees nothing at first
     hidden[1] = True
     bias = raw.masked_fill(hidden, -math.inf)
-    got = model.target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
+    got = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
     for row, place in np.ndindex(2, LENGTH):
         found = keys.detach()[row], values.detach()[row], bias.detach()[row, :, place]
         np.testing.assert_allclose(got.detach()[row, place], loop(tables, *found), atol=1e-5)
@@ -234,9 +242,7 @@ def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
     bias = bias.masked_fill(position > position[:, None], -math.inf)
     tables = ItemTables(*(table.clone() for table in tables))
     keys.requires_grad_()
-    got = model.target_attention_prefixes(
-        tables.queries, tables.outputs, keys, values.clone(), bias
-    )
+    got = target_attention_prefixes(tables.queries, tables.outputs, keys, values.clone(), bias)
     for place in range(LENGTH):
         expected = loop(tables, keys.detach()[0], values[0], bias[0, :, place])
         np.testing.assert_allclose(got.detach()[0, place], expected, atol=1e-4, rtol=1e-4)
@@ -261,11 +267,9 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
         raw.requires_grad_()
         bias = raw.masked_fill(future, -math.inf)
         if way == "together":
-            out = model.target_attention_prefixes(
-                tables.queries, tables.outputs, keys, values, bias
-            )
+            out = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
         else:
-            rows = [model.target_attention(tables, keys, values, bias[:, :, t])
+            rows = [target_attention(tables, keys, values, bias[:, :, t])
                     for t in range(LENGTH)]  # fmt: skip
             out = torch.stack(rows, 1)
         (out * weight).sum().backward()  # type: ignore[no-untyped-call]
@@ -351,10 +355,10 @@ def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor)
         bias = model.recency(torch.arange(4, -1, -1), 3 * DAY - times)
         bias = bias + torch.from_numpy(made.weights).log()
         keys, values = tables.keys[:, rows], tables.values[:, rows]
-        attention = model.target_attention(tables, keys[None], values[None], bias[None])[0]
+        attention = target_attention(tables, keys[None], values[None], bias[None])[0]
         full = tables.vectors @ summary + attention + tables.prior
-        query = model.candidate_query(summary, values, bias)
-        short = model.candidate_keys(tables) @ query
+        query = candidate_query(summary, values, bias)
+        short = candidate_keys(tables) @ query
     assert query.shape == (12 + 12 + 1,)
     np.testing.assert_allclose(short, full, atol=1e-5)
 

@@ -1,7 +1,6 @@
 """Training: what it learns, how it stops, what it tells, and what it refuses."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,7 @@ from models.recommender import Recommender
 from models.scoring import score
 from models.snapshot import Snapshot
 from models.splits import Holdout, leave_one_out
-from models.train import Fitted, Progress, TrainConfig, _Clock, fit
+from models.train import Fitted, Progress, TrainConfig, fit
 from models.trained import Trained
 from models.trainer import Pace, Stage, Trainer
 from models.trends import Trends
@@ -521,19 +520,6 @@ def test_progress_is_told_after_every_step(blocks: int) -> None:
     assert math.isnan(told[0].left)
     assert all(p.left >= 0 for p in told[1:])
     assert told[-1].left == 0
-
-
-def test_the_time_left_is_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first step on, which may be the first of a training that was gone on with."""
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    clock = _Clock(90.0)
-    assert math.isnan(clock.left(0.5))  # half was done before
-    now[0] = 120.0
-    assert clock.left(0.6) == pytest.approx(80)  # a tenth in 20 seconds, four are left
-    now[0] = 160.0
-    assert clock.left(1.0) == 0
-    assert clock.seconds == 70
 
 
 # ---------------------------------------------------------------------------- bad input

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from models.recommender import RecommenderConfig
+from models.shape import RecommenderConfig
 from models.trained import DESCRIPTION, ITEMS, WEIGHTS, Trained
 from tests.models.small import TOLD, random_model, trained
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from models.data import Interactions
 from models.followers import followers
 from models.habits import returns
-from models.recommender import Recommender, RecommenderConfig
+from models.recommender import Recommender
+from models.shape import RecommenderConfig
 from models.train import Fitted, TrainConfig, fit
 from models.trends import Trends
 from tests.models.small import DAY, DIMENSION, SECOND, encode, random_model

@@ -341,7 +341,7 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
 
     said = heed("train", "--data", data, "--epochs", 2, "--no-activate")
     assert said.code == 0
-    assert "Training with the preset quick (64 dimensions, 2 blocks, 2 epochs)" in said.out
+    assert "Training with the preset quick (64 dimensions, 2 blocks, 2 epochs at most)" in said.out
     assert "popularity" in said.out
     assert registry.current() == version
     assert len(registry.versions()) == 2
@@ -353,7 +353,7 @@ def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None
     data = world.copy(tmp_path / "world", trained=False)
     said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
     assert said.code == 0, said.err
-    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs)" in said.out
+    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs at most)" in said.out
     (version,) = Registry(data / MODELS_FOLDER).versions()
     assert version.metadata is not None
     assert version.metadata["preset"] == "best"
@@ -379,7 +379,7 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
     assert "40 users, 60 items" in " ".join(said.out.split())
     found: dict[str, Any] = json.loads(out.read_text())
     assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
-    assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs)"
+    assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs at most)"
     assert list(found["models"]) == ["popularity", "EASE", "transition counts", "heed"]
     for model in found["models"].values():
         for judged in (model["test"], model["validation"]):
