@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.lexical import Document, WordIndex, Words
 from models.points import unit
 from models.vocabulary import Vocabulary
 
@@ -69,10 +70,23 @@ class Catalogue:
     field_names: tuple[str, ...]
     postings: Mapping[str, NDArray[np.int32]]  # category -> item rows
     attributes: tuple[Mapping[str, Any], ...]
+    word_index: WordIndex | None  # shared by the views, as the vocabulary is
+    words: Words | None  # what it held when this view was made
 
     @classmethod
-    def empty(cls, dimension: int, vocabulary: Vocabulary | None = None) -> Catalogue:
-        """A catalogue whose vocabulary is known but whose items are not."""
+    def empty(
+        cls,
+        dimension: int,
+        vocabulary: Vocabulary | None = None,
+        word_index: WordIndex | None = None,
+    ) -> Catalogue:
+        """A catalogue whose vocabulary is known but whose items are not.
+
+        Args:
+            dimension: of the text embeddings.
+            vocabulary: whose rows the items have, and are given.
+            word_index: an empty one, where the words of the items are wanted too.
+        """
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
             vocabulary=vocabulary,
@@ -91,6 +105,8 @@ class Catalogue:
             field_names=(),
             postings={},
             attributes=(),
+            word_index=word_index,
+            words=None if word_index is None else word_index.updated([]),
         )
         return bare._grown(len(vocabulary))
 
@@ -188,7 +204,22 @@ class Catalogue:
             field_names=names,
             postings=postings,
             attributes=tuple(attributes),
+            words=self._words_of(rows, latest.values(), new.rows(gone)),
         )
+
+    def _words_of(
+        self, rows: NDArray[np.int32], entries: Iterable[Entry], gone: NDArray[np.int32]
+    ) -> Words | None:
+        """The words after these upserts and removals."""
+        if self.word_index is None:
+            return None
+        documents = (
+            Document(
+                row, entry.title, [text for name, text in entry.fields.items() if name != "title"]
+            )
+            for row, entry in zip(rows.tolist(), entries, strict=True)
+        )
+        return self.word_index.updated(documents, gone[gone >= 0].tolist())
 
     def _grown(self, size: int) -> Catalogue:
         """This view with empty rows up to `size`."""

@@ -1,10 +1,12 @@
 """Search as attention: the text is the query, the fields of items are the keys, items the values.
 
-    logit(query, key) = cos(query, key) / τ + b_field - log m
+    logit(query, key) = (cos(query, key) + l · BM25(query, item) / max) / τ + b_field - log m
     weight(item) = Σ over its keys of softmax(logit)
 
-so that an item which matches in two fields gathers both. A key that m items share (a category that
-is all a field says) is one key with m values: its weight is split among them.
+so that an item which matches in two fields gathers both. Two heads read a query: one compares what
+it means with each key, one counts the words that it shares with an item, and their scores add up. A
+key that m items share (a category that is all a field says) is one key with m values: its weight is
+split among them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from models.attention import attend
 from models.catalogue import Catalogue
+from models.lexical import Hits
 from models.lookup import Lookup
 from models.mass import estimate_mass
 from models.memory import KeyValueMemory
@@ -28,7 +31,10 @@ from models.snapshot import Snapshot
 
 Rows = NDArray[np.int64]
 
-TEMPERATURE = 0.05  # of the cosines: two keys .1 apart differ sevenfold in weight
+# Both chosen on judgments of Cranfield and of SciFact's training queries, by which everything near
+# them is as good: from .05 to .1, with .4 to .8.
+TEMPERATURE = 0.07  # of the scores: two keys .1 apart differ fourfold in weight
+LEXICAL = 0.7  # what the words of the best item in them are worth, in units of the cosine
 # What a match in a field is worth against one in the title, in logits: labels say little.
 FIELD_BIAS = {"tags": -1.0, "categories": -3.0}
 PERSONAL = 1.0  # logits that one standard deviation of the personal scores is worth
@@ -45,7 +51,8 @@ class Matches:
     open_keys: NDArray[np.bool_]  # [F] of what may be answered
     places: Rows  # [K] the keys that are compared, ascending; only open ones are attended
     keys: Tensor  # [K, D]
-    cosines: Tensor  # [1, K]
+    lexical: NDArray[np.float32]  # [K] of the items behind the keys, from 0 to `LEXICAL`
+    scores: Tensor  # [1, K] cosines + lexical
     items: Rows  # [I] rows of the items behind the keys, ascending
     item_of: Rows  # [K] the place of each key's item among them
     how: Attending
@@ -72,44 +79,52 @@ def match(
     *,
     allowed: NDArray[np.bool_],
     how: Attending = SOFTMAX,
+    hits: Hits | None = None,
 ) -> Matches:
     """Compare a query vector with the field keys that may matter.
 
     `exact` takes every key of the allowed items. `coarse` takes the `k` nearest ones (the index
-    names them; without an index all are compared), keys newer than the index, and the other keys
-    of the same items, so that an item's fields share its weight. `auto` decides by how many keys
-    the allowed items have.
+    names them; without an index all are compared), keys newer than the index, what the words
+    found, and the other keys of the same items, so that an item's fields share its weight. `auto`
+    decides by how many keys the allowed items have.
 
     Args:
         snapshot: the catalogue.
         query: [D], of the catalogue's text encoder; a zero vector matches nothing.
         allowed: bool [N], what may be answered.
         how: the softmax, its temperature in units of `TEMPERATURE`, and how keys are found.
+        hits: allowed items that have words of the query.
     """
     catalogue = snapshot.catalogue
+    shared = np.zeros(len(catalogue), dtype=np.float32)  # [N]
+    if hits is not None and len(hits.rows):
+        shared[hits.rows] = LEXICAL * hits.scores / hits.scores.max()
     asked = torch.from_numpy(unit(query[None]))
     open_keys = allowed[catalogue.owners]
     count = int(np.count_nonzero(open_keys))
     mode = how.over(count)
     if not np.any(query):
-        places = np.zeros(0, np.int64)
+        places = np.flatnonzero(shared[catalogue.owners])
     elif mode == "exact":
         wide = count > _WIDE * len(open_keys)
         places = np.arange(len(open_keys)) if wide else np.flatnonzero(open_keys)
     else:
-        named = np.zeros(len(catalogue), dtype=np.bool_)
+        named = shared > 0
         named[catalogue.owners[_near(snapshot, asked, open_keys, how)]] = True
         places = np.flatnonzero(named[catalogue.owners])
     everything = len(places) == len(catalogue.keys)
     keys = torch.from_numpy(catalogue.keys if everything else catalogue.keys[places])
-    items, item_of = np.unique(catalogue.owners[places].astype(np.int64), return_inverse=True)
+    owners = catalogue.owners[places]
+    items, item_of = np.unique(owners.astype(np.int64), return_inverse=True)
+    lexical = shared[owners]
     return Matches(
         catalogue,
         asked,
         open_keys,
         places,
         keys,
-        _of_units(asked, keys),
+        lexical,
+        _of_units(asked, keys) + torch.from_numpy(lexical),
         items,
         item_of,
         how,
@@ -150,7 +165,7 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
             share[name] = share.get(name, 0.0) + float(weights[place] / gathered[item])
         matched.append(dict(sorted(share.items(), key=lambda pair: -pair[1])))
     # Over the sum of exponentials, a weight is comparable between queries.
-    total = np.float32(torch.logsumexp((matches.cosines + bias)[0] / scale, 0))
+    total = np.float32(torch.logsumexp((matches.scores + bias)[0] / scale, 0))
     return Found(
         matches.items[order],
         gathered[order],
@@ -202,7 +217,7 @@ def _bias(
     personal: NDArray[np.float32] | None,
     scale: float,
 ) -> Tensor:
-    """What is added to the cosines of some keys [K], in units of the cosine; -inf hides a key.
+    """What is added to the scores of some keys [K], in units of the cosine; -inf hides a key.
 
     `attend` adds it before it divides by the temperature, which it must not depend on.
     """
@@ -223,7 +238,7 @@ def _weigh(matches: Matches, bias: Tensor, scale: float, *, hard: bool) -> NDArr
         # The items themselves are the values: what is asked for is who holds the weight.
         matches.keys.new_zeros(len(matches.keys), 0),
         bias=bias[None],
-        score=lambda _query, _keys: matches.cosines.clone(),  # `attend` writes over it
+        score=lambda _query, _keys: matches.scores.clone(),  # `attend` writes over it
         temperature=scale,
         hard=hard,
     )
@@ -247,6 +262,7 @@ def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) 
         return 1.0
     keys = torch.from_numpy(matches.catalogue.keys)[:, None]  # (F, 1, D)
     bias = _bias(matches, slice(None), personal, scale)
+    bias[torch.from_numpy(matches.places)] += torch.from_numpy(matches.lexical)
     memory = KeyValueMemory(keys, keys.new_zeros(len(keys), 1, 0), bias=bias)
     lookup = Lookup(matches.query[None], memory, score=_of_units)
     rows = torch.from_numpy(matches.places)[None, None]

@@ -136,10 +136,11 @@ class Answering:
         how = attending(query.asker, self._exact_up_to)
 
         def answer() -> Searched:
-            text = self._embeddings.query(query.query)
             user = self._encodings.remember(snapshot, asked, at)
             allowed = allowed_items(snapshot, query.filter)
-            return search_items(query, snapshot, user, text, allowed=allowed, how=how)
+            return search_items(
+                query, snapshot, user, self._embeddings.query, allowed=allowed, how=how
+            )
 
         searched = await self._compute(stages, "attend", answer)
         with stages("explain"):

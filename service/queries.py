@@ -212,6 +212,8 @@ class Answer:
     degraded: bool = False
     keys: int | None = None  # search: field keys that were attended
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
+    meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # search: words that no item has -> those that they were taken for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
-"""Search by text, re-ranked by the memory of whoever asks."""
+"""Search by words and by meaning, re-ranked by the memory of whoever asks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.explain import Reason
+from models.lexical import Reading
 from models.scoring import Attending, Scores, score
 from models.search import Found, match, nearest, personal_bias, search
 from models.snapshot import Snapshot
@@ -17,6 +18,7 @@ from service.explaining import reasons_of
 from service.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
 
 _PERSONAL = 200  # items found by text that a user's memory re-ranks
+_HITS = 1_000  # items that the words of a query find at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +26,7 @@ class Searched:
     """What a text found, and how the asker's memory scored those items that it re-ranked."""
 
     found: Found
+    reading: Reading | None  # of the query; None where no words are kept
     scores: Scores  # of [P] items; of none without a memory
     places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
     reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
@@ -33,7 +36,7 @@ def search_items(
     query: SearchQuery,
     snapshot: Snapshot,
     user: UserMemory,
-    text: NDArray[np.float32],
+    encode: Callable[[str], NDArray[np.float32]],
     *,
     allowed: NDArray[np.bool_],
     how: Attending,
@@ -44,11 +47,18 @@ def search_items(
         query: the request.
         snapshot: the catalogue.
         user: from `remember` with the same snapshot; an empty one re-ranks nothing.
-        text: [D] what was asked for, encoded.
+        encode: what was asked for to its vector [D].
         allowed: bool [N], what may be answered.
         how: both are attended, the field keys and the user's memory.
     """
-    matches = match(snapshot, text, allowed=allowed, how=how)
+    words, reading, hits = snapshot.catalogue.words, None, None
+    text = query.query
+    if words is not None:
+        reading = words.read(text)
+        text = reading.text
+        allowed = _held(words.holding(reading), allowed)
+        hits = words.search(reading, max(_HITS, query.limit), allowed)
+    matches = match(snapshot, encode(text), allowed=allowed, how=how, hits=hits)
     near = nearest(matches, max(_PERSONAL, query.limit)) if len(user) else np.zeros(0, np.int64)
     scores = score(snapshot, user, near, how)
     personal = personal_bias(snapshot, scores, near) if len(user) else None
@@ -58,7 +68,16 @@ def search_items(
     reasons = reasons_of(
         snapshot, user, found.rows, scores, how=how, asker=query.asker, places=places
     )
-    return Searched(found, scores, places, reasons)
+    return Searched(found, reading, scores, places, reasons)
+
+
+def _held(rows: NDArray[np.int64] | None, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """What may be answered, where only these rows may; None = any."""
+    if rows is None:
+        return allowed
+    held = np.zeros_like(allowed)
+    held[rows] = allowed[rows]
+    return held
 
 
 def found_answer(
@@ -97,4 +116,5 @@ def found_answer(
         "coarse" if coarse else "exact",
         keys=found.keys,
         mass=found.mass,
+        meant={} if searched.reading is None else searched.reading.meant,
     )

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from models.catalogue import Catalogue, Entry
+from models.lexical import WordIndex
 from models.scoring import score
 from models.snapshot import UNTRAINED, Snapshot
 from models.trained import Trained
@@ -75,7 +76,7 @@ class Serving:
         self._token = self._registry.current_token()
 
         def build() -> Snapshot:
-            empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary)
+            empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, WordIndex())
             catalogue = empty.updated(
                 self._entries(changes.upserted), changes.deleted, self._embeddings.encode
             )

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "team clock shape pairs",
+        "team clock shape pairs lexical",
         "candidates trends",
         "attention heads splits evaluate causal batches kinds",
         "habits",
@@ -66,6 +66,7 @@ ENGINE = (
 )
 ONLY = {
     "faiss": "coarse",
+    "tantivy": "lexical",
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",

@@ -33,8 +33,10 @@ async def recommend(body: RecommendIn, context: In) -> Response:
 
 @router.post("/v1/search", responses={200: {"model": AnswerOut}})
 async def search(body: SearchIn, context: In) -> Response:
-    """Search the catalogue by meaning, best first, with the fields that matched.
+    """Search the catalogue by words and by meaning, best first, with the fields that matched.
 
+    What is quoted is a phrase that every answer has; a word that ends with a star may go on. A word
+    that no item has is taken for one that titles have, as `meant` then says.
     With a user, items are re-ranked by the score of each; `explain` names the events behind it.
     """
     answer = await context.engine.search(body.to_query(), context.stages)

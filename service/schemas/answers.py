@@ -204,7 +204,7 @@ class AnsweredItemOut(BaseModel):
 
 
 class AnswerOut(BaseModel):
-    """Items from one model version; `keys` and `mass` are those of a search."""
+    """Items from one model version; `keys`, `mass` and `meant` are those of a search."""
 
     items: list[AnsweredItemOut]
     model_version: str
@@ -216,6 +216,9 @@ class AnswerOut(BaseModel):
     keys: int | None = Field(None, description="How many field keys were attended.")
     mass: float | None = Field(
         None, description="Share of the softmax over all field keys that was attended."
+    )
+    meant: dict[str, list[str]] | None = Field(
+        None, description="Words that no item has, and those that they were taken for."
     )
 
 
@@ -253,6 +256,8 @@ def answer_out(answer: Answer) -> dict[str, Any]:
         out["keys"] = answer.keys
     if answer.mass is not None:
         out["mass"] = answer.mass
+    if answer.meant:
+        out["meant"] = {word: list(words) for word, words in answer.meant.items()}
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from models.search import FIELD_BIAS, TEMPERATURE
+from models.lexical import TITLE
+from models.search import FIELD_BIAS, LEXICAL, TEMPERATURE
 from models.text import StaticEncoder
 from tests import tiny
 from tests.acceptance.server import Server
@@ -50,19 +52,28 @@ class Keys:
         self.fields: list[str] = []
         self.cosines: list[float] = []
         self.logits: list[float] = []
-        texts = []
+        texts: list[str] = []
+        words: dict[str, list[str]] = {}  # no two of this catalogue's have one stem
         for item in items:
+            own = words.setdefault(item["item_id"], [])
             for name in FIELDS:
                 text = item[name] if isinstance(item[name], str) else ", ".join(item[name])
+                own += re.findall(r"\w+", text) * (TITLE if name == "title" else 1)
                 if text:
                     self.owners.append(item["item_id"])
                     self.fields.append(name)
                     texts.append(text)
         vectors = encoder.encode(texts).astype(np.float16).astype(np.float64)
         alike = (vectors[:, None] == vectors).all(2).sum(1)  # the order of words is not encoded
-        for vector, count, name in zip(vectors.tolist(), alike, self.fields, strict=True):
+        scores = reference.bm25(list(words.values()), QUERY.split())
+        self.bm25 = dict(zip(words, scores, strict=True))
+        best = max(scores)
+        for vector, count, name, owner in zip(
+            vectors.tolist(), alike, self.fields, self.owners, strict=True
+        ):
             self.cosines.append(reference.cosine(asked, vector))
-            logit = self.cosines[-1] / (TEMPERATURE * temperature)
+            score = self.cosines[-1] + LEXICAL * self.bm25[owner] / best
+            logit = score / (TEMPERATURE * temperature)
             self.logits.append(logit + FIELD_BIAS.get(name, 0.0) - math.log(count))
 
     def nearest(self, least: int) -> set[int]:
@@ -104,10 +115,13 @@ def test_exact_search_is_the_softmax_over_every_field(
 def test_coarse_search_is_the_softmax_over_the_items_of_the_nearest_fields(
     http: httpx.Client, least: int, hard: bool
 ) -> None:
-    """Every field of the items that the k nearest belong to; the mass is what all of them hold."""
+    """Every field of the items that the k nearest belong to, or that have a word of the query; the
+    mass is what all of them hold.
+    """
     keys = Keys(http)
     nearest = keys.nearest(least)
     named = {keys.owners[at] for at in nearest}
+    named |= {owner for owner, score in keys.bm25.items() if score > 0}
     kept = {at for at, owner in enumerate(keys.owners) if owner in named}
     whole = keys.weights(set(range(len(keys.logits))), hard=hard)
     found = search(http, retrieval={"mode": "coarse", "k": len(nearest)}, hard=hard)

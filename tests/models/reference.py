@@ -6,6 +6,7 @@ Nothing here is shared with the code under test, and nothing is fast.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,6 +25,21 @@ def cosine(q: Sequence[float], k: Sequence[float]) -> float:
     """Take the inner product of directions; a zero vector has none."""
     length = math.hypot(*q) * math.hypot(*k)
     return sum(a * b for a, b in zip(q, k, strict=True)) / length if length else 0.0
+
+
+def bm25(documents: Sequence[Sequence[str]], query: Sequence[str]) -> list[float]:
+    """Score documents by Robertson's formula, k1 = 1.2 and b = .75; a word twice counts twice."""
+    mean = sum(map(len, documents)) / len(documents)
+    scores = []
+    for document in documents:
+        count, score = Counter(document), 0.0
+        for word in query:
+            having = sum(word in other for other in documents)
+            rarity = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+            norm = 1.2 * (1 - 0.75 + 0.75 * len(document) / mean)
+            score += rarity * count[word] * 2.2 / (count[word] + norm)
+        scores.append(score)
+    return scores
 
 
 def additive(W: Array, U: Array, w: Array) -> Score:

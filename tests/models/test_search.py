@@ -12,8 +12,18 @@ from numpy.typing import NDArray
 import models.search
 from models import coarse
 from models.catalogue import Catalogue, Entry, ItemFilter
+from models.lexical import Hits
 from models.scoring import SOFTMAX, Attending, Mode, Scores, score
-from models.search import FIELD_BIAS, PERSONAL, TEMPERATURE, Found, match, nearest, personal_bias
+from models.search import (
+    FIELD_BIAS,
+    LEXICAL,
+    PERSONAL,
+    TEMPERATURE,
+    Found,
+    match,
+    nearest,
+    personal_bias,
+)
 from models.snapshot import Snapshot
 from models.user_memory import remember
 from tests.models import reference
@@ -57,9 +67,10 @@ def search(
     allowed: NDArray[np.bool_],
     how: Attending = SOFTMAX,
     personal: NDArray[np.float32] | None = None,
+    hits: Hits | None = None,
 ) -> Found:
     """Both steps at once."""
-    matches = match(snapshot, query, allowed=allowed, how=how)
+    matches = match(snapshot, query, allowed=allowed, how=how, hits=hits)
     return models.search.search(matches, limit=limit, personal=personal)
 
 
@@ -83,13 +94,16 @@ class Loop:
         how: Attending = SOFTMAX,
         personal: NDArray[np.float32] | None = None,
         k: int | None = None,
+        hits: Hits | None = None,
     ) -> None:
+        bm25 = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)) if hits else {}
         places = [p for p in range(len(made.keys)) if allowed[made.owners[p]]]
         equal = {p: sum(np.array_equal(made.keys[p], other) for other in made.keys) for p in places}
         cosines, logits = [], []
         for place in places:
             cosines.append(reference.cosine(query.tolist(), made.keys[place].tolist()))
-            logit = cosines[-1] / (TEMPERATURE * how.temperature)
+            shared = bm25.get(int(made.owners[place]), 0.0) / max(bm25.values(), default=1.0)
+            logit = (cosines[-1] + LEXICAL * shared) / (TEMPERATURE * how.temperature)
             logit += FIELD_BIAS.get(made.field_names[made.field_codes[place]], 0.0)
             logit -= math.log(equal[place])
             owner = made.owners[place]
@@ -100,7 +114,7 @@ class Loop:
             abs(cosines[ranked[-1]] - cosines[at]) < 1e-6
             for at in range(len(places)) if at not in ranked
         )  # fmt: skip
-        named = {int(made.owners[places[at]]) for at in ranked}
+        named = {int(made.owners[places[at]]) for at in ranked} | set(bm25)
         kept = [at for at in range(len(places)) if made.owners[places[at]] in named]
         full = reference.softmax(logits, 1.0, how.hard)
         self.mass = math.fsum(full[at] for at in kept)
@@ -143,6 +157,13 @@ def check(found: Found, loop: Loop, *, hard: bool) -> None:
     assert found.keys == loop.keys
 
 
+def some_hits(rng: np.random.Generator, allowed: NDArray[np.bool_]) -> Hits | None:
+    """What the words of a query might have found: nothing, or some items that are allowed."""
+    rows = rng.permutation(np.flatnonzero(allowed))[: rng.integers(0, 7)]
+    scores = np.sort(rng.gamma(2.0, 3.0, len(rows)))[::-1].astype(np.float32)
+    return Hits(rows, scores) if rng.random() < 0.8 else None
+
+
 drawn = {
     "seed": st.integers(0, 1000),
     "temperature": st.sampled_from([0.5, 1.0, 4.0, 100.0]),
@@ -163,16 +184,22 @@ def test_weights_equal_the_loop(
     barred: set[int],
     mode: Mode,
 ) -> None:
-    """Over every key of what may be answered, whether most of them may be or few."""
+    """Over every key of what may be answered, whether most of them may be or few.
+
+    The words that an item shares with a query speak for all of its keys.
+    """
     made = snapshot.catalogue
     allowed = made.listed.copy()
     allowed[list(barred)] = False
     rng = np.random.default_rng(seed)
     personal = rng.normal(size=40).astype(np.float32) if biased else None
+    hits = some_hits(rng, allowed)
     query = unit(seed)
     how = Attending(temperature, hard, mode=mode, k=3)
-    found = search(snapshot, query, limit=100, allowed=allowed, how=how, personal=personal)
-    check(found, Loop(made, query, allowed, how=how, personal=personal), hard=hard)
+    found = search(
+        snapshot, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits
+    )
+    check(found, Loop(made, query, allowed, how=how, personal=personal, hits=hits), hard=hard)
     assert (found.mode, found.mass) == ("exact", 1)
 
 
@@ -188,7 +215,8 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     k: int,
     indexed: bool,
 ) -> None:
-    """The k nearest keys, the others of their items, and no more; and the mass is what they hold.
+    """The k nearest keys, those of what the words found, the others of their items, and no more;
+    and the mass is what they hold.
 
     So few keys are scanned exactly, with an index or without one.
     """
@@ -197,12 +225,13 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     allowed[list(barred)] = False
     rng = np.random.default_rng(seed)
     personal = rng.normal(size=40).astype(np.float32) if biased else None
+    hits = some_hits(rng, allowed)
     query = unit(seed)
     how = Attending(temperature, hard, mode="coarse", k=k)
-    loop = Loop(made, query, allowed, how=how, personal=personal, k=k)
+    loop = Loop(made, query, allowed, how=how, personal=personal, k=k, hits=hits)
     assume(not loop.tied)
     served = serve(made, index_from=1) if indexed else snapshot
-    found = search(served, query, limit=100, allowed=allowed, how=how, personal=personal)
+    found = search(served, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits)
     check(found, loop, hard=hard)
     assert found.mode == "coarse"
     assert found.mass == pytest.approx(loop.mass, abs=1e-5)

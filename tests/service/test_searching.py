@@ -22,7 +22,9 @@ def find(text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX) -> S
     """What is found, with every reason."""
     query = SearchQuery(Asker(explain=50), text, limit)
     allowed = SERVED.catalogue.listed
-    return search_items(query, SERVED, user, encode([text])[0], allowed=allowed, how=how)
+    return search_items(
+        query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, how=how
+    )
 
 
 def answer(found: Searched, asker: Asker) -> Answer:
