@@ -79,13 +79,20 @@ def paired_bootstrap(
     """
     if ranks_a.shape != ranks_b.shape or ranks_a.ndim != 1:
         raise ValueError(f"both need the same cases [M], got {ranks_a.shape} and {ranks_b.shape}")
-    if not len(ranks_a):
+    return bootstrap(metric(ranks_b) - metric(ranks_a), seed=seed, samples=samples, level=level)
+
+
+def bootstrap(paired: Worth, *, seed: int, samples: int = 2000, level: float = 0.95) -> Difference:
+    """The mean of the differences between two rankers, one for each case [M], and how sure it is.
+
+    Raises ValueError for no case and for a level outside (0, 1).
+    """
+    if not len(paired):
         raise ValueError("a bootstrap needs at least one case")
     if not 0 < level < 1:
         raise ValueError(f"level must lie in (0, 1), got {level}")
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
-    paired = metric(ranks_b) - metric(ranks_a)
     # Most cases do not differ at all, or by one of few amounts: drawing how often each amount
     # comes up is the same draw as drawing cases, and far shorter.
     amounts, counts = np.unique(paired, return_counts=True)

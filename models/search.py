@@ -27,17 +27,11 @@ from models.mass import estimate_mass
 from models.memory import KeyValueMemory
 from models.points import unit
 from models.scoring import SOFTMAX, Attending, Scores
+from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
 
 Rows = NDArray[np.int64]
 
-# Both chosen on judgments of Cranfield and of SciFact's training queries, by which everything near
-# them is as good: from .05 to .1, with .4 to .8.
-TEMPERATURE = 0.07  # of the scores: two keys .1 apart differ fourfold in weight
-LEXICAL = 0.7  # what the words of the best item in them are worth, in units of the cosine
-# What a match in a field is worth against one in the title, in logits: labels say little.
-FIELD_BIAS = {"tags": -1.0, "categories": -3.0}
-PERSONAL = 1.0  # logits that one standard deviation of the personal scores is worth
 COARSE_KEYS = 2_000  # field keys that the coarse step names where no `k` is asked for
 _WIDE = 0.25  # share of open keys from which comparing all is faster than copying those out
 
@@ -51,12 +45,14 @@ class Matches:
     open_keys: NDArray[np.bool_]  # [F] of what may be answered
     places: Rows  # [K] the keys that are compared, ascending; only open ones are attended
     keys: Tensor  # [K, D]
-    lexical: NDArray[np.float32]  # [K] of the items behind the keys, from 0 to `LEXICAL`
-    scores: Tensor  # [1, K] cosines + lexical
+    lexical: NDArray[np.float32]  # [K] of the items behind the keys
+    cosines: Tensor  # [1, K]
+    beside: Tensor  # [1, K] what each score is more than the cosine: lexical, and by temperature
     items: Rows  # [I] rows of the items behind the keys, ascending
     item_of: Rows  # [K] the place of each key's item among them
     how: Attending
     mode: Literal["exact", "coarse"]
+    parameters: SearchParameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +76,7 @@ def match(
     allowed: NDArray[np.bool_],
     how: Attending = SOFTMAX,
     hits: Hits | None = None,
+    parameters: SearchParameters = DEFAULTS,
 ) -> Matches:
     """Compare a query vector with the field keys that may matter.
 
@@ -92,13 +89,14 @@ def match(
         snapshot: the catalogue.
         query: [D], of the catalogue's text encoder; a zero vector matches nothing.
         allowed: bool [N], what may be answered.
-        how: the softmax, its temperature in units of `TEMPERATURE`, and how keys are found.
+        how: the softmax, its temperature in units of the parameters', and how keys are found.
         hits: allowed items that have words of the query.
+        parameters: what a match is worth.
     """
     catalogue = snapshot.catalogue
     shared = np.zeros(len(catalogue), dtype=np.float32)  # [N]
     if hits is not None and len(hits.rows):
-        shared[hits.rows] = LEXICAL * hits.scores / hits.scores.max()
+        shared[hits.rows] = parameters.lexical * hits.scores / hits.scores.max()
     asked = torch.from_numpy(unit(query[None]))
     open_keys = allowed[catalogue.owners]
     count = int(np.count_nonzero(open_keys))
@@ -114,9 +112,11 @@ def match(
         places = np.flatnonzero(named[catalogue.owners])
     everything = len(places) == len(catalogue.keys)
     keys = torch.from_numpy(catalogue.keys if everything else catalogue.keys[places])
+    sharpness = _sharpness(catalogue, parameters)[catalogue.field_codes[places]]
     owners = catalogue.owners[places]
     items, item_of = np.unique(owners.astype(np.int64), return_inverse=True)
     lexical = shared[owners]
+    cosines = _of_units(asked, keys)
     return Matches(
         catalogue,
         asked,
@@ -124,19 +124,22 @@ def match(
         places,
         keys,
         lexical,
-        _of_units(asked, keys) + torch.from_numpy(lexical),
+        cosines,
+        cosines * torch.from_numpy(sharpness - 1) + torch.from_numpy(lexical),
         items,
         item_of,
         how,
         mode,
+        parameters,
     )
 
 
 @torch.inference_mode()
 def nearest(matches: Matches, count: int) -> Rows:
     """The items [≤ count] that match best by text alone, whatever is asked of the softmax."""
-    bias = _bias(matches, matches.places, None, TEMPERATURE)
-    weights = _weigh(matches, bias, TEMPERATURE, hard=False)
+    scale = matches.parameters.temperature
+    bias = matches.beside + _bias(matches, matches.places, None, scale)
+    weights = _weigh(matches, bias, scale, hard=False)
     return matches.items[_best(matches, weights, count)[0]]
 
 
@@ -150,8 +153,8 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
         personal: [N], what the asker's memory adds to the logits of each item's keys.
     """
     catalogue, places, how = matches.catalogue, matches.places, matches.how
-    scale = TEMPERATURE * how.temperature
-    bias = _bias(matches, places, personal, scale)
+    scale = matches.parameters.temperature * how.temperature
+    bias = matches.beside + _bias(matches, places, personal, scale)
     weights = _weigh(matches, bias, scale, hard=how.hard)
     order, gathered = _best(matches, weights, limit)
     by_item = np.argsort(matches.item_of, kind="stable")  # keys of one item side by side
@@ -165,7 +168,7 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
             share[name] = share.get(name, 0.0) + float(weights[place] / gathered[item])
         matched.append(dict(sorted(share.items(), key=lambda pair: -pair[1])))
     # Over the sum of exponentials, a weight is comparable between queries.
-    total = np.float32(torch.logsumexp((matches.scores + bias)[0] / scale, 0))
+    total = np.float32(torch.logsumexp((matches.cosines + bias)[0] / scale, 0))
     return Found(
         matches.items[order],
         gathered[order],
@@ -177,18 +180,21 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
     )
 
 
-def personal_bias(snapshot: Snapshot, scores: Scores, rows: Rows) -> NDArray[np.float32]:
+def personal_bias(
+    snapshot: Snapshot, scores: Scores, rows: Rows, worth: float = 1.0
+) -> NDArray[np.float32]:
     """What a memory adds to the logits of items found by text, [N]: its standardised scores.
 
     Args:
         snapshot: the catalogue.
         scores: of `rows`, from `score`.
         rows: item rows [P]; other items get 0, the mean.
+        worth: logits of one standard deviation.
     """
     bias = np.zeros(len(snapshot.catalogue), dtype=np.float32)
     total = scores.total.numpy()
     if len(total) > 1 and float(total.std()) > 0:
-        bias[rows] = PERSONAL * (total - total.mean()) / total.std()
+        bias[rows] = worth * (total - total.mean()) / total.std()
     return bias
 
 
@@ -222,7 +228,8 @@ def _bias(
     `attend` adds it before it divides by the temperature, which it must not depend on.
     """
     catalogue = matches.catalogue
-    worth = np.array([FIELD_BIAS.get(name, 0.0) for name in catalogue.field_names], np.float32)
+    biases = matches.parameters.fields
+    worth = np.array([biases.get(name, 0.0) for name in catalogue.field_names], np.float32)
     bias = worth[catalogue.field_codes[places]] - catalogue.common[places]
     if personal is not None:
         bias = bias + personal[catalogue.owners[places]]
@@ -237,8 +244,8 @@ def _weigh(matches: Matches, bias: Tensor, scale: float, *, hard: bool) -> NDArr
         matches.keys,
         # The items themselves are the values: what is asked for is who holds the weight.
         matches.keys.new_zeros(len(matches.keys), 0),
-        bias=bias[None],
-        score=lambda _query, _keys: matches.scores.clone(),  # `attend` writes over it
+        bias=bias,
+        score=lambda _query, _keys: matches.cosines.clone(),  # `attend` writes over it
         temperature=scale,
         hard=hard,
     )
@@ -260,7 +267,12 @@ def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) 
     attended, open_keys = len(matches.places), int(np.count_nonzero(matches.open_keys))
     if not attended or attended >= open_keys:
         return 1.0
-    keys = torch.from_numpy(matches.catalogue.keys)[:, None]  # (F, 1, D)
+    catalogue = matches.catalogue
+    sharpness = _sharpness(catalogue, matches.parameters)
+    every = catalogue.keys
+    if (sharpness != 1).any():
+        every = every * sharpness[catalogue.field_codes, None]
+    keys = torch.from_numpy(every)[:, None]  # (F, 1, D)
     bias = _bias(matches, slice(None), personal, scale)
     bias[torch.from_numpy(matches.places)] += torch.from_numpy(matches.lexical)
     memory = KeyValueMemory(keys, keys.new_zeros(len(keys), 1, 0), bias=bias)
@@ -268,6 +280,12 @@ def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) 
     rows = torch.from_numpy(matches.places)[None, None]
     hard = matches.how.hard
     return float(estimate_mass(lookup, rows, temperature=scale, hard=hard).share)
+
+
+def _sharpness(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np.float32]:
+    """What the cosines of each field are multiplied by, for its temperature."""
+    base, own = parameters.temperature, parameters.temperatures
+    return np.array([base / own.get(name, base) for name in catalogue.field_names], np.float32)
 
 
 def _of_units(query: Tensor, keys: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ class SearchQuery:
     query: str
     limit: int = 20
     filter: Filter = Filter()
+    personal: float = 1.0  # logits that a standard deviation of the memory's scores is worth
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,10 @@ def search_items(
         text = reading.text
         allowed = _held(words.holding(reading), allowed)
         hits = words.search(reading, max(_HITS, query.limit), allowed)
-    matches = match(snapshot, encode(text), allowed=allowed, how=how, hits=hits)
+    matches = match(snapshot, encode(text.strip()), allowed=allowed, how=how, hits=hits)
     near = nearest(matches, max(_PERSONAL, query.limit)) if len(user) else np.zeros(0, np.int64)
     scores = score(snapshot, user, near, how)
-    personal = personal_bias(snapshot, scores, near) if len(user) else None
+    personal = personal_bias(snapshot, scores, near, query.personal) if len(user) else None
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]

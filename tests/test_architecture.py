@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "team clock shape pairs lexical",
+        "team clock shape pairs lexical search_parameters",
         "candidates trends",
         "attention heads splits evaluate causal batches kinds",
         "habits",

@@ -28,6 +28,7 @@ MAX_EXACT = 100  # events that one request may have left out in earnest
 MAX_HISTORY = 10_000
 MAX_K = 100_000
 MAX_PROBES = 65_536
+MAX_QUERY = 20_000  # characters, some thousand words
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
@@ -224,14 +225,23 @@ class SearchIn(Ask):
 
     model_config = example(query="gentle introduction to asyncio", limit=10)
 
-    query: str = Field(min_length=1, max_length=4096, examples=["gentle introduction to asyncio"])
+    query: str = Field(max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
     limit: Limit = 20
     filter: FilterIn = FilterIn()
+    personal: float = Field(
+        1.0,
+        ge=0,
+        le=100,
+        description="How much the asker's memory counts: logits that one standard deviation of its "
+        "scores is worth. 0 gives the order that anybody gets.",
+    )
 
     def to_query(self) -> SearchQuery:
         """The domain's value. Raises `Invalid` for too many items to explain exactly."""
         self.check_exact(self.limit)
-        return SearchQuery(self.to_asker(), self.query, self.limit, self.filter.to_filter())
+        return SearchQuery(
+            self.to_asker(), self.query, self.limit, self.filter.to_filter(), self.personal
+        )
 
 
 class SimilarParams(Params):

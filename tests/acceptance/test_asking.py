@@ -182,12 +182,12 @@ def test_questions_never_see_half_a_change(server: Server) -> None:
 
 def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
     """Without any text it is found by its vector; a vector of another length is refused."""
-    vector = StaticEncoder().encode(["garlic bread"])[0].tolist()
+    vector = StaticEncoder().encode(["volcano eruption"])[0].tolist()
     short = http.post("/v1/items", json={"items": [{"item_id": "mute", "embedding": [1.0]}]})
     assert short.status_code == 422
     assert short.json()["errors"][0]["pointer"] == "/items/0/embedding"
     post(http, "/v1/items", items=[{"item_id": "mute", "embedding": vector}])
-    found = post(http, "/v1/search", query="garlic bread", limit=1)
+    found = post(http, "/v1/search", query="volcano eruption", limit=1)
     assert ids(found) == ["mute"]
     assert found["items"][0]["matched"] == {"embedding": pytest.approx(1)}
     http.delete("/v1/items/mute").raise_for_status()

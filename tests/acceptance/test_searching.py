@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from models.lexical import TITLE
-from models.search import FIELD_BIAS, LEXICAL, TEMPERATURE
+from models.search_parameters import DEFAULTS
 from models.text import StaticEncoder
 from tests import tiny
 from tests.acceptance.server import Server
@@ -72,9 +72,9 @@ class Keys:
             vectors.tolist(), alike, self.fields, self.owners, strict=True
         ):
             self.cosines.append(reference.cosine(asked, vector))
-            score = self.cosines[-1] + LEXICAL * self.bm25[owner] / best
-            logit = score / (TEMPERATURE * temperature)
-            self.logits.append(logit + FIELD_BIAS.get(name, 0.0) - math.log(count))
+            score = self.cosines[-1] + DEFAULTS.lexical * self.bm25[owner] / best
+            logit = score / (DEFAULTS.temperature * temperature)
+            self.logits.append(logit + DEFAULTS.fields.get(name, 0.0) - math.log(count))
 
     def nearest(self, least: int) -> set[int]:
         """The keys of largest cosine: so many, and those as near as the last of them."""
@@ -157,6 +157,57 @@ def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
         assert search(http, retrieval={"mode": "exact"})["retrieval"] == "exact"
         narrow = search(http, **few)
         assert (narrow["retrieval"], narrow["keys"]) == ("exact", 4 * 7)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", 0),
+        ("  \n", 0),
+        ("a", 5),
+        ("rocket " * 2_500, 5),
+        ("\U0001f680\U0001f680", 5),
+        ("שלום עולם", 5),
+        ('"', 0),
+        ("*", 0),
+    ],
+)
+def test_whatever_is_typed_has_an_answer(http: httpx.Client, query: str, found: int) -> None:
+    """Nothing to nothing; what no item has in words is compared by what it means."""
+    answer = search(http, query=query, limit=5)
+    assert len(answer["items"]) == found
+
+
+def test_a_typo_finds_what_was_meant(http: httpx.Client) -> None:
+    """The same items in the same order, and the answer says what it took the word for."""
+    right, wrong = search(http, query="castle", limit=5), search(http, query="catsle", limit=5)
+    assert wrong["meant"] == {"catsle": ["castle"]}
+    assert wrong["items"] == right["items"]
+    typing = search(http, query="cast", limit=5)
+    assert typing["meant"] == {"cast": ["castle"]}
+    assert typing["items"] == right["items"]
+
+
+def test_a_phrase_is_in_every_answer(http: httpx.Client) -> None:
+    """And nothing else is attended."""
+    items = http.get("/v1/items", params={"limit": 1000}).json()["items"]
+    one = items[7]["title"].split()[:2]
+    having = {item["item_id"] for item in items if " ".join(one) in item["title"]}
+    found = search(http, query=f'"{" ".join(one)}"')
+    assert {item["item_id"] for item in found["items"]} == having
+    assert sum(item["weight"] for item in found["items"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_an_item_is_found_by_its_words_until_it_is_gone(world: tiny.World, tmp_path: Path) -> None:
+    """In the very next answer after it came, changed and went."""
+    with Server(world.copy(tmp_path / "data")) as server, server.client() as http:
+        for title in ("zeppelin", "harpsichord"):
+            item = {"item_id": "new", "title": title}
+            http.post("/v1/items", json={"items": [item]}).raise_for_status()
+            assert search(http, query=f'"{title}"')["items"][0]["item_id"] == "new"
+        assert not search(http, query='"zeppelin"')["items"]
+        http.delete("/v1/items/new").raise_for_status()
+        assert not search(http, query='"harpsichord"')["items"]
 
 
 # ------------------------------------------------------------------ whose search it is

@@ -14,16 +14,8 @@ from models import coarse
 from models.catalogue import Catalogue, Entry, ItemFilter
 from models.lexical import Hits
 from models.scoring import SOFTMAX, Attending, Mode, Scores, score
-from models.search import (
-    FIELD_BIAS,
-    LEXICAL,
-    PERSONAL,
-    TEMPERATURE,
-    Found,
-    match,
-    nearest,
-    personal_bias,
-)
+from models.search import Found, match, nearest, personal_bias
+from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
 from models.user_memory import remember
 from tests.models import reference
@@ -68,9 +60,10 @@ def search(
     how: Attending = SOFTMAX,
     personal: NDArray[np.float32] | None = None,
     hits: Hits | None = None,
+    parameters: SearchParameters = DEFAULTS,
 ) -> Found:
     """Both steps at once."""
-    matches = match(snapshot, query, allowed=allowed, how=how, hits=hits)
+    matches = match(snapshot, query, allowed=allowed, how=how, hits=hits, parameters=parameters)
     return models.search.search(matches, limit=limit, personal=personal)
 
 
@@ -95,6 +88,7 @@ class Loop:
         personal: NDArray[np.float32] | None = None,
         k: int | None = None,
         hits: Hits | None = None,
+        parameters: SearchParameters = DEFAULTS,
     ) -> None:
         bm25 = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)) if hits else {}
         places = [p for p in range(len(made.keys)) if allowed[made.owners[p]]]
@@ -103,19 +97,25 @@ class Loop:
         for place in places:
             cosines.append(reference.cosine(query.tolist(), made.keys[place].tolist()))
             shared = bm25.get(int(made.owners[place]), 0.0) / max(bm25.values(), default=1.0)
-            logit = (cosines[-1] + LEXICAL * shared) / (TEMPERATURE * how.temperature)
-            logit += FIELD_BIAS.get(made.field_names[made.field_codes[place]], 0.0)
+            name = made.field_names[made.field_codes[place]]
+            own = parameters.temperatures.get(name, parameters.temperature)
+            logit = cosines[-1] / own + parameters.lexical * shared / parameters.temperature
+            logit = logit / how.temperature + parameters.fields.get(name, 0.0)
             logit -= math.log(equal[place])
             owner = made.owners[place]
             logits.append(logit + (0.0 if personal is None else float(personal[owner])))
         ranked = sorted(range(len(places)), key=lambda at: -cosines[at])[:k]
-        # Which of two equal cosines is the k-th is anybody's choice.
+        # Which of two equal cosines is the k-th is anybody's choice, and so is which of two equal
+        # keys is the best.
         self.tied = k is not None and any(
             abs(cosines[ranked[-1]] - cosines[at]) < 1e-6
             for at in range(len(places)) if at not in ranked
         )  # fmt: skip
-        named = {int(made.owners[places[at]]) for at in ranked} | set(bm25)
+        named = {int(made.owners[places[at]]) for at in ranked}
+        named |= set(bm25) if parameters.lexical else set()
         kept = [at for at in range(len(places)) if made.owners[places[at]] in named]
+        best = sorted(logits[at] for at in kept)[-2:]
+        self.tied |= how.hard and len(best) == 2 and 0 < best[1] - best[0] < 1e-4
         full = reference.softmax(logits, 1.0, how.hard)
         self.mass = math.fsum(full[at] for at in kept)
         self.keys = len(kept)
@@ -170,6 +170,13 @@ drawn = {
     "hard": st.booleans(),
     "biased": st.booleans(),
     "barred": st.sets(st.integers(0, 39), max_size=38),
+    "parameters": st.sampled_from(
+        [
+            DEFAULTS,
+            SearchParameters(0.2, 0.1, {"title": 0.5, "nobody's": 3.0}, {"tags": 0.1}),
+            SearchParameters(0.05, 0.0, {}, {"title": 0.08, "description": 0.5}),
+        ]
+    ),
 }
 
 
@@ -182,6 +189,7 @@ def test_weights_equal_the_loop(
     hard: bool,
     biased: bool,
     barred: set[int],
+    parameters: SearchParameters,
     mode: Mode,
 ) -> None:
     """Over every key of what may be answered, whether most of them may be or few.
@@ -197,9 +205,12 @@ def test_weights_equal_the_loop(
     query = unit(seed)
     how = Attending(temperature, hard, mode=mode, k=3)
     found = search(
-        snapshot, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits
-    )
-    check(found, Loop(made, query, allowed, how=how, personal=personal, hits=hits), hard=hard)
+        snapshot, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits,
+        parameters=parameters,
+    )  # fmt: skip
+    loop = Loop(made, query, allowed, how=how, personal=personal, hits=hits, parameters=parameters)
+    assume(not loop.tied)
+    check(found, loop, hard=hard)
     assert (found.mode, found.mass) == ("exact", 1)
 
 
@@ -212,6 +223,7 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     hard: bool,
     biased: bool,
     barred: set[int],
+    parameters: SearchParameters,
     k: int,
     indexed: bool,
 ) -> None:
@@ -228,10 +240,15 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     hits = some_hits(rng, allowed)
     query = unit(seed)
     how = Attending(temperature, hard, mode="coarse", k=k)
-    loop = Loop(made, query, allowed, how=how, personal=personal, k=k, hits=hits)
+    loop = Loop(
+        made, query, allowed, how=how, personal=personal, k=k, hits=hits, parameters=parameters
+    )
     assume(not loop.tied)
     served = serve(made, index_from=1) if indexed else snapshot
-    found = search(served, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits)
+    found = search(
+        served, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits,
+        parameters=parameters,
+    )  # fmt: skip
     check(found, loop, hard=hard)
     assert found.mode == "coarse"
     assert found.mass == pytest.approx(loop.mass, abs=1e-5)
@@ -305,7 +322,9 @@ def test_labels_say_less_than_titles() -> None:
     found = search(serve(made), encode(["jazz"])[0], limit=3, allowed=made.listed)
     assert [made.vocabulary.id(row) for row in found.rows] == ["title", "tags", "categories"]
     ratios = np.log(found.weights[1:] / found.weights[0])
-    np.testing.assert_allclose(ratios, [FIELD_BIAS["tags"], FIELD_BIAS["categories"]], atol=1e-4)
+    np.testing.assert_allclose(
+        ratios, [DEFAULTS.fields["tags"], DEFAULTS.fields["categories"]], atol=1e-4
+    )
 
 
 def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
@@ -550,7 +569,7 @@ def test_a_query_is_compared_with_the_keys_once(
 
 
 def test_the_personal_bias_is_a_standardised_score() -> None:
-    """Mean 0 and spread `PERSONAL` over the items scored, in their order; 0 elsewhere."""
+    """Mean 0 and spread 1 over the items scored, in their order; 0 elsewhere."""
     snapshot = small_snapshot(15)
     rows = np.array([2, 14, 7, 9])
     user = remember(snapshot, past([1, 3], [0, 5]), 9)
@@ -559,7 +578,7 @@ def test_the_personal_bias_is_a_standardised_score() -> None:
     assert bias.shape == (15,)
     assert bias.dtype == np.float32
     assert bias[rows].mean() == pytest.approx(0, abs=1e-6)
-    assert bias[rows].std() == pytest.approx(PERSONAL, abs=1e-5)
+    assert bias[rows].std() == pytest.approx(1, abs=1e-5)
     order = scores.total.numpy().argsort().tolist()
     assert bias[rows].argsort().tolist() == order
     assert not bias[[row for row in range(15) if row not in rows]].any()

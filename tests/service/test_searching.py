@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import models.search
 from models.scoring import SOFTMAX, Attending, score
 from models.user_memory import UserMemory, remember
 from service import searching
@@ -18,9 +17,11 @@ USER = remember(SERVED, past([1, 3], [0, 5]), 9)
 NOBODY = remember(SERVED, past([], []), 9)
 
 
-def find(text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX) -> Searched:
+def find(
+    text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX, personal: float = 1.0
+) -> Searched:
     """What is found, with every reason."""
-    query = SearchQuery(Asker(explain=50), text, limit)
+    query = SearchQuery(Asker(explain=50), text, limit, personal=personal)
     allowed = SERVED.catalogue.listed
     return search_items(
         query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, how=how
@@ -68,10 +69,9 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
     assert moved
 
 
-def test_a_memory_that_counts_for_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_counts_for_nothing_changes_nothing() -> None:
     """To the last bit: the impersonal order, weights and scores."""
-    monkeypatch.setattr(models.search, "PERSONAL", 0.0)
-    plain, found = (find("about 3", 15, user).found for user in (NOBODY, USER))
+    plain, found = (find("about 3", 15, user, personal=0).found for user in (NOBODY, USER))
     np.testing.assert_array_equal(found.rows, plain.rows)
     np.testing.assert_array_equal(found.weights, plain.weights)
     np.testing.assert_array_equal(found.scores, plain.scores)
