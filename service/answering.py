@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from models.explain import Reason
 from models.ranking import Ranked, similar
 from models.scoring import Scores, score
+from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 from service.asking import Asked, Pasts, attending
@@ -53,6 +54,8 @@ class Answering:
         embeddings: encodes queries.
         workers: where computing is done, beside the event loop.
         exact_up_to: rows up to which `auto` attends exactly.
+        encoding_cache_bytes: for what the encoder keeps of histories.
+        searching: what a match of a search is worth.
         clock: microseconds UTC.
     """
 
@@ -65,6 +68,7 @@ class Answering:
         workers: Executor,
         exact_up_to: int,
         encoding_cache_bytes: int,
+        searching: SearchParameters = DEFAULTS,
         clock: Callable[[], int],
     ) -> None:
         self._serving = serving
@@ -72,6 +76,7 @@ class Answering:
         self._embeddings = embeddings
         self._workers = workers
         self._exact_up_to = exact_up_to
+        self._searching = searching
         self._clock = clock
         self._encodings = Encodings(encoding_cache_bytes)
 
@@ -139,7 +144,13 @@ class Answering:
             user = self._encodings.remember(snapshot, asked, at)
             allowed = allowed_items(snapshot, query.filter)
             return search_items(
-                query, snapshot, user, self._embeddings.query, allowed=allowed, how=how
+                query,
+                snapshot,
+                user,
+                self._embeddings.query,
+                allowed=allowed,
+                how=how,
+                parameters=self._searching,
             )
 
         searched = await self._compute(stages, "attend", answer)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from models.search_parameters import DEFAULTS, SearchParameters
 from models.text import StaticEncoder, TextEncoder
 from service.answering import Answering
 from service.asking import Pasts
@@ -22,9 +23,10 @@ from service.errors import Corrupt, Incompatible, Invalid, ModelRejected, NotFou
 from service.histories import Histories
 from service.job import Job
 from service.jobs import Jobs
-from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
+from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE, STORE_FILE
 from service.records import Event, Item, User
 from service.registry import Registry, Version
+from service.served_search import parameters
 from service.serving import Serving
 from service.settings import Settings, refuse_dimension
 from service.stores.base import Appended, Store
@@ -47,6 +49,7 @@ class Engine(Answering):
         registry: Registry,
         *,
         encoder: TextEncoder,
+        searching: SearchParameters = DEFAULTS,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         self._settings = settings
@@ -70,6 +73,7 @@ class Engine(Answering):
             workers=workers,
             exact_up_to=settings.exact_up_to,
             encoding_cache_bytes=settings.encoding_cache_bytes,
+            searching=searching,
             clock=clock,
         )
         self._pool = workers
@@ -255,15 +259,18 @@ async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None)
     """An engine on the settings' data directory, ready to answer.
 
     Raises:
-        Corrupt: naming the file of the store or of the model that fails its checks.
+        Corrupt: naming the file of the store, of the model or of the search parameters that fails
+            its checks.
         ModelRejected: when the current model does not fit this service.
         Invalid: when the text encoder's dimension is not the configured one.
     """
     encoder = encoder or StaticEncoder()
     refuse_dimension(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
+    searching = parameters(settings.data / SEARCH_FILE)
     store = SQLiteStore(settings.data / STORE_FILE)
-    engine = Engine(settings, store, Registry(settings.data / MODELS_FOLDER), encoder=encoder)
+    registry = Registry(settings.data / MODELS_FOLDER)
+    engine = Engine(settings, store, registry, encoder=encoder, searching=searching)
     try:
         await engine.open()
     except BaseException:

@@ -94,6 +94,15 @@ class User(_Record):
     interests: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """What an item is worth as an answer to a query: above 0 where it is relevant."""
+
+    query: str
+    item_id: str
+    gain: float = 1.0
+
+
 # ------------------------------------------------------------------------------ rules
 
 
@@ -111,6 +120,12 @@ def check_id(value: str, pointer: str = "") -> str:
     if "\0" in value:
         raise Invalid(pointer, "must not contain NUL (U+0000)")
     return value
+
+
+def check_judgment(judgment: Judgment) -> None:
+    """Raise `Invalid` at the field that breaks a rule."""
+    check_text(judgment.query, "/query")
+    check_id(judgment.item_id, "/item_id")
 
 
 def check_text(value: str, pointer: str = "") -> str:

@@ -12,6 +12,7 @@ from models.explain import Reason
 from models.lexical import Reading
 from models.scoring import Attending, Scores, score
 from models.search import Found, match, nearest, personal_bias, search
+from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 from service.explaining import reasons_of
@@ -40,6 +41,7 @@ def search_items(
     *,
     allowed: NDArray[np.bool_],
     how: Attending,
+    parameters: SearchParameters = DEFAULTS,
 ) -> Searched:
     """The items that match a text best.
 
@@ -50,6 +52,7 @@ def search_items(
         encode: what was asked for to its vector [D].
         allowed: bool [N], what may be answered.
         how: both are attended, the field keys and the user's memory.
+        parameters: what a match is worth.
     """
     words, reading, hits = snapshot.catalogue.words, None, None
     text = query.query
@@ -58,7 +61,9 @@ def search_items(
         text = reading.text
         allowed = _held(words.holding(reading), allowed)
         hits = words.search(reading, max(_HITS, query.limit), allowed)
-    matches = match(snapshot, encode(text.strip()), allowed=allowed, how=how, hits=hits)
+    matches = match(
+        snapshot, encode(text.strip()), allowed=allowed, how=how, hits=hits, parameters=parameters
+    )
     near = nearest(matches, max(_PERSONAL, query.limit)) if len(user) else np.zeros(0, np.int64)
     scores = score(snapshot, user, near, how)
     personal = personal_bias(snapshot, scores, near, query.personal) if len(user) else None

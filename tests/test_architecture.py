@@ -37,14 +37,14 @@ LAYERS = {
         "team",
         "records queries settings",
         "manifest staging telemetry limits job",
-        "stores registry datasets job_files embeddings",
+        "stores registry datasets job_files embeddings served_search",
         "histories importing",
         "asking serving",
         "encodings explaining corpora",
         "recommending searching",
         "answering attending lists",
         "engine jobs training",
-        "benchmarking",
+        "benchmarking search_quality",
         "cold_start",
         "showing suggestions comparing comparing_cold",
         "schemas problems openapi auth",
@@ -71,7 +71,7 @@ ONLY = {
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
     "models": f"{ENGINE} histories registry jobs team corpora training benchmarking cold_start "
-    "comparing comparing_cold showing bench cli",
+    "comparing comparing_cold showing served_search search_quality bench cli",
     "service.engine": "suggestions app serving_http bench",
 }
 

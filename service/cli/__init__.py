@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, export, bench.
+"""The command line: demo, serve, import, train, evaluate, tune-search, models, export, bench.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -15,6 +15,7 @@ import typer
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.recommending import recommend_all
+from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, run_training, train
 from service.cli.transfer import exports, imports, print_imported
 from service.cli.versions import versions
@@ -37,6 +38,8 @@ app.add_typer(exports, name="export")
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("benchmark")(benchmark)
+app.command("evaluate-search")(evaluate_search)
+app.command("tune-search")(tune_search)
 app.command("recommend-all")(recommend_all)
 
 

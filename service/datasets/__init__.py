@@ -1,6 +1,8 @@
 """Readers of public data sets and of one's own files: all give `Item` and `Event` streams."""
 
 from service.datasets.base import Counts, Dataset, Progress, batches
+from service.datasets.collections import Collection, Judged, collection
+from service.datasets.collections import own as own_judgments
 from service.datasets.files import EventsFile, ItemsFile, Reading, Skipped, UsersFile, write
 from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.datasets.movielens import MovieLens
@@ -12,10 +14,12 @@ from service.datasets.tables import table
 
 __all__ = [
     "MOVIELENS_LICENCE",
+    "Collection",
     "Counts",
     "Dataset",
     "EventsFile",
     "ItemsFile",
+    "Judged",
     "MovieLens",
     "OnlineRetail",
     "Progress",
@@ -25,8 +29,10 @@ __all__ = [
     "Times",
     "UsersFile",
     "batches",
+    "collection",
     "fetch_movielens",
     "lines",
+    "own_judgments",
     "table",
     "write",
 ]

@@ -17,10 +17,21 @@ import orjson
 
 from service.datasets.base import Counts, Dataset, packed, suffixes
 from service.datasets.formats import Rows, csv_rows, json_rows, parquet_rows, parquet_size
-from service.datasets.rows import EVENT, ITEM, USER, R, Shape, Times, lines, rated, shortened
+from service.datasets.rows import (
+    EVENT,
+    ITEM,
+    JUDGMENT,
+    USER,
+    R,
+    Shape,
+    Times,
+    lines,
+    rated,
+    shortened,
+)
 from service.durable import replacing
 from service.errors import Invalid
-from service.records import Event, Item, User
+from service.records import Event, Item, Judgment, User
 
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 TOLD = 100  # bad rows that are described; all are counted
@@ -181,6 +192,12 @@ class UsersFile(RecordFile[User]):
     """A file of profiles, which `records` gives."""
 
     shape = USER
+
+
+class JudgmentsFile(RecordFile[Judgment]):
+    """A file of judgments, which `records` gives."""
+
+    shape = JUDGMENT
 
 
 def write(path: Path, records: Iterable[Event | Item | User]) -> int:

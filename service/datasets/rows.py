@@ -20,10 +20,12 @@ from service.records import (
     DISLIKE,
     Event,
     Item,
+    Judgment,
     User,
     Vector,
     check_event,
     check_item,
+    check_judgment,
     check_user,
     check_weight,
 )
@@ -32,7 +34,7 @@ from service.timestamps import from_datetime, from_rfc3339, to_rfc3339
 Times = Literal["rfc3339", "utc", "s", "ms", "us"]
 UNITS: Mapping[Times, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
-R = TypeVar("R", Event, Item, User)
+R = TypeVar("R", Event, Item, User, Judgment)
 
 # ------------------------------------------------------------- JSON values to fields
 
@@ -244,6 +246,13 @@ USER: Shape[User] = Shape(
     check_user,
     ("user_id",),
     {"user_id": TEXT, "attributes": OBJECT, "interests": NAMES},
+)
+
+JUDGMENT: Shape[Judgment] = Shape(
+    Judgment,
+    check_judgment,
+    ("query", "item_id"),
+    {"query": TEXT, "item_id": TEXT, "gain": Kind(_rating, _number_cell)},
 )
 
 

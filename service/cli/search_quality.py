@@ -1,0 +1,158 @@
+"""`heed evaluate-search` and `heed tune-search`: search, held against judgments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.console import DATA, Data, one_store, out
+from service.errors import Invalid
+from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
+
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A collection in a folder: BEIR's corpus.jsonl, queries.jsonl and qrels/, or "
+        "Cranfield's three files. Without one, the stored items are searched."
+    ),
+]
+Judgments = Annotated[
+    Path | None,
+    typer.Option(
+        help="Of the stored items: rows of query, item_id and gain (above 0 = relevant; 1 if left "
+        "out), as JSONL, CSV or Parquet."
+    ),
+]
+Split = Annotated[str, typer.Option(help="Of BEIR's judgments: the file in qrels/.")]
+
+
+def evaluate_search(
+    folder: Folder = None,
+    judgments: Judgments = None,
+    data: Data = DATA,
+    split: Split = "test",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Say how good search is on judged queries: by words alone, by meaning alone, and by both.
+
+    nDCG@10 and recall@100, with standard errors over the queries, and how much better both heads
+    are than each alone by a paired bootstrap.
+    """
+    from models.metrics import standard_error
+    from service import search_quality
+    from service.comparing import interval
+    from service.served_search import parameters
+
+    snapshot, encode, judged, name = _searched(folder, judgments, data, split)
+    used = parameters(data / SEARCH_FILE)
+    with out.status(f"searching for {len(judged):,} queries"):
+        found = {
+            way: search_quality.judge(snapshot, encode, judged, way, used)
+            for way in search_quality.WAYS
+        }
+    title = f"{name}: {len(snapshot.catalogue):,} items, {len(judged):,} queries"
+    table = _table(title, "read by")
+    for way, quality in found.items():
+        table.add_row(
+            way,
+            f"{quality.ndcg.mean():.4f} ± {standard_error(quality.ndcg):.4f}",
+            f"{quality.recall.mean():.4f}",
+        )
+    out.print(table)
+    over = search_quality.differences(found)
+    for way, difference in over.items():
+        out.print(f"both over {way}, paired bootstrap: nDCG@10 {interval(difference)}")
+    if json_file is not None:
+        report = {
+            "collection": name,
+            "items": len(snapshot.catalogue),
+            "queries": len(judged),
+            "parameters": used.as_dict(),
+            "ways": {
+                way: {"ndcg": float(quality.ndcg.mean()), "recall": float(quality.recall.mean())}
+                for way, quality in found.items()
+            },
+            "both_over": {way: difference._asdict() for way, difference in over.items()},
+        }
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def tune_search(
+    folder: Folder = None,
+    judgments: Judgments = None,
+    data: Data = DATA,
+    split: Split = "train",
+    seed: Annotated[int, typer.Option(min=0, help="Of the halves.")] = 0,
+) -> None:
+    """Fit what a match is worth on judged queries: on half of them, judged by the other half.
+
+    Fitted on judgments of the stored items, the parameters are kept, if they are of use to the
+    other half, for [bold]heed serve[/] to take when it next starts. Never fit on queries that you
+    mean to report.
+    """
+    from service import durable, search_quality, showing
+    from service.comparing import interval
+    from service.served_search import parameters
+
+    snapshot, encode, judged, name = _searched(folder, judgments, data, split)
+    start = parameters(data / SEARCH_FILE)
+    with showing.bars(out) as told:
+        tuned = search_quality.tune(snapshot, encode, judged, start=start, seed=seed, told=told)
+    held = len(tuned.after.ndcg)
+    table = _table(f"{name}: {held:,} queries that nothing was fitted on", "parameters")
+    for label, quality in (("before", tuned.before), ("fitted", tuned.after)):
+        table.add_row(label, f"{quality.ndcg.mean():.4f}", f"{quality.recall.mean():.4f}")
+    out.print(table)
+    out.print(f"fitted over before, paired bootstrap: nDCG@10 {interval(tuned.gained)}")
+    out.print_json(data=tuned.parameters.as_dict())
+    if not tuned.better:
+        out.print("Nothing is changed: on these queries they are no better than before.")
+    elif folder is not None:
+        out.print("Nothing is changed: they were fitted on other items than those stored.")
+    else:
+        path = data / SEARCH_FILE
+        with durable.replacing(path) as file:
+            file.write(json.dumps(tuned.parameters.as_dict(), indent=1).encode() + b"\n")
+        out.print(f"Kept in {path}; heed serve takes them when it next starts.")
+
+
+def _searched(
+    folder: Path | None, judgments: Path | None, data: Path, split: str
+) -> tuple[Any, Any, Any, str]:
+    """The snapshot that is searched, how queries are encoded, the judged ones, and a name."""
+    from models.text import StaticEncoder
+    from service import datasets, search_quality
+    from service.embeddings import Embeddings
+
+    if folder is not None and judgments is None:
+        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE if data.exists() else None
+        embeddings = Embeddings(StaticEncoder(), kept)
+        source = datasets.collection(folder, split)
+        judged, name = source.judged(), source.name
+        with out.status("reading the texts"):
+            snapshot = search_quality.searchable(source.items(), embeddings)
+    elif judgments is not None and folder is None:
+        embeddings = Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
+        judged, name = datasets.own_judgments(judgments), judgments.name
+        with one_store(data) as store, out.status("reading the items"):
+            changes = asyncio.run(store.catalogue_changes(0))
+            snapshot = search_quality.searchable(changes.upserted, embeddings)
+    else:
+        raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
+    if not judged:
+        raise Invalid("", f"{name}: no query has a relevant item")
+    return snapshot, embeddings.query, judged, name
+
+
+def _table(title: str, first: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column(first)
+    for heading in ("nDCG@10", "recall@100"):
+        table.add_column(heading, justify="right")
+    return table

@@ -1,0 +1,164 @@
+"""Texts with queries and judgments of what answers them: BEIR's form, Cranfield, and one's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from service.datasets.base import Counts, Dataset, opened
+from service.datasets.files import JudgmentsFile
+from service.datasets.formats import json_rows
+from service.errors import Invalid
+from service.records import Item
+
+CRANFIELD = ("cran.all.1400", "cran.qry", "cranqrel")
+_MARK = re.compile(rb"\.([A-Z])(?: (\d+))?\s*")
+
+
+class Judged(NamedTuple):
+    """A query, and what items are worth as its answer."""
+
+    query: str
+    gains: Mapping[str, float]  # item id -> above 0 where it is relevant
+
+
+class Collection(Dataset):
+    """Items, and queries that were judged."""
+
+    def judged(self) -> list[Judged]:
+        """The queries that have a relevant item, in the order of the source."""
+        raise NotImplementedError
+
+
+class Beir(Collection):
+    """A folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as BEIR has them.
+
+    The two JSON files may be packed with .gz or .xz.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        super().__init__(folder.name, Counts(events=0))
+        self._folder, self._split = folder, split
+
+    def items(self) -> Iterator[Item]:
+        """The documents in file order. Raises `Invalid`, naming the line."""
+        for row in self._rows("corpus"):
+            yield Item(row["_id"], title=row.get("title") or "", description=row["text"])
+
+    def judged(self) -> list[Judged]:
+        """The split's queries. Raises `Invalid`, naming the file and the line."""
+        path = self._folder / "qrels" / f"{self._split}.tsv"
+        gains: dict[str, dict[str, float]] = {}
+        with opened(path, self.progress) as file:
+            for number, line in enumerate(file, 1):
+                cells = line.decode(errors="replace").rstrip("\r\n").split("\t")
+                if number == 1 or cells == [""]:
+                    continue
+                try:
+                    query, item, gain = cells
+                    gains.setdefault(query, {})[item] = float(gain)
+                except ValueError as error:
+                    problem = "must be query, document and grade between tabs"
+                    raise Invalid("", f"{path}, line {number}: {problem}") from error
+        texts = {row["_id"]: row["text"] for row in self._rows("queries")}
+        missing = gains.keys() - texts.keys()
+        if missing:
+            raise Invalid("", f"{path}: query {min(missing)!r} is not among the queries")
+        return _relevant(Judged(texts[query], gains[query]) for query in gains)
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        """The rows of a file, each with an `_id` and a `text`."""
+        paths = [self._folder / f"{name}.jsonl{packing}" for packing in ("", ".gz", ".xz")]
+        path = next((path for path in paths if path.exists()), paths[0])
+        for number, row in json_rows(path, self.progress):
+            place = f"{path}, line {number}"
+            if isinstance(row, Invalid):
+                raise Invalid("", f"{place}: {row.detail}")
+            for field in ("_id", "text"):
+                if not isinstance(row.get(field), str):
+                    raise Invalid("", f"{place}, {field}: must be a string")
+            yield row
+
+
+class Cranfield(Collection):
+    """A folder with cran.all.1400, cran.qry and cranqrel.
+
+    Grade 1 is the best and 4 the weakest: a document is worth 5 - grade, and nothing at -1. The
+    judgments number queries by their place in the file, not by the number that stands there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("cranfield", Counts(events=0))
+        self._folder = folder
+
+    def items(self) -> Iterator[Item]:
+        """The abstracts in file order."""
+        for number, parts in self._marked(CRANFIELD[0]):
+            yield Item(number, title=parts.get("T", ""), description=parts.get("W", ""))
+
+    def judged(self) -> list[Judged]:
+        """All queries. Raises `Invalid`, naming the file and the line."""
+        texts = [parts.get("W", "") for _, parts in self._marked(CRANFIELD[1])]
+        gains: list[dict[str, float]] = [{} for _ in texts]
+        path = self._folder / CRANFIELD[2]
+        with opened(path, self.progress) as file:
+            for number, line in enumerate(file, 1):
+                cells = line.split()
+                if not cells:
+                    continue
+                try:
+                    query, item, grade = int(cells[0]), cells[1].decode(), int(cells[2])
+                    gains[query - 1][item] = 5.0 - grade if grade > 0 else 0.0
+                except (ValueError, IndexError) as error:
+                    problem = "must be the place of a query, a document and a grade"
+                    raise Invalid("", f"{path}, line {number}: {problem}") from error
+        return _relevant(Judged(*pair) for pair in zip(texts, gains, strict=True))
+
+    def _marked(self, name: str) -> Iterator[tuple[str, dict[str, str]]]:
+        """Each record's number, and its parts by the letter that begins them."""
+        number, parts, letter = "", dict[str, str](), ""
+        with opened(self._folder / name, self.progress) as file:
+            for line in file:
+                mark = _MARK.fullmatch(line)
+                if mark is None:
+                    parts[letter] = (
+                        f"{parts.get(letter, '')} {line.decode(errors='replace')}".strip()
+                    )
+                elif mark[1] == b"I" and mark[2]:
+                    if number:
+                        yield number, parts
+                    number, parts, letter = mark[2].decode(), {}, ""
+                else:
+                    letter = mark[1].decode()
+        if number:
+            yield number, parts
+
+
+def collection(path: Path, split: str) -> Collection:
+    """The collection in a folder, by the files that are there. Raises `Invalid` for neither."""
+    if all((path / name).exists() for name in CRANFIELD):
+        return Cranfield(path)
+    if (path / "qrels").is_dir():
+        return Beir(path, split)
+    raise Invalid(
+        "",
+        f"{path}: has neither BEIR's corpus.jsonl, queries.jsonl and qrels/ nor {CRANFIELD}",
+    )
+
+
+def own(path: Path) -> list[Judged]:
+    """The judged queries of a file of one's own: rows of `query`, `item_id` and `gain`, or 1.
+
+    Raises:
+        Invalid: naming the row and the field.
+    """
+    gains: dict[str, dict[str, float]] = {}
+    for judgment in JudgmentsFile(path).records():
+        gains.setdefault(judgment.query, {})[judgment.item_id] = judgment.gain
+    return _relevant(Judged(query, each) for query, each in gains.items())
+
+
+def _relevant(judged: Iterator[Judged]) -> list[Judged]:
+    return [each for each in judged if any(gain > 0 for gain in each.gains.values())]
