@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from service import __version__, openapi
 from service.limits import Admission, Bodies, Paths, Traffic
 from service.problems import Problems, handle
-from service.routes import ask, attend, events, health, items, models, users
+from service.routes import ask, attend, batch, events, health, items, models, users
 from service.routes.context import Engine
 from service.routes.health import is_exempt
 from service.routes.streams import is_stream
@@ -91,7 +91,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.settings = settings
     app.state.traffic = traffic
     app.state.metrics = metrics
-    for room in (items, events, users, ask, attend, models, health):
+    for room in (items, events, users, ask, attend, batch, models, health):
         app.include_router(room.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

@@ -1,0 +1,93 @@
+"""Many questions in one request, each answered as if it had come alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from service import problems
+from service.errors import NotFound
+from service.records import check_id
+from service.routes.context import Context, In, JsonRoute
+from service.schemas.answers import Json, answer_out, attended_out
+from service.schemas.ask import RecommendIn, ScoreIn, SearchIn, SimilarParams
+from service.schemas.attend import AttendIn
+from service.schemas.batch import BatchedIn, BatchIn, BatchOut
+
+router = APIRouter(route_class=JsonRoute, tags=["ask"])
+
+_SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
+
+Ask = Callable[[Mapping[str, Any], Context], Awaitable[dict[str, Any]]]
+
+
+@router.post("/v1/batch", responses={200: {"model": BatchOut}})
+async def batch(body: BatchIn, context: In, request: Request) -> Response:
+    """Answer up to 100 questions in their order, each with its own status.
+
+    `path` is that of score, recommend, search, attend or similar. What is wrong with one question
+    does not keep the others from their answers; all have the time of one request.
+    """
+    responses = [await _answered(each, context, request) for each in body.requests]
+    with context.stages("render"):
+        return Json({"responses": responses})
+
+
+async def _answered(asked: BatchedIn, context: Context, request: Request) -> dict[str, Any]:
+    try:
+        return {"status": 200, "body": await _ask(asked, context)}
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        problem = problems.answer(request.scope, RequestValidationError(found))
+    except Exception as error:  # noqa: BLE001 - translated as it is for a question that came alone
+        problem = problems.answer(request.scope, error)
+    return {"status": problem.status_code, "body": orjson.loads(problem.body)}
+
+
+async def _ask(asked: BatchedIn, context: Context) -> dict[str, Any]:
+    """The answer to one question. Raises what its route would."""
+    similar = _SIMILAR.fullmatch(asked.path)
+    if similar is not None:
+        query = SimilarParams.model_validate(asked.body).to_query(check_id(unquote(similar[1])))
+        return answer_out(await context.engine.similar(query, context.stages))
+    ask = _ASKED.get(asked.path)
+    if ask is None:
+        paths = ", ".join([*_ASKED, "/v1/items/ID/similar"])
+        raise NotFound(f"{asked.path!r} is nothing to ask in a batch; allowed are {paths}")
+    return await ask(asked.body, context)
+
+
+async def _score(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    query = ScoreIn.model_validate(body).to_query(context.settings.max_targets)
+    return answer_out(await context.engine.score(query, context.stages))
+
+
+async def _recommend(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    query = RecommendIn.model_validate(body).to_query()
+    return answer_out(await context.engine.recommend(query, context.stages))
+
+
+async def _search(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    query = SearchIn.model_validate(body).to_query()
+    return answer_out(await context.engine.search(query, context.stages))
+
+
+async def _attend(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    query = AttendIn.model_validate(body).to_query()
+    return attended_out(await context.engine.attend(query, context.stages))
+
+
+_ASKED: Mapping[str, Ask] = {
+    "/v1/score": _score,
+    "/v1/recommend": _recommend,
+    "/v1/search": _search,
+    "/v1/attend": _attend,
+}
