@@ -180,6 +180,17 @@ class Words:
     def _titles(self, word: str) -> int:
         return int(self._searcher.doc_freq("titles", word))
 
+    def marks(self, reading: Reading, text: str) -> list[tuple[int, int]]:
+        """Where the words of a query stand in a text: (start, end) in characters, rising."""
+        stems = {
+            stem for words in reading.words for word in words for stem in self._stems.analyze(word)
+        }
+        return [
+            (token.char_offset_from, token.char_offset_to or token.char_offset_from)
+            for token in self._stems.pre_tokenize(text).tokens
+            if token.text in stems
+        ]
+
     # ------------------------------------------------------------------ searching
 
     def search(self, reading: Reading, count: int, allowed: NDArray[np.bool_]) -> Hits:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from service.embeddings import Embeddings
 from service.encodings import Encodings
 from service.errors import Invalid, NotFound
 from service.explaining import reasons_of
+from service.highlighting import highlights
 from service.queries import (
     Answer,
     AnsweredItem,
@@ -159,6 +161,17 @@ class Answering:
                 snapshot, query.asker.user_id, asked, searched.reasons
             )
         answered = found_answer(query.asker, snapshot, searched, named)
+        words, reading = snapshot.catalogue.words, searched.reading
+        if query.highlight and words is not None and reading is not None:
+            with stages("store"):
+                items = await self._serving.items([item.item_id for item in answered.items])
+            with stages("highlight"):
+                spans_of = partial(words.marks, reading)
+                told = tuple(
+                    replace(found, highlights={} if item is None else highlights(item, spans_of))
+                    for found, item in zip(answered.items, items, strict=True)
+                )
+            answered = replace(answered, items=told)
         return replace(answered, degraded=self._serving.degraded)
 
     async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:

@@ -118,6 +118,7 @@ class SearchQuery:
     limit: int = 20
     filter: Filter = Filter()
     personal: float = 1.0  # logits that a standard deviation of the memory's scores is worth
+    highlight: bool = False  # whether texts are wanted, with the words of the query marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,14 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Marked:
+    """A part of a text."""
+
+    text: str
+    match: bool  # whether it is a word of the query
+
+
+@dataclass(frozen=True, slots=True)
 class AnsweredItem:
     """One item of an answer. Fields that a job does not produce are None."""
 
@@ -200,6 +209,7 @@ class AnsweredItem:
     explanation: tuple[Contribution, ...] | None = None
     weight: float | None = None  # search: the softmax weight gathered over the item's keys
     matched: Mapping[str, float] | None = None  # search: each field's share of that weight
+    highlights: Mapping[str, tuple[Marked, ...]] | None = None  # search: field -> its text, marked
     mass: float | None = None  # share of the softmax over a memory that the attended rows hold
 
 

@@ -91,6 +91,10 @@ class Serving:
             return self.snapshot
         return await self._to_the_end(self._refresh())
 
+    async def items(self, item_ids: Sequence[str]) -> list[Item | None]:
+        """What is stored of these items, in their order; None where there is none."""
+        return await self._store.get_items(item_ids)
+
     async def activate(self, version: str) -> Snapshot:
         """Serve this version; requests in flight keep the snapshot they have.
 

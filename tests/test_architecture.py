@@ -40,7 +40,7 @@ LAYERS = {
         "stores registry datasets job_files embeddings served_search",
         "histories importing",
         "asking serving",
-        "encodings explaining corpora",
+        "encodings explaining corpora highlighting",
         "recommending searching",
         "answering attending lists",
         "engine jobs training",

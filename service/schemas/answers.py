@@ -183,6 +183,13 @@ class ContributionOut(BaseModel):
     )
 
 
+class MarkedOut(BaseModel):
+    """A part of a text."""
+
+    text: str
+    match: bool = Field(description="Whether it is a word of the query.")
+
+
 class AnsweredItemOut(BaseModel):
     """One item of an answer; fields that a route does not produce are left out."""
 
@@ -198,6 +205,9 @@ class AnsweredItemOut(BaseModel):
     )
     weight: float | None = Field(None, description="The softmax weight over the item's keys.")
     matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")
+    highlights: dict[str, list[MarkedOut]] | None = Field(
+        None, description="The title, and a snippet of the description, in parts."
+    )
     mass: float | None = Field(
         None, description="Share of the softmax over the asker's memory that was attended."
     )
@@ -273,6 +283,11 @@ def _answered(item: AnsweredItem) -> dict[str, Any]:
         out["weight"] = item.weight
     if item.matched is not None:
         out["matched"] = dict(item.matched)
+    if item.highlights is not None:
+        out["highlights"] = {
+            name: [{"text": part.text, "match": part.match} for part in parts]
+            for name, parts in item.highlights.items()
+        }
     if item.mass is not None:
         out["mass"] = item.mass
     return out

@@ -235,12 +235,22 @@ class SearchIn(Ask):
         description="How much the asker's memory counts: logits that one standard deviation of its "
         "scores is worth. 0 gives the order that anybody gets.",
     )
+    highlight: bool = Field(
+        False,
+        description="Also give the title and a snippet of the description of each item, with the "
+        "words of the query marked.",
+    )
 
     def to_query(self) -> SearchQuery:
         """The domain's value. Raises `Invalid` for too many items to explain exactly."""
         self.check_exact(self.limit)
         return SearchQuery(
-            self.to_asker(), self.query, self.limit, self.filter.to_filter(), self.personal
+            self.to_asker(),
+            self.query,
+            self.limit,
+            self.filter.to_filter(),
+            self.personal,
+            self.highlight,
         )
 
 

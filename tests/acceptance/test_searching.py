@@ -198,6 +198,17 @@ def test_a_phrase_is_in_every_answer(http: httpx.Client) -> None:
     assert sum(item["weight"] for item in found["items"]) == pytest.approx(1, abs=1e-4)
 
 
+def test_texts_are_shown_with_their_words_marked(http: httpx.Client) -> None:
+    """Where it is asked for: the parts make up the title, and what is marked was asked for."""
+    found = search(http, query="rockets", limit=3, highlight=True)["items"]
+    assert any(part["match"] for item in found for part in item["highlights"]["title"])
+    for item in found:
+        assert "".join(part["text"] for part in item["highlights"]["title"]) == item["title"]
+        for parts in item["highlights"].values():
+            assert {part["text"] for part in parts if part["match"]} <= {"rocket"}
+    assert "highlights" not in search(http, query="rockets", limit=3)["items"][0]
+
+
 def test_an_item_is_found_by_its_words_until_it_is_gone(world: tiny.World, tmp_path: Path) -> None:
     """In the very next answer after it came, changed and went."""
     with Server(world.copy(tmp_path / "data")) as server, server.client() as http:
