@@ -141,6 +141,10 @@ class Engine(Answering):
             raise NotFound(f"no user {user_id!r}")
         return user
 
+    async def page_users(self, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
+        """A page by user id and the cursor of the next."""
+        return await self._store.page_users(cursor=cursor, limit=limit)
+
     async def history(
         self, user_id: str, cursor: str | None, limit: int
     ) -> tuple[list[Event], str | None]:

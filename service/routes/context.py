@@ -55,6 +55,9 @@ class Engine(Protocol):
     async def get_user(self, user_id: str) -> User:
         """A profile. Raises `NotFound`."""
 
+    async def page_users(self, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
+        """A page and the cursor of the next. Raises `Invalid` at `/cursor`."""
+
     async def history(
         self, user_id: str, cursor: str | None, limit: int
     ) -> tuple[list[Event], str | None]:

@@ -16,6 +16,7 @@ from service.schemas.answers import (
     Json,
     Merged,
     UserOut,
+    UsersOut,
     event_out,
     user_out,
 )
@@ -33,6 +34,14 @@ async def put_user(user_id: PathId, body: UserIn, context: In) -> Response:
     with context.stages("store"):
         await context.engine.put_user(user)
     return Json(user_out(user))
+
+
+@router.get("/v1/users", responses={200: {"model": UsersOut}})
+async def page_users(page: Annotated[Page, Query()], context: In) -> Response:
+    """Everybody who has events or a profile, page by page."""
+    with context.stages("store"):
+        users, cursor = await context.engine.page_users(page.cursor, page.limit)
+    return Json({"users": [user_out(user) for user in users], "cursor": cursor})
 
 
 @router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})

@@ -110,6 +110,13 @@ class UserOut(BaseModel):
     interests: list[str]
 
 
+class UsersOut(BaseModel):
+    """A page of users."""
+
+    users: list[UserOut]
+    cursor: str | None = Field(description="For the next page; null on the last.")
+
+
 class Forgotten(BaseModel):
     """How many events were forgotten."""
 

@@ -194,6 +194,15 @@ class Store(Protocol):
         """Up to `limit` items by item_id (as bytes), and the cursor of the next page or None."""
         ...
 
+    async def page_users(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[User], str | None]:
+        """Up to `limit` users by user_id (as bytes), and the cursor of the next page or None.
+
+        Those that have events, and those that have only a profile.
+        """
+        ...
+
     async def catalogue_version(self) -> int:
         """The version of the last change of the catalogue; 0 if there was none. Cheap."""
         ...

@@ -191,6 +191,12 @@ class SQLiteStore:
         """`Store.page_items`."""
         return await self._read_rows(10 * check_limit(limit), self._reads.page_items, cursor, limit)
 
+    async def page_users(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[User], str | None]:
+        """`Store.page_users`."""
+        return await self._read_rows(10 * check_limit(limit), self._reads.page_users, cursor, limit)
+
     async def catalogue_version(self) -> int:
         """`Store.catalogue_version`."""
         return self._read(self._reads.catalogue_version)

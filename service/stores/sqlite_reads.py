@@ -184,6 +184,21 @@ class Reads:
             return None
         return User(user_id) if row[0] is None else user_from(user_id, row[0])
 
+    def page_users(
+        self, connection: apsw.Connection, cursor: str | None, limit: int
+    ) -> tuple[list[User], str | None]:
+        """`Store.page_users`."""
+        (after,) = ("",) if cursor is None else position_of(cursor, str)
+        rows: Rows = connection.execute(
+            "SELECT user_id, profile FROM users WHERE user_id > ? ORDER BY user_id LIMIT ?",
+            (after, limit + 1),
+        ).fetchall()
+        found = [
+            User(user_id) if profile is None else user_from(user_id, profile)
+            for user_id, profile in rows
+        ]
+        return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
+
     # ------------------------------------------------------------------ catalogue
 
     def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:

@@ -81,6 +81,11 @@ class FakeEngine:
         page = list(self.items.values())[start : start + limit]
         return page, str(start + limit) if start + limit < len(self.items) else None
 
+    async def page_users(self, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
+        start = _offset(cursor)
+        page = list(self.users.values())[start : start + limit]
+        return page, str(start + limit) if start + limit < len(self.users) else None
+
     async def ingest(self, events: Sequence[Event]) -> Appended:
         await self._work(events)
         known = {e.event_id for stored in self.events.values() for e in stored}

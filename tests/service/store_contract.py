@@ -496,7 +496,11 @@ class HistoryContract(_Contract):
             with pytest.raises(Invalid) as caught:
                 await call
             assert caught.value.pointer == "/cursor"
-        for ask in (store.page("u", limit=0), store.page_items(limit=-1)):
+        for ask in (
+            store.page("u", limit=0),
+            store.page_items(limit=-1),
+            store.page_users(limit=0),
+        ):
             with pytest.raises(Invalid):
                 await ask
 
@@ -821,6 +825,28 @@ class CatalogueContract(_Contract):
                 break
             await store.put_items([Item("\x01first")])
             await store.delete_item(found[-1])
+        assert found == names
+
+    async def test_pages_of_users_are_in_byte_order(self, store: Store) -> None:
+        """Everybody with events or a profile, with that; who comes meanwhile does no harm."""
+        names = sorted(IDS, key=str.encode)
+        await store.append([Event(name, "i") for name in IDS[::2]])
+        profiles = [User(name, {"n": at}, ("i",)) for at, name in enumerate(IDS[1::2])]
+        for user in profiles:
+            await store.put_user(user)
+        assert await store.page_users(limit=len(IDS)) == (
+            [next((u for u in profiles if u.user_id == name), User(name)) for name in names],
+            None,
+        )
+        found: list[str] = []
+        cursor = None
+        while True:
+            users, cursor = await store.page_users(cursor=cursor, limit=3)
+            found += [user.user_id for user in users]
+            if cursor is None:
+                break
+            await store.put_user(User("\x01first"))
+            await store.forget(found[-1])
         assert found == names
 
 
