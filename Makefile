@@ -14,7 +14,7 @@ STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-training lock clean
+.PHONY: help setup demo test browser lint bench bench-training lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,8 +24,16 @@ setup: $(STAMP) ## create or refresh .venv
 demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 	$(VENV)/bin/heed demo
 
-test: $(STAMP) ## run the tests (ARGS="-k name")
+test: $(STAMP) browser ## run the tests (ARGS="-k name")
 	$(PY) -m pytest $(ARGS)
+
+browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
+	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  if command -v $$each >/dev/null; then exit 0; fi; done; \
+	echo "test: installing Chromium"; \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else $(PY) -m playwright install chromium; fi
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check

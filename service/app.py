@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from service import __version__, openapi
+from service import __version__, openapi, playground
 from service.limits import Admission, Bodies, Paths, Traffic
 from service.problems import Problems, handle
 from service.routes import ask, attend, batch, events, health, items, models, users
@@ -91,7 +91,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.settings = settings
     app.state.traffic = traffic
     app.state.metrics = metrics
-    for room in (items, events, users, ask, attend, batch, models, health):
+    for room in (items, events, users, ask, attend, batch, models, health, playground):
         app.include_router(room.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

@@ -17,13 +17,14 @@ from service import problems
 from service.errors import NotFound
 from service.records import check_id
 from service.routes.context import Context, In, JsonRoute
-from service.schemas.answers import Json, answer_out, attended_out
+from service.schemas.answers import Json, answer_out, attended_out, item_out
 from service.schemas.ask import RecommendIn, ScoreIn, SearchIn, SimilarParams
 from service.schemas.attend import AttendIn
 from service.schemas.batch import BatchedIn, BatchIn, BatchOut
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
+_ITEM = re.compile(r"/v1/items/([^/]+)")
 _SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
 
 Ask = Callable[[Mapping[str, Any], Context], Awaitable[dict[str, Any]]]
@@ -33,8 +34,8 @@ Ask = Callable[[Mapping[str, Any], Context], Awaitable[dict[str, Any]]]
 async def batch(body: BatchIn, context: In, request: Request) -> Response:
     """Answer up to 100 questions in their order, each with its own status.
 
-    `path` is that of score, recommend, search, attend or similar. What is wrong with one question
-    does not keep the others from their answers; all have the time of one request.
+    `path` is that of score, recommend, search, attend, similar or an item. What is wrong with one
+    question does not keep the others from their answers; all have the time of one request.
     """
     responses = [await _answered(each, context, request) for each in body.requests]
     with context.stages("render"):
@@ -58,9 +59,12 @@ async def _ask(asked: BatchedIn, context: Context) -> dict[str, Any]:
     if similar is not None:
         query = SimilarParams.model_validate(asked.body).to_query(check_id(unquote(similar[1])))
         return answer_out(await context.engine.similar(query, context.stages))
+    item = _ITEM.fullmatch(asked.path)
+    if item is not None:
+        return item_out(await context.engine.get_item(check_id(unquote(item[1]))))
     ask = _ASKED.get(asked.path)
     if ask is None:
-        paths = ", ".join([*_ASKED, "/v1/items/ID/similar"])
+        paths = ", ".join([*_ASKED, "/v1/items/ID", "/v1/items/ID/similar"])
         raise NotFound(f"{asked.path!r} is nothing to ask in a batch; allowed are {paths}")
     return await ask(asked.body, context)
 

@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it can answer, and what it measured; and where to start."""
+"""Whether the service lives, whether it can answer, and what it measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.types import Scope
 
 from service.limits import Traffic
@@ -18,20 +18,6 @@ from service.telemetry import Metrics
 router = APIRouter(tags=["run"])
 
 _EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
-
-_LANDING = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>Heed</title>
-<body style="font-family: system-ui; max-width: 40rem; margin: 4rem auto; line-height: 1.5">
-<h1>Heed</h1>
-<p>Scores, recommendations and search, by attention over memories of key–value rows.</p>
-<ul>
-<li><a href="docs">API documentation</a> and <a href="openapi.json">OpenAPI</a></li>
-<li><a href="health/ready">Readiness</a> and <a href="metrics">metrics</a></li>
-</ul>
-"""
 
 
 def is_exempt(scope: Scope) -> bool:
@@ -74,9 +60,3 @@ async def metrics(request: Request, context: In) -> Response:
     measured: Metrics = request.app.state.metrics
     gauges = {k: float(v) for k, v in (await context.engine.stats()).items() if math.isfinite(v)}
     return Response(measured.render(gauges), media_type=CONTENT_TYPE_LATEST)
-
-
-@router.get("/", include_in_schema=False)
-async def landing() -> Response:
-    """A page that says where to go."""
-    return HTMLResponse(_LANDING)

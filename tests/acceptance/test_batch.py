@@ -21,6 +21,8 @@ QUESTIONS: list[dict[str, Any]] = [
             "query": {"vector": [1.0, 0.0]},
         },
     },
+    {"path": f"/v1/items/{item_id(2, 3)}"},
+    {"path": "/v1/items/nobody"},
     {"path": "/v1/score", "body": {"item_ids": ["nobody"]}},
     {"path": "/v1/score", "body": {"item_ids": [item_id(0, 1)], "temperature": 0}},
     {"path": "/v1/recommend", "body": {"limit": "many", "color": "blue"}},
@@ -32,7 +34,7 @@ QUESTIONS: list[dict[str, Any]] = [
 def alone(http: httpx.Client, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """The same question on its own route."""
     body = asked.get("body", {})
-    if asked["path"].endswith("/similar"):
+    if asked["path"].startswith("/v1/items/"):
         answer = http.get(asked["path"], params=body)
     else:
         answer = http.post(asked["path"], json=body)
@@ -54,7 +56,7 @@ def test_each_is_answered_as_if_it_had_come_alone(http: httpx.Client) -> None:
         for body in (response["body"], expected):
             body.pop("request_id", None)
         assert response["body"] == expected
-    assert statuses == [200] * 5 + [404, 422, 422, 404, 422]
+    assert statuses == [200] * 6 + [404, 404, 422, 422, 404, 422]
 
 
 def test_ids_are_escaped_as_in_a_path(http: httpx.Client) -> None:

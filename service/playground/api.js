@@ -1,0 +1,41 @@
+// The public API, and how long its answers took.
+
+export const timings = []; // the latest first: {path, total, stages: {name: milliseconds}}
+const KEPT = 12;
+const watchers = [];
+
+export class Problem extends Error {
+  constructor(status, document) {
+    super(document.detail ?? `The service answered ${status}.`);
+    this.status = status;
+  }
+}
+
+export function onTiming(watch) {
+  watchers.push(watch);
+}
+
+export async function ask(method, path, body, { signal } = {}) {
+  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  const begun = performance.now();
+  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
+  const text = await answer.text();
+  remember(`${method} /${path}`, performance.now() - begun, answer.headers.get("server-timing"));
+  const document = text ? JSON.parse(text) : {};
+  if (!answer.ok) throw new Problem(answer.status, document);
+  return document;
+}
+
+export const post = (path, body, more) => ask("POST", path, body, more);
+export const get = (path, more) => ask("GET", path, undefined, more);
+
+function remember(path, total, header) {
+  const stages = {};
+  for (const part of (header ?? "").split(",")) {
+    const found = /^\s*([\w-]+);dur=([\d.]+)/.exec(part);
+    if (found) stages[found[1]] = Number(found[2]);
+  }
+  timings.unshift({ path, total, stages });
+  timings.length = Math.min(timings.length, KEPT);
+  for (const watch of watchers) watch();
+}

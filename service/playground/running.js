@@ -1,0 +1,75 @@
+// What is served, and how fast: the model versions, and the stages of the last requests.
+
+import { get, onTiming, post, timings } from "./api.js";
+import { $, el, number, trouble } from "./dom.js";
+
+export function begin({ changed }) {
+  onTiming(latency);
+  models(changed);
+  return () => models(changed);
+}
+
+const head = (text, numeric) => el("th", { scope: "col", class: numeric ? "number" : null }, text);
+
+async function models(changed) {
+  try {
+    const [{ models: versions }, ready] = await Promise.all([get("v1/models"), get("health/ready")]);
+    const served = ready.checks?.model ?? "";
+    $("version").textContent = served;
+    const rows = versions.map((version) => row(version, served, changed));
+    const empty = el("tr", {}, el("td", { colspan: 4 }, "None is trained yet: answers come from content and popularity."));
+    $("models").replaceChildren(
+      el("thead", {}, el("tr", {}, head("version"), head("NDCG@10", true), head("made"), head(""))),
+      el("tbody", {}, ...(rows.length ? rows : [empty])),
+    );
+  } catch (error) {
+    trouble(error);
+  }
+}
+
+function row(version, served, changed) {
+  const ndcg = version.metrics?.ndcg ?? version.metrics?.["ndcg@10"];
+  const now = version.version === served;
+  const button = el(
+    "button",
+    { type: "button", disabled: now ? "" : null, onclick: () => activate(version.version, changed) },
+    now ? "served" : "serve this",
+  );
+  return el(
+    "tr",
+    {},
+    el("th", { scope: "row" }, version.version),
+    el("td", { class: "number" }, typeof ndcg === "number" ? number(ndcg) : ""),
+    el("td", {}, (version.created ?? "").slice(0, 16).replace("T", " ")),
+    el("td", {}, version.broken ? "broken" : button),
+  );
+}
+
+async function activate(version, changed) {
+  try {
+    await post(`v1/models/${encodeURIComponent(version)}/activate`);
+    await models(changed);
+    changed();
+  } catch (error) {
+    trouble(error);
+  }
+}
+
+function latency() {
+  $("latency").replaceChildren(
+    el("thead", {}, el("tr", {}, head("request"), head("ms here", true), head("ms in the service"))),
+    el(
+      "tbody",
+      {},
+      ...timings.map(({ path, total, stages }) =>
+        el(
+          "tr",
+          {},
+          el("th", { scope: "row" }, path),
+          el("td", { class: "number" }, number(total, 1)),
+          el("td", {}, Object.entries(stages).map(([name, ms]) => `${name} ${number(ms, 1)}`).join(", ")),
+        ),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,55 @@
+"""A real browser on a real server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.acceptance.server import Server
+from tests.tiny import World
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser(world: World) -> Iterator[Browser]:
+    """Chromium: the system's, or else the one that `playwright install chromium` fetched.
+
+    For one module alone, since no other loop can run in this thread meanwhile.
+    """
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    with sync_playwright() as playwright:
+        # Its sandbox needs rights that containers do not give; it loads nothing but our own page.
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def server(world: World, tmp_path: Path) -> Iterator[Server]:
+    """A server on a world of this test's own."""
+    with Server(world.copy(tmp_path / "data")) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """The page, opened; at the end it must have had nothing to complain of."""
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.set_default_timeout(15_000)
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "console",
+        lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    page.on("request", lambda asked: None if asked.url.startswith(server.url) else
+            wrong.append(f"asked elsewhere: {asked.url}"))  # fmt: skip
+    page.goto(server.url)
+    yield page
+    page.close()
+    assert wrong == []

@@ -1,0 +1,201 @@
+"""The page at `/`, driven as a person would: by what is written on it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.acceptance.server import Server
+from tests.tiny import World
+
+
+def results(page: Page) -> Locator:
+    return page.locator("#results > li")
+
+
+def choose(page: Page, user: str) -> None:
+    """Show a user and wait until everything about them is there."""
+    page.get_by_label("User", exact=True).fill(user)
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#recommended > li").first).to_be_visible()
+
+
+def test_results_come_while_typing(page: Page) -> None:
+    """Best first, with the words marked, the fields that matched and the weight."""
+    page.get_by_role("searchbox").press_sequentially("rocket", delay=5)
+    expect(results(page).first).to_contain_text("rocket")
+    expect(results(page)).to_have_count(10)
+    expect(results(page).first.locator("mark").first).to_have_text("rocket")
+    expect(results(page).first).to_contain_text("matched in")
+    expect(results(page).first.get_by_role("img", name=re.compile("weight: .*%"))).to_be_visible()
+    expect(page.locator("#search-note")).to_contain_text("keys was attended")
+    page.get_by_role("searchbox").fill("")
+    expect(results(page)).to_have_count(0)
+
+
+def test_a_typo_is_understood_and_told(page: Page) -> None:
+    """What the word was taken for stands above the results."""
+    page.get_by_role("searchbox").fill("catsle ")
+    expect(page.locator("#search-note")).to_contain_text("“catsle” is taken for “castle”")
+    page.get_by_role("searchbox").fill('"no such phrase"')
+    expect(page.locator("#search-note")).to_contain_text("Nothing was found.")
+
+
+def test_only_the_latest_text_is_answered(page: Page) -> None:
+    """However fast it is typed: an answer to an earlier text never comes after."""
+    box = page.get_by_role("searchbox")
+    for text in ("castle", "garlic", "choir", "rocket"):
+        box.fill(text)
+        page.wait_for_timeout(70)
+    expect(results(page).first.locator("mark").first).to_have_text("rocket")
+
+
+def test_watching_changes_the_recommendations_at_once(page: Page) -> None:
+    """The event is in the history, and the list is another; forgetting it brings the old back."""
+    choose(page, "u3")
+    listed = page.locator("#recommended > li")
+    before = listed.evaluate_all("all => all.map(one => one.dataset.item + one.innerText)")
+    events = page.locator("#history > li").count()
+    first = listed.first.locator("h4").inner_text()
+    listed.first.get_by_role("button", name=re.compile("^Watch ")).click()
+    expect(page.locator("#history > li")).to_have_count(events + 1)
+    expect(page.locator("#history > li").first).to_contain_text(f"watch {first}")
+    after = listed.evaluate_all("all => all.map(one => one.dataset.item + one.innerText)")
+    assert after != before
+    page.get_by_role("button", name=f"Forget watch {first}").first.click()
+    expect(page.locator("#history > li")).to_have_count(events)
+    again = listed.evaluate_all("all => all.map(one => one.dataset.item)")
+    assert len(again) == len(before)
+
+
+def test_a_guest_begins_with_nothing(page: Page) -> None:
+    """And gets answers all the same; the first event makes them personal."""
+    page.get_by_role("button", name="New guest").click()
+    expect(page.locator("#person-note")).to_contain_text("No event yet")
+    expect(page.locator("#recommended > li").first).to_contain_text("popular")
+    page.get_by_role("searchbox").fill("rocket")
+    results(page).first.get_by_role("button", name=re.compile("^Watch ")).click()
+    expect(page.locator("#recommended > li").first).to_contain_text("from their history")
+
+
+def amounts(page: Page) -> list[float]:
+    """What each row of the table adds."""
+    cells = page.locator("#contributions td[data-adds]")
+    return [float(text) for text in cells.evaluate_all("all => all.map(one => one.dataset.adds)")]
+
+
+def test_what_a_score_is_made_of_sums_to_it(page: Page) -> None:
+    """Every row is signed, and together they are the score that the service gave."""
+    choose(page, "u3")
+    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
+    expect(page.locator("#why")).to_be_visible()
+    expect(page.locator("#why-title")).to_be_focused()
+    total = page.locator("#contributions tr.total td[data-score]")
+    expect(total).to_be_visible()
+    score = float(total.get_attribute("data-score") or "nan")
+    assert sum(amounts(page)) == pytest.approx(score, abs=1e-3)
+    assert total.inner_text() == f"{score:.3f}"
+    bars = page.locator("#contributions rect")
+    assert bars.count() == len(amounts(page))
+    signs = bars.evaluate_all("all => all.map(one => one.getAttribute('class'))")
+    assert signs == ["negative" if amount < 0 else "positive" for amount in amounts(page)]
+
+
+def test_the_map_shows_each_head_and_changes_with_how_it_attends(page: Page) -> None:
+    """Weights of a head are shares; hard attention gives one row everything."""
+    choose(page, "u3")
+    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
+    row = page.locator("#attention tbody tr")
+    expect(row.first).to_be_visible()
+    soft = page.locator("#attention td").all_inner_texts()
+    assert all(re.fullmatch(r"(< )?\d+\.\d %\s*", text) for text in soft)
+    page.get_by_label("to the one best row").check()
+    expect(page.locator("#attention")).to_contain_text("100.0 %")
+    hard = [text.strip() for text in page.locator("#attention td").all_inner_texts()]
+    assert set(hard) <= {"100.0 %", "0.0 %"}
+    page.get_by_label("exactly", exact=True).check()
+    expect(page.locator("#attention")).not_to_contain_text("100.0 %")
+    page.get_by_label(re.compile("^Temperature")).fill("2")
+    expect(page.locator("#temperature-shown")).to_have_text("100.00")
+
+
+def test_another_model_is_served_without_a_reload(page: Page, world: World) -> None:
+    """The page says which answers, and its lists are that one's."""
+    expect(page.locator("#version")).to_have_text(world.first)
+    choose(page, "u3")
+    before = page.locator("#recommended").inner_text()
+    row = page.locator("#models tr", has_text=world.second)
+    row.get_by_role("button", name="serve this").click()
+    expect(page.locator("#version")).to_have_text(world.second)
+    expect(row.get_by_role("button", name="served")).to_be_disabled()
+    expect(page.locator("#recommended")).not_to_have_text(before)
+
+
+def test_where_time_went_is_told(page: Page) -> None:
+    """Of the last requests, as the service measured it."""
+    page.get_by_role("searchbox").fill("rocket")
+    search = page.locator("#latency tr", has_text="POST /v1/search").first
+    expect(search).to_contain_text("attend")
+    expect(search).to_contain_text("total")
+
+
+def test_texts_are_only_text(page: Page, server: Server) -> None:
+    """What a title holds is shown as it is written, and runs nothing."""
+    evil = '<img src=x onerror="document.title=1"> <script>document.title=2</script> zeppelin'
+    with server.client() as http:
+        item = {"item_id": "evil", "title": evil, "description": evil}
+        http.post("/v1/items", json={"items": [item]}).raise_for_status()
+    page.get_by_role("searchbox").fill("zeppelin")
+    expect(results(page).first.locator("h4")).to_have_text(evil)
+    assert page.title() == "Heed"
+    assert page.locator("main img").count() == 0
+
+
+def test_the_page_can_be_used_by_keys_alone(page: Page) -> None:
+    """From the first tab to an explanation, in the order in which things stand."""
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to search"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab") if page.evaluate("document.activeElement.id") != "query" else None
+    page.keyboard.type("rocket")
+    expect(results(page).first).to_be_visible()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "user":
+            break
+    page.keyboard.type("u3")
+    page.keyboard.press("Enter")
+    expect(page.locator("#recommended > li").first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [320, 768, 1300])
+def test_nothing_is_cut_off_on_a_small_screen(browser: Browser, server: Server, width: int) -> None:
+    """The page never scrolls sideways."""
+    page = browser.new_page(viewport={"width": width, "height": 700})
+    page.goto(server.url)
+    choose(page, "u3")
+    page.get_by_role("searchbox").fill("rocket")
+    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
+    expect(page.locator("#attention td").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+def test_the_page_is_small_and_asked_for_once(page: Page, server: Server) -> None:
+    """Less than 100 kB in all; the second time nothing has to be sent again."""
+    with server.client() as http:
+        names = ["", *(f"playground/{name}" for name in
+                       ("style.css", "main.js", "api.js", "dom.js", "search.js", "person.js",
+                        "why.js", "running.js", "icon.svg"))]  # fmt: skip
+        answers = [http.get(f"/{name}") for name in names]
+        assert all(answer.status_code == 200 for answer in answers)
+        assert sum(len(answer.content) for answer in answers) < 100_000
+        for name, answer in zip(names, answers, strict=True):
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            again = http.get(f"/{name}", headers={"if-none-match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+        assert http.get("/playground/secret.py").status_code == 404
+        assert http.get("/playground/__init__.py").status_code == 404
+    expect(page.get_by_role("heading", name="Heed")).to_be_visible()
