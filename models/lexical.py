@@ -84,6 +84,8 @@ class WordIndex:
             self._writer.delete_documents_by_term("row", row)
         for count, (row, title, texts) in enumerate(documents, 1):
             self._writer.delete_documents_by_term("row", row)
+            if not any(text.strip() for text in (title, *texts)):
+                continue  # it would make every word rarer, and documents shorter on the whole
             document = tantivy.Document()
             document.add_integer("row", row)
             for text in [
