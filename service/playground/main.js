@@ -15,7 +15,7 @@ function card(item, { title, details }) {
   return el(
     "li",
     { "data-item": item.item_id },
-    el("h4", {}, ...title),
+    el("h3", {}, ...title),
     ...details,
     el(
       "div",

@@ -19,7 +19,7 @@ async function models(changed) {
     const rows = versions.map((version) => row(version, served, changed));
     const empty = el("tr", {}, el("td", { colspan: 4 }, "None is trained yet: answers come from content and popularity."));
     $("models").replaceChildren(
-      el("thead", {}, el("tr", {}, head("version"), head("NDCG@10", true), head("made"), head(""))),
+      el("thead", {}, el("tr", {}, head("version"), head("NDCG@10", true), head("made"), head("serve"))),
       el("tbody", {}, ...(rows.length ? rows : [empty])),
     );
   } catch (error) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -58,7 +60,7 @@ def test_watching_changes_the_recommendations_at_once(page: Page) -> None:
     listed = page.locator("#recommended > li")
     before = listed.evaluate_all("all => all.map(one => one.dataset.item + one.innerText)")
     events = page.locator("#history > li").count()
-    first = listed.first.locator("h4").inner_text()
+    first = listed.first.locator("h3").inner_text()
     listed.first.get_by_role("button", name=re.compile("^Watch ")).click()
     expect(page.locator("#history > li")).to_have_count(events + 1)
     expect(page.locator("#history > li").first).to_contain_text(f"watch {first}")
@@ -148,7 +150,7 @@ def test_texts_are_only_text(page: Page, server: Server) -> None:
         item = {"item_id": "evil", "title": evil, "description": evil}
         http.post("/v1/items", json={"items": [item]}).raise_for_status()
     page.get_by_role("searchbox").fill("zeppelin")
-    expect(results(page).first.locator("h4")).to_have_text(evil)
+    expect(results(page).first.locator("h3")).to_have_text(evil)
     assert page.title() == "Heed"
     assert page.locator("main img").count() == 0
 
@@ -181,6 +183,26 @@ def test_nothing_is_cut_off_on_a_small_screen(browser: Browser, server: Server, 
     expect(page.locator("#attention td").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_shut_out(
+    browser: Browser, server: Server, scheme: Literal["light", "dark"]
+) -> None:
+    """axe-core finds nothing wrong with names, roles, order or contrast, with everything open."""
+    # It has to be put into the page, which allows no scripts but its own.
+    context = browser.new_context(bypass_csp=True, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(server.url)
+    choose(page, "u3")
+    page.get_by_role("searchbox").fill("rocket")
+    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
+    expect(page.locator("#attention td").first).to_be_visible()
+    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
+    found = page.evaluate("axe.run()")
+    assert [(wrong["id"], wrong["nodes"]) for wrong in found["violations"]] == []
+    assert len(found["passes"]) > 20
+    context.close()
 
 
 def test_the_page_is_small_and_asked_for_once(page: Page, server: Server) -> None:
