@@ -46,7 +46,8 @@ class _Server(uvicorn.Server):
         port = self.servers[0].sockets[0].getsockname()[1]
         host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
         base = f"http://{host}:{port}"
-        self._console.print(f"\n[bold]Heed serves on {base}[/]  (documentation: {base}/docs)")
+        told = "open it in a browser; the API is at /docs"
+        self._console.print(f"\n[bold]Heed serves on {base}[/]  ({told})")
         for example in self._examples:
             self._console.print(
                 example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True
