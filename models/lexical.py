@@ -88,10 +88,8 @@ class WordIndex:
                 continue  # it would make every word rarer, and documents shorter on the whole
             document = tantivy.Document()
             document.add_integer("row", row)
-            for text in [
-                *[title] * TITLE,
-                *texts,
-            ]:  # one by one: no phrase goes over the end of one
+            # One by one, so that no phrase goes over the end of one.
+            for text in [*[title] * TITLE, *texts]:
                 document.add_text("stems", text)
             document.add_text("titles", title)
             self._writer.add_document(document)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.catalogue import Catalogue
 from models.lexical import WordIndex
 from models.metrics import Difference, bootstrap, graded_ndcg, recall, standard_error
-from models.search import match, search
+from models.search import search
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import UNTRAINED, Snapshot
 from service.corpora import Told
@@ -20,13 +20,13 @@ from service.datasets import Judged
 from service.embeddings import Embeddings
 from service.errors import Invalid
 from service.records import Item
+from service.searching import matched
 from service.serving import entry_of
 
 Way = Literal["BM25 alone", "meaning alone", "both"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 _FIRST, _DEEP = 10, 100  # ranks that count for nDCG, and for recall
-_HITS = 1_000  # as searches ask of the words
 _ENOUGH = 20  # judged queries, with fewer of which nothing is fitted
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -104,16 +104,13 @@ def _ranked(
 ) -> list[str]:
     """The ids of what is found, best first."""
     catalogue, allowed = snapshot.catalogue, snapshot.catalogue.offered
-    if catalogue.words is None:
-        raise RuntimeError("no words are kept of this catalogue")
-    reading = catalogue.words.read(query)
-    hits = catalogue.words.search(reading, _HITS, allowed)
-    rows = hits.rows[:count]
     if way != "BM25 alone":
-        matches = match(
-            snapshot, encode(reading.text), allowed=allowed, hits=hits, parameters=parameters
-        )
+        _, matches = matched(query, snapshot, encode, allowed=allowed, parameters=parameters)
         rows = search(matches, limit=count).rows
+    elif catalogue.words is None:
+        raise RuntimeError("no words are kept of this catalogue")
+    else:
+        rows = catalogue.words.search(catalogue.words.read(query), count, allowed).rows
     return [catalogue.vocabulary.id(row) for row in rows.tolist()]
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from models.explain import Reason
 from models.lexical import Reading
-from models.scoring import Attending, Scores, score
-from models.search import Found, match, nearest, personal_bias, search
+from models.scoring import SOFTMAX, Attending, Scores, score
+from models.search import Found, Matches, match, nearest, personal_bias, search
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
@@ -19,7 +19,7 @@ from service.explaining import reasons_of
 from service.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
 
 _PERSONAL = 200  # items found by text that a user's memory re-ranks
-_HITS = 1_000  # items that the words of a query find at most
+HITS = 1_000  # items that the words of a query find at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,15 +54,8 @@ def search_items(
         how: both are attended, the field keys and the user's memory.
         parameters: what a match is worth.
     """
-    words, reading, hits = snapshot.catalogue.words, None, None
-    text = query.query
-    if words is not None:
-        reading = words.read(text)
-        text = reading.text
-        allowed = _held(words.holding(reading), allowed)
-        hits = words.search(reading, max(_HITS, query.limit), allowed)
-    matches = match(
-        snapshot, encode(text.strip()), allowed=allowed, how=how, hits=hits, parameters=parameters
+    reading, matches = matched(
+        query.query, snapshot, encode, allowed=allowed, how=how, parameters=parameters
     )
     near = nearest(matches, max(_PERSONAL, query.limit)) if len(user) else np.zeros(0, np.int64)
     scores = score(snapshot, user, near, how)
@@ -74,6 +67,31 @@ def search_items(
         snapshot, user, found.rows, scores, how=how, asker=query.asker, places=places
     )
     return Searched(found, reading, scores, places, reasons)
+
+
+def matched(
+    text: str,
+    snapshot: Snapshot,
+    encode: Callable[[str], NDArray[np.float32]],
+    *,
+    allowed: NDArray[np.bool_],
+    how: Attending = SOFTMAX,
+    parameters: SearchParameters = DEFAULTS,
+) -> tuple[Reading | None, Matches]:
+    """A text read by both heads: as it was understood, and beside the keys that may matter.
+
+    The arguments are those of `search_items`.
+    """
+    words, reading, hits = snapshot.catalogue.words, None, None
+    if words is not None:
+        reading = words.read(text)
+        text = reading.text
+        allowed = _held(words.holding(reading), allowed)
+        hits = words.search(reading, HITS, allowed)
+    vector = encode(text.strip())
+    return reading, match(
+        snapshot, vector, allowed=allowed, how=how, hits=hits, parameters=parameters
+    )
 
 
 def _held(rows: NDArray[np.int64] | None, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
