@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.entries import Encode, Entry, keys_of
+from models.field_keys import FieldKeys
+from models.item_filter import ItemFilter, holds
 from models.lexical import Document, WordIndex, Words
-from models.points import unit
+from models.objects import Objects
+from models.pages import Pages
 from models.vocabulary import Vocabulary
 
 Vectors = NDArray[np.float32]
-Encode = Callable[[Sequence[str]], Vectors]
 
 _NEVER = np.iinfo(np.int64).min  # published_at of items without one
-EMBEDDING = "embedding"  # the field name of a vector that the client brought
+_STEPS = 4  # views that a later one knows its changes since
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What the catalogue keeps of one item."""
+class _Step(NamedTuple):
+    """From one view to the next."""
 
-    item_id: str
-    title: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)  # field name -> text
-    categories: Sequence[str] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    embedding: Vectors | None = None  # [D]
-    hidden: bool = False
-    published_at: int | None = None  # microseconds UTC
+    view: weakref.ref[Catalogue]  # the one before
+    rows: NDArray[np.int64]  # that are other ones in the next
 
 
-@dataclass(frozen=True, slots=True)
-class ItemFilter:
-    """Which items may be answered; an empty one lets every listed item pass."""
-
-    any: frozenset[str] = frozenset()  # categories: at least one of these
-    all: frozenset[str] = frozenset()  # categories: every one of these
-    none: frozenset[str] = frozenset()  # categories: not one of these
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    published_since: int | None = None  # inclusive
-    published_until: int | None = None  # exclusive
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Catalogue:
     """A frozen view of all items; `updated` gives the next one.
 
@@ -55,23 +41,20 @@ class Catalogue:
     """
 
     vocabulary: Vocabulary
-    titles: tuple[str, ...]
-    content: Vectors  # [N, D] unit vectors: the mean of the item's keys; zero without any
+    titles: Objects[str]
+    contents: Pages[np.float32]  # [N, D] see `content`
     described: NDArray[np.bool_]  # [N] has a content vector
     present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
     gone: NDArray[np.bool_]  # [N] was removed from it
     listed: NDArray[np.bool_]  # [N] is present and not hidden
     published: NDArray[np.int64]  # [N] microseconds UTC
-    keys: Vectors  # [F, D] a unit vector for each field of each item
-    owners: NDArray[np.int32]  # [F] the item row behind each key
-    field_codes: NDArray[np.int16]  # [F]
-    texts: NDArray[np.int64]  # [F] hash of each key's vector: equal texts are equal keys
-    common: Vectors  # [F] log of how many keys are equal to this one
-    field_names: tuple[str, ...]
+    keys: FieldKeys  # what search compares a query with
+    categories: Objects[tuple[str, ...]]
     postings: Mapping[str, NDArray[np.int32]]  # category -> item rows
-    attributes: tuple[Mapping[str, Any], ...]
+    attributes: Objects[Mapping[str, Any]]
     word_index: WordIndex | None  # shared by the views, as the vocabulary is
     words: Words | None  # what it held when this view was made
+    _since: tuple[_Step, ...]  # the views before this one that it knows its changes since
 
     @classmethod
     def empty(
@@ -90,23 +73,20 @@ class Catalogue:
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
             vocabulary=vocabulary,
-            titles=(),
-            content=np.zeros((0, dimension), dtype=np.float32),
+            titles=Objects(),
+            contents=Pages(np.zeros((0, dimension), dtype=np.float32)),
             described=np.zeros(0, dtype=np.bool_),
             present=np.zeros(0, dtype=np.bool_),
             gone=np.zeros(0, dtype=np.bool_),
             listed=np.zeros(0, dtype=np.bool_),
             published=np.zeros(0, dtype=np.int64),
-            keys=np.zeros((0, dimension), dtype=np.float32),
-            owners=np.zeros(0, dtype=np.int32),
-            field_codes=np.zeros(0, dtype=np.int16),
-            texts=np.zeros(0, dtype=np.int64),
-            common=np.zeros(0, dtype=np.float32),
-            field_names=(),
+            keys=FieldKeys.empty(dimension),
+            categories=Objects(),
             postings={},
-            attributes=(),
+            attributes=Objects(),
             word_index=word_index,
             words=None if word_index is None else word_index.updated([]),
+            _since=(),
         )
         return bare._grown(len(vocabulary))
 
@@ -117,6 +97,11 @@ class Catalogue:
     def dimension(self) -> int:
         """D, of the text embeddings."""
         return int(self.content.shape[1])
+
+    @property
+    def content(self) -> Vectors:
+        """[N, D] unit vectors: the mean of the item's keys; zero without any."""
+        return self.contents.array
 
     def row(self, item_id: str) -> int:
         """The row of an item in this view, or -1."""
@@ -150,65 +135,123 @@ class Catalogue:
             ValueError: when an embedding is not of dimension D.
         """
         latest = {entry.item_id: entry for entry in entries}
-        gone = [id_ for id_ in removed if id_ not in latest]
-        if not latest and not gone:
+        lost = [id_ for id_ in removed if id_ not in latest]
+        if not latest and not lost:
             return self
-        rows = np.array([self.vocabulary.add(id_) for id_ in latest], dtype=np.int32)
-        new = self._grown(len(self.vocabulary))
-        touched = np.concatenate([rows, new.rows(gone)])
-        touched = touched[touched >= 0]
-
-        titles, attributes = list(new.titles), list(new.attributes)
-        listed, published = new.listed.copy(), new.published.copy()
-        listed[touched], published[touched] = False, _NEVER
-        present, removed_rows = new.present.copy(), new.gone.copy()
-        present[touched], removed_rows[touched] = False, True
-        present[rows], removed_rows[rows] = True, False
-        for row in touched.tolist():
-            titles[row], attributes[row] = "", {}
-        postings = _without(new.postings, touched)
-        keys, owners, codes, names = _field_keys(latest.values(), rows, new.field_names, encode)
-        stays = ~np.isin(new.owners, touched)
-        for row, entry in zip(rows.tolist(), latest.values(), strict=True):
-            titles[row], attributes[row] = entry.title, entry.attributes
-            listed[row] = not entry.hidden
-            if entry.published_at is not None:
-                published[row] = entry.published_at
-        for category, members in _by_category(latest.values(), rows).items():
-            known = postings.get(category, np.zeros(0, dtype=np.int32))
-            postings[category] = np.concatenate([known, members])
-        content = new.content.copy()
-        content[touched] = 0.0
-        np.add.at(content, owners, keys)
-        norms = np.linalg.norm(content[rows], axis=1, keepdims=True)
-        content[rows] /= np.where(norms > 0, norms, 1.0)
-        described = new.described.copy()
-        described[touched] = False
-        described[owners] = True
-        texts = np.concatenate([new.texts[stays], _hashes(keys)])
-        _, same, count = np.unique(texts, return_inverse=True, return_counts=True)
+        rows = np.array([self.vocabulary.add(id_) for id_ in latest], dtype=np.int64)
+        grown = self._grown(len(self.vocabulary))
+        if grown is not self:
+            return grown.updated(latest.values(), lost, encode)
+        lost_rows = self.rows(lost).astype(np.int64)
+        lost_rows = np.unique(lost_rows[lost_rows >= 0])
+        touched = np.concatenate([rows, lost_rows])
+        changed = list(latest.values())
         return replace(
-            new,
-            titles=tuple(titles),
-            content=content,
-            described=described,
-            present=present,
-            gone=removed_rows,
-            listed=listed,
-            published=published,
-            keys=np.concatenate([new.keys[stays], keys]),
-            owners=np.concatenate([new.owners[stays], owners]),
-            field_codes=np.concatenate([new.field_codes[stays], codes]),
-            texts=texts,
-            common=np.log(count[same]).astype(np.float32),
-            field_names=names,
-            postings=postings,
-            attributes=tuple(attributes),
-            words=self._words_of(rows, latest.values(), new.rows(gone)),
+            self,
+            **self._texts_of(changed, rows, touched, encode),
+            **self._told_of(changed, rows, lost_rows),
+            words=self._words_of(changed, rows, lost_rows),
+            _since=self._next(touched),
         )
 
+    def changed_since(self, other: Catalogue) -> NDArray[np.int64] | None:
+        """The rows [n] that are not as in an earlier view, those it has not among them.
+
+        None where that is not known, as of a view from long before.
+        """
+        if other is self:
+            return np.zeros(0, np.int64)
+        for at, step in enumerate(self._since):
+            if step.view() is other:
+                rows = np.concatenate([later.rows for later in self._since[at:]])
+                return np.union1d(rows, np.arange(len(other), len(self)))
+        return None
+
+    def compacted(self) -> Catalogue:
+        """This catalogue with its keys at other places: without those that no item has."""
+        return replace(self, keys=self.keys.compacted(), _since=self._next(np.zeros(0, np.int64)))
+
+    def _next(self, rows: NDArray[np.int64]) -> tuple[_Step, ...]:
+        """What the view knows that follows this one with other rows."""
+        return (*self._since, _Step(weakref.ref(self), rows))[-_STEPS:]
+
+    def _texts_of(
+        self,
+        entries: Iterable[Entry],
+        rows: NDArray[np.int64],
+        touched: NDArray[np.int64],
+        encode: Encode,
+    ) -> dict[str, Any]:
+        """What follows from the texts of entries, of which one is at each of `rows`."""
+        keys, names = keys_of(entries, rows, self.keys.names, encode)
+        content = np.zeros((len(touched), self.dimension), np.float32)
+        owners, begins = np.unique(keys.owners, return_index=True)
+        at = np.flatnonzero(np.isin(rows, owners))
+        if len(owners):
+            # The keys stand in the order of the rows, each item's side by side.
+            sums = np.add.reduceat(keys.vectors, np.sort(begins))
+            norms = np.linalg.norm(sums, axis=1, keepdims=True)
+            content[at] = sums / np.where(norms > 0, norms, 1.0)
+        described = self.described.copy()
+        described[touched] = False
+        described[rows[at]] = True
+        return {
+            "contents": self.contents.updated(touched, content, content[:0]),
+            "described": described,
+            "keys": self.keys.updated(touched, keys, names),
+        }
+
+    def _told_of(
+        self, entries: Collection[Entry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """What entries say beside texts, of which one is at each of `rows`."""
+        touched = np.concatenate([rows, lost])
+        present, gone = self.present.copy(), self.gone.copy()
+        listed, published = self.listed.copy(), self.published.copy()
+        present[rows], present[lost] = True, False
+        gone[rows], gone[lost] = False, True
+        listed[rows], listed[lost] = [not entry.hidden for entry in entries], False
+        published[rows] = [
+            _NEVER if entry.published_at is None else entry.published_at for entry in entries
+        ]
+        published[lost] = _NEVER
+        categories = [tuple(dict.fromkeys(entry.categories)) for entry in entries]
+        none = [()] * len(lost)
+        return {
+            "present": present,
+            "gone": gone,
+            "listed": listed,
+            "published": published,
+            "titles": self.titles.updated(
+                touched, [*(entry.title for entry in entries), *[""] * len(lost)], ()
+            ),
+            "attributes": self.attributes.updated(
+                touched, [*(entry.attributes for entry in entries), *[{} for _ in lost]], ()
+            ),
+            "categories": self.categories.updated(touched, [*categories, *none], ()),
+            "postings": self._postings_after(touched, [*categories, *none]),
+        }
+
+    def _postings_after(
+        self, touched: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
+    ) -> dict[str, NDArray[np.int32]]:
+        """The postings once each of these items has these categories, and no others."""
+        postings = dict(self.postings)
+        left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        for row, now in zip(touched.tolist(), categories, strict=True):
+            for name in self.categories[row]:
+                left[name].append(row)
+            for name in now:
+                joined[name].append(row)
+        for name, rows in left.items():
+            postings[name] = postings[name][~np.isin(postings[name], rows)]
+        for name, rows in joined.items():
+            known = postings.get(name, np.zeros(0, dtype=np.int32))
+            postings[name] = np.concatenate([known, np.array(rows, dtype=np.int32)])
+        return {name: rows for name, rows in postings.items() if len(rows)}
+
     def _words_of(
-        self, rows: NDArray[np.int32], entries: Iterable[Entry], gone: NDArray[np.int32]
+        self, entries: Iterable[Entry], rows: NDArray[np.int64], lost: NDArray[np.int64]
     ) -> Words | None:
         """The words after these upserts and removals."""
         if self.word_index is None:
@@ -219,23 +262,28 @@ class Catalogue:
             )
             for row, entry in zip(rows.tolist(), entries, strict=True)
         )
-        return self.word_index.updated(documents, gone[gone >= 0].tolist())
+        return self.word_index.updated(documents, lost.tolist())
 
     def _grown(self, size: int) -> Catalogue:
         """This view with empty rows up to `size`."""
         more = size - len(self)
         if more <= 0:
             return self
+        none, dark = np.zeros(0, np.int64), np.zeros(more, np.bool_)
+        room = np.zeros((more, self.dimension), np.float32)
         return replace(
             self,
-            titles=self.titles + ("",) * more,
-            content=np.concatenate([self.content, np.zeros((more, self.dimension), np.float32)]),
-            described=np.concatenate([self.described, np.zeros(more, np.bool_)]),
-            present=np.concatenate([self.present, np.zeros(more, np.bool_)]),
-            gone=np.concatenate([self.gone, np.zeros(more, np.bool_)]),
-            listed=np.concatenate([self.listed, np.zeros(more, np.bool_)]),
+            titles=self.titles.updated(none, (), [""] * more),
+            contents=self.contents.updated(none, room[:0], room),
+            described=np.concatenate([self.described, dark]),
+            present=np.concatenate([self.present, dark]),
+            gone=np.concatenate([self.gone, dark]),
+            listed=np.concatenate([self.listed, dark]),
             published=np.concatenate([self.published, np.full(more, _NEVER)]),
-            attributes=self.attributes + ({},) * more,
+            keys=self.keys.covering(size),
+            categories=self.categories.updated(none, (), [()] * more),
+            attributes=self.attributes.updated(none, (), [{} for _ in range(more)]),
+            _since=self._next(none),
         )
 
     # ------------------------------------------------------------------ filtering
@@ -269,7 +317,7 @@ class Catalogue:
             for row in np.flatnonzero(allowed).tolist():
                 has = self.attributes[row]
                 allowed[row] = all(
-                    name in has and _matches(has[name], value)
+                    name in has and holds(has[name], value)
                     for name, value in wanted.attributes.items()
                 )
         return allowed
@@ -281,72 +329,3 @@ class Catalogue:
             if category in self.postings:
                 inside[self.postings[category]] = True
         return inside
-
-
-def _hashes(keys: Vectors) -> NDArray[np.int64]:
-    """A hash of each key's bits, [F]."""
-    odd = np.random.default_rng(0).integers(1, 2**62, keys.shape[1], dtype=np.int64) * 2 + 1
-    bits = (keys + np.float32(0)).view(np.int32).astype(np.int64)  # + 0 turns -0 into 0
-    with np.errstate(over="ignore"):
-        return bits @ odd
-
-
-def _matches(value: Any, wanted: Any) -> bool:
-    values = value if isinstance(value, list) else [value]
-    accepted = wanted if isinstance(wanted, list) else [wanted]
-    # 1 == True in Python, but not in JSON.
-    return any(v == w and isinstance(v, bool) == isinstance(w, bool)
-               for v in values for w in accepted)  # fmt: skip
-
-
-def _without(
-    postings: Mapping[str, NDArray[np.int32]], rows: NDArray[np.int32]
-) -> dict[str, NDArray[np.int32]]:
-    left = {name: members[~np.isin(members, rows)] for name, members in postings.items()}
-    return {name: members for name, members in left.items() if len(members)}
-
-
-def _by_category(entries: Iterable[Entry], rows: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
-    members: dict[str, list[int]] = {}
-    for row, entry in zip(rows.tolist(), entries, strict=True):
-        for category in dict.fromkeys(entry.categories):
-            members.setdefault(category, []).append(row)
-    return {name: np.array(found, dtype=np.int32) for name, found in members.items()}
-
-
-def _field_keys(
-    entries: Iterable[Entry],
-    rows: NDArray[np.int32],
-    known_names: tuple[str, ...],
-    encode: Encode,
-) -> tuple[Vectors, NDArray[np.int32], NDArray[np.int16], tuple[str, ...]]:
-    """Keys [F, D], owners [F] and field codes [F] of the entries, and all field names."""
-    names = {name: code for code, name in enumerate(known_names)}
-    texts: list[str] = []
-    owners: list[int] = []
-    codes: list[int] = []
-    brought: list[tuple[int, Vectors]] = []
-    for row, entry in zip(rows.tolist(), entries, strict=True):
-        for name, text in entry.fields.items():
-            if text and not text.isspace():
-                texts.append(text)
-                owners.append(row)
-                codes.append(names.setdefault(name, len(names)))
-        if entry.embedding is not None:
-            brought.append((row, entry.embedding))
-    keys = unit(encode(texts))  # also of an encoder whose vectors were kept in half precision
-    if brought:
-        for _, vector in brought:
-            if vector.shape != keys.shape[1:]:
-                raise ValueError(f"embedding has dimension {vector.shape[-1]}, not {keys.shape[1]}")
-        own = unit(np.stack([vector for _, vector in brought]))
-        keys = np.concatenate([keys, own])
-        owners += [row for row, _ in brought]
-        codes += [names.setdefault(EMBEDDING, len(names))] * len(brought)
-    spoken = np.any(keys != 0, axis=1)  # a text without a token the encoder knows has no key
-    return (
-        keys[spoken],
-        np.array(owners, dtype=np.int32)[spoken],
-        np.array(codes, dtype=np.int16)[spoken],
-        tuple(names),
-    )

@@ -234,6 +234,7 @@ def build(
     lists: int | None = None,
     links: int = 32,
     construction: int = 80,
+    own: bool = True,
 ) -> FaissIndex:
     """Index keys under q·k + bias or cos(q, k) + bias.
 
@@ -250,6 +251,7 @@ def build(
         lists: clusters of ivf; None = √n; never more than n.
         links: edges a row of hnsw.
         construction: efConstruction of hnsw.
+        own: False where nobody ever writes to `keys`, so that the index need not copy them.
 
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
@@ -281,7 +283,7 @@ def build(
             case "lsh":
                 index, codes = _lsh(points, seed)
     points = _shared(kind, points, index)
-    if np.may_share_memory(points, keys):
+    if own and np.may_share_memory(points, keys):
         points = points.copy()  # the caller may write over its own
     return FaissIndex(kind, metric, points, offset, hidden, index, codes)
 

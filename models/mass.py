@@ -41,7 +41,7 @@ def estimate_mass(
     pool = torch.arange(n, device=rows.device)
     if seen is not None:
         pool = pool[seen.flatten(0, 1).any(0)]
-    picked = pool[_strata(len(pool), sample).to(pool.device)]
+    picked = pool[strata(len(pool), sample).to(pool.device)]
 
     inside = lookup.logits_at(rows)
     outside = lookup.logits_of(picked)  # (T, H, m)
@@ -50,8 +50,30 @@ def estimate_mass(
         hits = (picked[place] == rows).int()
         taken = torch.zeros_like(outside, dtype=torch.int32).scatter_add(2, place, hits)
         outside = outside.masked_fill(taken > 0, -math.inf)
+    # How many rows each target may see outside of `rows`.
+    rest = (n if seen is None else seen.sum(2)) - (inside > -math.inf).sum(2)
+    return sampled_mass(inside, outside, rest, temperature=temperature, hard=hard)
 
-    lowest = inside.new_full((*rows.shape[:2], 1), -math.inf)
+
+@torch.no_grad()
+def sampled_mass(
+    inside: Tensor,
+    outside: Tensor,
+    rest: Tensor,
+    *,
+    temperature: float = 1.0,
+    hard: bool = False,
+) -> Mass:
+    """The same from scores, where others have chosen the sample.
+
+    Args:
+        inside: of the rows whose share is asked for, [T, H, k]; -inf is no row.
+        outside: of a sample of the others, [T, H, m]; -inf is no row.
+        rest: how many others there are, [T, H].
+        temperature: of the softmax.
+        hard: as in `estimate_mass`.
+    """
+    lowest = inside.new_full((*inside.shape[:2], 1), -math.inf)
     best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)
     best_out = torch.cat([outside, lowest], 2).amax(2, keepdim=True)
     if hard:
@@ -60,9 +82,6 @@ def estimate_mass(
     peak = torch.maximum(best_in, best_out)
     peak = peak.masked_fill(peak == -math.inf, 0.0)
 
-    # How many rows each target may see outside of `rows`, and how many of those were sampled.
-    visible_rows = n if seen is None else seen.sum(2)
-    rest = visible_rows - (inside > -math.inf).sum(2)
     sampled = (outside > -math.inf).sum(2)
     m = sampled.clamp(min=1)
     held = ((inside - peak) / temperature).exp().sum(2)
@@ -84,7 +103,7 @@ def estimate_mass(
     return Mass(share, error.masked_fill(rest == 0, 0.0))
 
 
-def _strata(n: int, sample: int) -> Tensor:
+def strata(n: int, sample: int = SAMPLE) -> Tensor:
     """One row from each of `sample` equal stretches of n rows, the same ones at every call.
 
     Which one of a stretch is drawn from a seed: a fixed stride would beat with periods in the data.

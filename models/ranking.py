@@ -98,7 +98,8 @@ def candidates(
         found = inside[inside >= 0]
     open_rows = np.flatnonzero(allowed[first:]) + first
     if len(open_rows) > count:
-        near = snapshot.candidate_keys[first:] @ query
+        worth = snapshot.pages.offered(slice(first, None)) @ query[:-1]
+        near = worth + snapshot.tables.prior[first:]  # the query's last is 1
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     counted = _counted(snapshot, user, count)

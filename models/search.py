@@ -22,9 +22,7 @@ from torch import Tensor
 from models.attention import attend
 from models.catalogue import Catalogue
 from models.lexical import Hits
-from models.lookup import Lookup
-from models.mass import estimate_mass
-from models.memory import KeyValueMemory
+from models.mass import sampled_mass, strata
 from models.points import unit
 from models.scoring import SOFTMAX, Attending, Scores
 from models.search_parameters import DEFAULTS, SearchParameters
@@ -98,22 +96,23 @@ def match(
     if hits is not None and len(hits.rows):
         shared[hits.rows] = parameters.lexical * hits.scores / hits.scores.max()
     asked = torch.from_numpy(unit(query[None]))
-    open_keys = allowed[catalogue.owners]
+    fields = catalogue.keys
+    open_keys = fields.owned(allowed)
     count = int(np.count_nonzero(open_keys))
     mode = how.over(count)
     if not np.any(query):
-        places = np.flatnonzero(shared[catalogue.owners])
+        places = fields.of(np.flatnonzero(shared))
     elif mode == "exact":
         wide = count > _WIDE * len(open_keys)
         places = np.arange(len(open_keys)) if wide else np.flatnonzero(open_keys)
     else:
-        named = shared > 0
-        named[catalogue.owners[_near(snapshot, asked, open_keys, how)]] = True
-        places = np.flatnonzero(named[catalogue.owners])
-    everything = len(places) == len(catalogue.keys)
-    keys = torch.from_numpy(catalogue.keys if everything else catalogue.keys[places])
-    sharpness = _sharpness(catalogue, parameters)[catalogue.field_codes[places]]
-    owners = catalogue.owners[places]
+        near = fields.owners[_near(snapshot, asked, open_keys, how)]
+        places = fields.of(np.union1d(np.flatnonzero(shared), near))
+    places = np.sort(places)
+    everything = len(places) == len(fields)
+    keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
+    sharpness = _sharpness(catalogue, parameters)[fields.codes[places]]
+    owners = fields.owners[places]
     items, item_of = np.unique(owners.astype(np.int64), return_inverse=True)
     lexical = shared[owners]
     cosines = _of_units(asked, keys)
@@ -164,7 +163,7 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
         share: dict[str, float] = {}
         own = by_item[starts[item] : starts[item + 1]]
         for place in own[weights[own] > 0].tolist():
-            name = catalogue.field_names[catalogue.field_codes[places[place]]]
+            name = catalogue.keys.names[catalogue.keys.codes[places[place]]]
             share[name] = share.get(name, 0.0) + float(weights[place] / gathered[item])
         matched.append(dict(sorted(share.items(), key=lambda pair: -pair[1])))
     # Over the sum of exponentials, a weight is comparable between queries.
@@ -207,7 +206,7 @@ def _near(snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], how: 
     if k == 0:
         return np.zeros(0, np.int64)
     if snapshot.key_index is None:
-        cosines = _of_units(asked, torch.from_numpy(snapshot.catalogue.keys))[0]
+        cosines = _of_units(asked, torch.from_numpy(snapshot.catalogue.keys.vectors))[0]
         cosines.masked_fill_(~torch.from_numpy(open_keys), -torch.inf)
         return torch.topk(cosines, k).indices.numpy()
     indexed = snapshot.indexed_keys
@@ -227,12 +226,12 @@ def _bias(
 
     `attend` adds it before it divides by the temperature, which it must not depend on.
     """
-    catalogue = matches.catalogue
+    fields = matches.catalogue.keys
     biases = matches.parameters.fields
-    worth = np.array([biases.get(name, 0.0) for name in catalogue.field_names], np.float32)
-    bias = worth[catalogue.field_codes[places]] - catalogue.common[places]
+    worth = np.array([biases.get(name, 0.0) for name in fields.names], np.float32)
+    bias = worth[fields.codes[places]] - fields.common[places]
     if personal is not None:
-        bias = bias + personal[catalogue.owners[places]]
+        bias = bias + personal[fields.owners[places]]
     bias[~matches.open_keys[places]] = -np.inf
     return torch.from_numpy(bias) * scale
 
@@ -264,28 +263,33 @@ def _best(
 
 def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) -> float:
     """The share of the softmax over all open keys that the attended ones hold."""
-    attended, open_keys = len(matches.places), int(np.count_nonzero(matches.open_keys))
-    if not attended or attended >= open_keys:
+    places, open_keys = matches.places, matches.open_keys
+    attended = int(np.count_nonzero(open_keys[places]))
+    rest = int(np.count_nonzero(open_keys)) - attended
+    if not attended or rest <= 0:
         return 1.0
-    catalogue = matches.catalogue
-    sharpness = _sharpness(catalogue, matches.parameters)
-    every = catalogue.keys
-    if (sharpness != 1).any():
-        every = every * sharpness[catalogue.field_codes, None]
-    keys = torch.from_numpy(every)[:, None]  # (F, 1, D)
-    bias = _bias(matches, slice(None), personal, scale)
-    bias[torch.from_numpy(matches.places)] += torch.from_numpy(matches.lexical)
-    memory = KeyValueMemory(keys, keys.new_zeros(len(keys), 1, 0), bias=bias)
-    lookup = Lookup(matches.query[None], memory, score=_of_units)
-    rows = torch.from_numpy(matches.places)[None, None]
-    hard = matches.how.hard
-    return float(estimate_mass(lookup, rows, temperature=scale, hard=hard).share)
+    fields = matches.catalogue.keys
+    sample = strata(len(fields)).numpy()
+    sample = sample[open_keys[sample]]
+    sample = sample[~np.isin(sample, places)]
+    sharpness = _sharpness(matches.catalogue, matches.parameters)[fields.codes[sample]]
+    cosines = _of_units(matches.query, torch.from_numpy(fields.vectors[sample]))
+    outside = cosines * torch.from_numpy(sharpness) + _bias(matches, sample, personal, scale)
+    inside = matches.cosines + matches.beside + _bias(matches, places, personal, scale)
+    share = sampled_mass(
+        inside[None],
+        outside[None],
+        torch.tensor([[rest]]),
+        temperature=scale,
+        hard=matches.how.hard,
+    ).share
+    return float(share)
 
 
 def _sharpness(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np.float32]:
     """What the cosines of each field are multiplied by, for its temperature."""
     base, own = parameters.temperature, parameters.temperatures
-    return np.array([base / own.get(name, base) for name in catalogue.field_names], np.float32)
+    return np.array([base / own.get(name, base) for name in catalogue.keys.names], np.float32)
 
 
 def _of_units(query: Tensor, keys: Tensor) -> Tensor:

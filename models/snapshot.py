@@ -11,21 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import coarse, target_attention
+from models import coarse
 from models.catalogue import Catalogue
 from models.coarse import CoarseIndex
 from models.data import DISLIKE
+from models.item_pages import ItemPages, Make
 from models.kinds import IGNORED, UNKNOWN
 from models.recommender import Recommender, identity
 from models.stepping import Stepper
-from models.target_attention import ItemTables
+from models.target_attention import ItemTables, candidate_keys
 from models.trained import Counts, Trained
 
 # From this many items on, candidates come from FAISS: measured by `heed bench`, twice as fast as
 # one matrix-vector product at 10,000 items and five times at 20,000.
 INDEX_FROM = 10_000
 UNTRAINED = "untrained"
-_MOST = 0.25  # share of changed items from which projecting all of them is simpler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +41,10 @@ class Snapshot:
     catalogue: Catalogue
     trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
     known: NDArray[np.bool_]  # [N] has a vector, from training or from text
-    tables: ItemTables
+    pages: ItemPages
+    tables: ItemTables  # of `pages`
     counts: Counts  # [N] popularity
-    candidate_keys: Tensor  # [N, dim + H·d + 1]
-    index: CoarseIndex | None  # over `candidate_keys` of the first `indexed` items
+    index: CoarseIndex | None  # over what `candidate_keys` were of the first `indexed` items
     indexed: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
@@ -81,77 +81,79 @@ class Snapshot:
         model = trained.model if trained else identity(catalogue.dimension)
         rows = _trained_rows(trained, catalogue)
         counts = _padded(counts, len(catalogue))
-        tables = _tables(model, trained, rows, catalogue, counts)
-        candidate_keys = _candidate_keys(tables)
-        index = key_index = None
-        if len(catalogue) >= index_from:
-            index = coarse.build("ivf", candidate_keys.numpy())
-        if len(catalogue.keys) >= index_from:
-            key_index = coarse.build("ivf", catalogue.keys)
-        return cls(
+        pages = _priced(
+            ItemPages.build(_making(model, rows, catalogue), len(catalogue), tied=model.cross.tied),
+            trained,
+            counts,
+        )
+        bare = cls(
             version,
             model,
             trained,
             catalogue,
             rows,
             catalogue.described | (rows >= 0).numpy(),
-            tables,
+            pages,
+            pages.tables,
             counts,
-            candidate_keys,
-            index,
-            len(catalogue) if index else 0,
-            key_index,
-            len(catalogue.keys) if key_index else 0,
+            None,
+            0,
+            None,
+            0,
             Stepper(model.encoder) if model.encoder is not None else None,
+        )
+        return bare.indexing(index_from=index_from)
+
+    def indexing(self, *, index_from: int = INDEX_FROM) -> Snapshot:
+        """This snapshot with new indexes of all that it holds; small ones need none.
+
+        Args:
+            index_from: how many rows make an index worth it.
+        """
+        index = key_index = None
+        catalogue = self.catalogue.compacted() if self.catalogue.keys.gone else self.catalogue
+        keys = catalogue.keys.vectors
+        if len(catalogue) >= index_from:
+            index = coarse.build("ivf", candidate_keys(self.tables).numpy(), own=False)
+        if len(keys) >= index_from:
+            key_index = coarse.build("ivf", keys, own=False)
+        return replace(
+            self,
+            catalogue=catalogue,
+            index=index,
+            indexed=len(catalogue) if index else 0,
+            key_index=key_index,
+            indexed_keys=len(keys) if key_index else 0,
         )
 
     def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:
         """This version over a later state of its catalogue, or with later popularity.
 
-        The index stays: items that it does not hold are searched exactly beside it. Where earlier
-        field keys changed, so that its rows no longer mean the same, the key index is dropped.
+        The indexes stay: items and keys that they do not hold are searched exactly beside them.
         """
         counts = _padded(counts, len(catalogue))
         if catalogue is self.catalogue:
-            if self.trained is not None:
-                return replace(self, counts=counts)
-            tables = self.tables._replace(prior=_popular(counts))
-            keys = _candidate_keys(tables)
-            return replace(self, counts=counts, tables=tables, candidate_keys=keys)
-        rows = _trained_rows(self.trained, catalogue)
-        kept, old = self.indexed_keys, self.catalogue
-        same = (
-            kept <= len(catalogue.keys)
-            and np.array_equal(catalogue.owners[:kept], old.owners[:kept])
-            and np.array_equal(catalogue.keys[:kept], old.keys[:kept])
-        )
-        tables = self._tables_of(rows, catalogue, counts)
+            pages = _priced(self.pages, self.trained, counts)
+            return replace(self, counts=counts, pages=pages, tables=pages.tables)
+        # All that a model knows of had a row when it was built.
+        added = len(catalogue) - len(self.catalogue)
+        rows = torch.cat([self.trained_rows, self.trained_rows.new_full((added,), -1)])
+        changed = catalogue.changed_since(self.catalogue)
+        if changed is None:
+            differ = np.any(catalogue.content[: -added or None] != self.catalogue.content, axis=1)
+            later = np.arange(len(self.catalogue), len(catalogue))
+            changed = np.concatenate([np.flatnonzero(differ), later])
+        pages = self.pages.updated(_making(self.model, rows, catalogue), changed)
+        pages = _priced(pages, self.trained, counts)
         return replace(
             self,
             catalogue=catalogue,
             trained_rows=rows,
             known=catalogue.described | (rows >= 0).numpy(),
             counts=counts,
-            tables=tables,
-            candidate_keys=_candidate_keys(tables),
-            key_index=self.key_index if same else None,
-            indexed_keys=kept if same else 0,
+            pages=pages,
+            tables=pages.tables,
         )
-
-    def _tables_of(self, rows: Tensor, catalogue: Catalogue, counts: Counts) -> ItemTables:
-        """The tables of a later catalogue; only what changed is projected anew."""
-        old = len(self.catalogue)
-        changed = np.ones(len(catalogue), dtype=np.bool_)
-        changed[:old] = np.any(catalogue.content[:old] != self.catalogue.content, axis=1)
-        if changed.mean() > _MOST:
-            return _tables(self.model, self.trained, rows, catalogue, counts)
-        at = torch.from_numpy(np.flatnonzero(changed))
-        with torch.inference_mode():
-            fresh = self.model.tables(rows[at], torch.from_numpy(catalogue.content[changed]))
-            more = len(catalogue) - old
-            pairs = zip(self.tables, fresh, strict=True)
-            tables = ItemTables(*(_patched(table, new, at, more) for table, new in pairs))
-        return tables if self.trained else tables._replace(prior=_popular(counts))
 
     @torch.inference_mode()
     def projected(self, content: NDArray[np.float32]) -> ItemTables:
@@ -198,31 +200,21 @@ def _padded(counts: Counts, size: int) -> Counts:
     return np.concatenate([counts[:size], np.zeros(max(0, size - len(counts)), np.int64)])
 
 
-def _tables(
-    model: Recommender,
-    trained: Trained | None,
-    rows: Tensor,
-    catalogue: Catalogue,
-    counts: Counts,
-) -> ItemTables:
-    with torch.inference_mode():
-        content = torch.from_numpy(catalogue.content)
-        if trained is not None:
-            return model.tables(rows, content)
-        return model.tables(rows, content)._replace(prior=_popular(counts))
+def _making(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make:
+    """Item rows -> their tables, of this catalogue."""
+
+    @torch.inference_mode()
+    def make(items: NDArray[np.int64]) -> ItemTables:
+        return model.tables(
+            rows[torch.from_numpy(items)], torch.from_numpy(catalogue.content[items])
+        )
+
+    return make
 
 
-def _patched(table: Tensor, fresh: Tensor, at: Tensor, more: int) -> Tensor:
-    """A copy of a table ([N], [N, d] or [H, N, d]) with `more` items, and `fresh` at the rows."""
-    by_head = table.dim() == 3  # items come first in memory all the same
-    old, new = (table.transpose(0, 1), fresh.transpose(0, 1)) if by_head else (table, fresh)
-    grown = torch.cat([old, old.new_zeros(more, *old.shape[1:])]).index_copy_(0, at, new)
-    return grown.transpose(0, 1) if by_head else grown
-
-
-def _candidate_keys(tables: ItemTables) -> Tensor:
-    with torch.inference_mode():
-        return target_attention.candidate_keys(tables).contiguous()
+def _priced(pages: ItemPages, trained: Trained | None, counts: Counts) -> ItemPages:
+    """The pages with the prior that holds before any training, where there was none."""
+    return pages if trained else replace(pages, prior=_popular(counts))
 
 
 def _popular(counts: Counts) -> Tensor:

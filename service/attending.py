@@ -107,11 +107,11 @@ def attend_catalogue(
         Invalid: where dimensions do not fit.
     """
     catalogue = snapshot.catalogue
-    seen = catalogue.listed[catalogue.owners]
+    seen = catalogue.keys.owned(catalogue.listed)
     if isinstance(asked, int):
         vector = catalogue.content[asked]
         if query.exclude_self:
-            seen &= catalogue.owners != asked
+            seen &= catalogue.keys.owners != asked
     else:
         _check_content(snapshot, asked)
         vector = asked
@@ -119,9 +119,9 @@ def attend_catalogue(
     if catalogue.dimension % heads:
         raise Invalid("/heads", f"must divide the keys' dimension, {catalogue.dimension}")
     places = np.flatnonzero(seen)
-    owners = catalogue.owners[places]
+    owners = catalogue.keys.owners[places]
     memory = KeyValueMemory(
-        _split(catalogue.keys[places], heads), _split(catalogue.content[owners], heads)
+        _split(catalogue.keys.vectors[places], heads), _split(catalogue.content[owners], heads)
     )
     operands = _Operands(_split(vector[None], heads), memory, None)
     found = _attend(query, operands, exact_up_to, snapshot.version)

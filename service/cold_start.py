@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.baselines import Popularity
-from models.catalogue import Catalogue, Entry
+from models.catalogue import Catalogue
 from models.cold import Among, AtRandom, ColdItems, Likeness, Shortened, cold_items
 from models.data import DISLIKE, Interactions
+from models.entries import Entry
 from models.evaluate import Ranker, evaluate
 from models.presets import Preset
 from models.protocols import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue import ItemFilter
+from models.item_filter import ItemFilter
 from models.ranking import Ranked, recommend
 from models.scoring import Attending
 from models.snapshot import Snapshot

@@ -148,7 +148,7 @@ def tune(
             worth[name] = judge(snapshot, encode, fit, "both", parameters, deep=_FIRST).ndcg
         return worth[name]
 
-    best, names = start, snapshot.catalogue.field_names
+    best, names = start, snapshot.catalogue.keys.names
     axes = len(list(_axes(best, names)))
     for step in range(_ROUNDS * axes):
         tried = max(list(_axes(best, names))[step % axes], key=lambda one: float(ndcg(one).mean()))

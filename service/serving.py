@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from models.catalogue import Catalogue, Entry
+from models.catalogue import Catalogue
+from models.entries import Entry
 from models.lexical import WordIndex
 from models.scoring import score
 from models.snapshot import UNTRAINED, Snapshot

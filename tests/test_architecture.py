@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "team clock shape pairs lexical search_parameters",
-        "candidates trends",
+        "team pages item_filter clock shape pairs lexical search_parameters",
+        "candidates trends objects field_keys",
+        "entries",
         "attention heads splits evaluate causal batches kinds",
         "habits",
         "memory transitions",
@@ -23,6 +24,7 @@ LAYERS = {
         "retrieval mass clusters baselines",
         "encoder",
         "target_attention",
+        "item_pages",
         "recommender catalogue stepping",
         "losses ranker trained protocols trainer cold memorising",
         "snapshot checkpoint",
@@ -79,6 +81,7 @@ ONLY = {
 OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 time"
 EXCEPT = {
     ("models.text", "pathlib"),  # weights that ship inside an installed package
+    ("models.pages", "os"),  # a file that is memory
     ("models.clock", "time"),  # a stopwatch, for the progress it reports
 }
 

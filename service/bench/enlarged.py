@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models.catalogue import Catalogue
+from models.pages import Pages
 from models.recommender import Recommender
 from models.snapshot import Snapshot
 from models.user_memory import Past, UserMemory, remember
@@ -55,7 +56,7 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     empty = Catalogue.empty(snapshot.catalogue.dimension, Vocabulary(ids))
     catalogue = replace(
         empty,
-        content=np.tile(snapshot.catalogue.content[rows.numpy()], (copies, 1)),
+        contents=Pages(np.tile(snapshot.catalogue.content[rows.numpy()], (copies, 1))),
         described=np.tile(snapshot.catalogue.described[rows.numpy()], copies),
     )
     return Snapshot.build(snapshot.version, made, catalogue, made.counts, index_from=n * copies + 1)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from models.catalogue import Catalogue, Entry
+from models.catalogue import Catalogue
 from models.data import Interactions
+from models.entries import Entry
 from models.followers import Followers
 from models.recommender import Recommender
 from models.shape import RecommenderConfig

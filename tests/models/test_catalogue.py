@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.catalogue import EMBEDDING, Catalogue, Entry, ItemFilter
+from models import pages
+from models.catalogue import Catalogue
+from models.entries import EMBEDDING, Entry
+from models.item_filter import ItemFilter
 from models.vocabulary import Vocabulary
 from tests.models.small import DIMENSION, encode
 
@@ -79,7 +82,7 @@ def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
     )
     for row in range(len(catalogue)):
         entry = known.get(catalogue.vocabulary.id(row))
-        places = np.flatnonzero(catalogue.owners == row)
+        places = np.flatnonzero(catalogue.keys.owners == row)
         if entry is None:
             assert not catalogue.listed[row]
             assert not catalogue.described[row]
@@ -92,14 +95,14 @@ def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
         assert catalogue.listed[row] == (not entry.hidden)
         assert catalogue.attributes[row] == entry.attributes
         assert catalogue.described[row] == bool(expected)
-        found = {catalogue.field_names[catalogue.field_codes[place]]: place for place in places}
+        found = {catalogue.keys.names[catalogue.keys.codes[place]]: place for place in places}
         assert set(found) == {name for name, _ in expected}
         assert len(found) == len(expected) == len(places)
         total = np.zeros(DIMENSION)
         for name, key in expected:
-            np.testing.assert_allclose(catalogue.keys[found[name]], key, atol=1e-6)
+            np.testing.assert_allclose(catalogue.keys.vectors[found[name]], key, atol=1e-6)
             many = shared[key.round(5).tobytes()]
-            assert catalogue.common[found[name]] == pytest.approx(math.log(many), abs=1e-6)
+            assert catalogue.keys.common[found[name]] == pytest.approx(math.log(many), abs=1e-6)
             total += key
         length = np.linalg.norm(total)
         np.testing.assert_allclose(catalogue.content[row], total / (length or 1), atol=1e-5)
@@ -111,40 +114,79 @@ def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
         assert sorted(catalogue.postings.get(category, ())) == members
 
 
+@pytest.mark.parametrize("small", [0, pages.SMALL])
 @quick
-@given(changes)
-def test_any_changes_leave_what_a_dict_would(series: list[tuple[list[Entry], list[str]]]) -> None:
-    """Upserts and removals in any order; what was seen before stays as it was."""
+@given(series=changes)
+def test_any_changes_leave_what_a_dict_would(
+    small: int, series: list[tuple[list[Entry], list[str]]]
+) -> None:
+    """Upserts and removals in any order; what was seen before stays as it was.
+
+    Whether the rows are copied, or mapped as those of large catalogues are.
+    """
     catalogue, known = Catalogue.empty(DIMENSION), dict[str, Entry]()
-    for entries, removed in series:
-        before, old = catalogue, frozen(catalogue)
-        catalogue = catalogue.updated(entries, removed, encode)
-        apply(known, entries, removed)
-        agree(catalogue, known)
-        same(before, old)
+    views = [catalogue]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pages, "SMALL", small)
+        for entries, removed in series:
+            old = [frozen(view) for view in views]
+            catalogue = catalogue.updated(entries, removed, encode)
+            apply(known, entries, removed)
+            agree(catalogue, known)
+            for view, was in zip(views, old, strict=True):
+                assert_same(frozen(view), was)
+            changed = catalogue.changed_since(views[-1])
+            assert changed is not None
+            assert set(changed.tolist()) >= differing(views[-1], catalogue)
+            agree(catalogue.compacted(), known)
+            assert catalogue.compacted().keys.gone == 0
+            views.append(catalogue)
 
 
-ARRAYS = ("content", "described", "listed", "published", "keys", "owners", "field_codes", "texts",
-          "common")  # fmt: skip
-
-
-def frozen(catalogue: Catalogue) -> Catalogue:
-    """A copy that nothing done to the catalogue's own arrays can reach."""
-    arrays: Any = {name: getattr(catalogue, name).copy() for name in ARRAYS}
-    postings = {name: members.copy() for name, members in catalogue.postings.items()}
-    return replace(catalogue, **arrays, postings=postings)
-
-
-def same(one: Catalogue, other: Catalogue) -> None:
-    """All but the shared vocabulary, bit for bit."""
-    for name in ARRAYS:
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    assert one.titles == other.titles
-    assert one.attributes == other.attributes
-    assert one.field_names == other.field_names
-    assert {k: list(v) for k, v in one.postings.items()} == {
-        k: list(v) for k, v in other.postings.items()
+def frozen(catalogue: Catalogue) -> dict[str, Any]:
+    """A copy of everything that nothing done to the catalogue can reach."""
+    arrays = ("content", "described", "present", "gone", "listed", "published")
+    fields = ("vectors", "owners", "codes", "common")
+    return {
+        **{name: getattr(catalogue, name).copy() for name in arrays},
+        **{name: getattr(catalogue.keys, name).copy() for name in fields},
+        "spans": [catalogue.keys.of(np.array([row])).tolist() for row in range(len(catalogue))],
+        "titles": catalogue.titles[:],
+        "attributes": catalogue.attributes[:],
+        "categories": catalogue.categories[:],
+        "names": catalogue.keys.names,
+        "postings": {name: members.tolist() for name, members in catalogue.postings.items()},
     }
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Bit for bit."""
+    for name, value in one.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, other[name])
+        else:
+            assert value == other[name]
+
+
+def differing(old: Catalogue, new: Catalogue) -> set[int]:
+    """The rows whose vectors are others in the later of two views, or that only it has."""
+    return {
+        row
+        for row in range(len(new))
+        if row >= len(old) or not np.array_equal(old.content[row], new.content[row])
+    }
+
+
+def test_changes_are_known_since_the_latest_views_alone() -> None:
+    """Of a view that was long ago, or of another catalogue, nobody says what changed since."""
+    first = Catalogue.empty(DIMENSION).updated([Entry("a", "a", {"title": "a"})], [], encode)
+    later = first
+    for count in range(9):
+        title = f"b{count}"
+        later = later.updated([Entry("b", title, {"title": title})], [], encode)
+    assert first.changed_since(first) is not None
+    assert later.changed_since(first) is None
+    assert later.changed_since(Catalogue.empty(DIMENSION)) is None
 
 
 # ---------------------------------------------------------------------------- filters
@@ -243,10 +285,10 @@ def test_keys_shared_by_items_know_how_many_they_are() -> None:
     """The log of their number, over all items and fields, and again after one is gone."""
     texts = {"a": "jazz", "b": "jazz", "c": "jazz", "d": "blues"}
     catalogue = build(*(Entry(id_, fields={"tags": text}) for id_, text in texts.items()))
-    np.testing.assert_allclose(catalogue.common, np.log([3, 3, 3, 1]), atol=1e-6)
+    np.testing.assert_allclose(catalogue.keys.common, np.log([3, 3, 3, 1]), atol=1e-6)
     less = catalogue.updated([], ["b"], encode)
-    np.testing.assert_allclose(less.common, np.log([2, 2, 1]), atol=1e-6)
-    np.testing.assert_allclose(catalogue.common, np.log([3, 3, 3, 1]), atol=1e-6)
+    np.testing.assert_allclose(less.compacted().keys.common, np.log([2, 2, 1]), atol=1e-6)
+    np.testing.assert_allclose(catalogue.keys.common, np.log([3, 3, 3, 1]), atol=1e-6)
 
 
 def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
@@ -260,16 +302,16 @@ def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
 def test_the_last_of_several_with_one_id_counts() -> None:
     """Within one call too; and an item both removed and put is put."""
     catalogue = build(Entry("a", "first"), Entry("a", "second"))
-    assert catalogue.titles == ("second",)
+    assert catalogue.titles[:] == ["second"]
     catalogue = catalogue.updated([Entry("a", "third")], ["a"], encode)
-    assert catalogue.titles == ("third",)
+    assert catalogue.titles[:] == ["third"]
     assert catalogue.listed.tolist() == [True]
 
 
 def test_a_text_without_words_is_no_key() -> None:
     """Empty, blank and unspeakable texts: the item is listed, and has no vector."""
     catalogue = build(Entry("a", fields={"title": "", "description": "  ", "tags": "?!"}))
-    assert catalogue.keys.shape == (0, DIMENSION)
+    assert catalogue.keys.vectors.shape == (0, DIMENSION)
     assert catalogue.listed.tolist() == [True]
     assert catalogue.described.tolist() == [False]
 
@@ -282,8 +324,8 @@ def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
 
     entries = [Entry("a", fields={"title": "jazz", "tags": "?"}), Entry("b")]
     made = Catalogue.empty(DIMENSION).updated(entries, [], rough)
-    np.testing.assert_allclose(np.linalg.norm(made.keys, axis=1), [1], atol=1e-6)
-    np.testing.assert_allclose(made.keys[0], encode(["jazz"])[0], atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(made.keys.vectors, axis=1), [1], atol=1e-6)
+    np.testing.assert_allclose(made.keys.vectors[0], encode(["jazz"])[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
@@ -293,9 +335,9 @@ def test_a_brought_embedding_is_a_key_of_unit_length(size: float) -> None:
     catalogue = build(Entry("a", embedding=brought))
     wide = vector(1).astype(np.float64)
     expected = wide / np.linalg.norm(wide)
-    np.testing.assert_allclose(catalogue.keys[0], expected, atol=1e-6)
+    np.testing.assert_allclose(catalogue.keys.vectors[0], expected, atol=1e-6)
     np.testing.assert_allclose(catalogue.content[0], expected, atol=1e-6)
-    assert catalogue.field_names == (EMBEDDING,)
+    assert catalogue.keys.names == (EMBEDDING,)
 
 
 def test_a_zero_embedding_is_no_key() -> None:
@@ -311,7 +353,7 @@ def test_an_embedding_of_another_dimension_is_refused() -> None:
     before = frozen(catalogue)
     with pytest.raises(ValueError, match=f"dimension 3, not {DIMENSION}"):
         catalogue.updated([Entry("b", embedding=np.ones(3, np.float32))], [], encode)
-    same(catalogue, before)
+    assert_same(frozen(catalogue), before)
 
 
 def test_embeddings_of_two_dimensions_are_refused() -> None:
@@ -380,7 +422,7 @@ def test_no_change_is_the_same_view() -> None:
     """Removing what never was is a change that changes nothing."""
     catalogue = build(Entry("a", fields={"title": "jazz"}))
     assert catalogue.updated([], [], encode) is catalogue
-    same(catalogue.updated([], ["never"], encode), catalogue)
+    assert_same(frozen(catalogue.updated([], ["never"], encode)), frozen(catalogue))
 
 
 def test_an_entry_is_replaced_whole() -> None:

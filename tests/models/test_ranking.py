@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.ranking
-from models.catalogue import Catalogue, Entry, ItemFilter
+from models.catalogue import Catalogue
+from models.entries import Entry
 from models.explain import explain
+from models.item_filter import ItemFilter
 from models.ranking import candidates, recommend, similar
 from models.recommender import Recommender
 from models.scoring import Attending, score

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 import models.search
 from models import coarse
-from models.catalogue import Catalogue, Entry, ItemFilter
+from models.catalogue import Catalogue
+from models.entries import Entry
+from models.item_filter import ItemFilter
 from models.lexical import Hits
 from models.scoring import SOFTMAX, Attending, Mode, Scores, score
 from models.search import Found, match, nearest, personal_bias
@@ -91,18 +93,21 @@ class Loop:
         parameters: SearchParameters = DEFAULTS,
     ) -> None:
         bm25 = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)) if hits else {}
-        places = [p for p in range(len(made.keys)) if allowed[made.owners[p]]]
-        equal = {p: sum(np.array_equal(made.keys[p], other) for other in made.keys) for p in places}
+        places = [p for p in range(len(made.keys)) if allowed[made.keys.owners[p]]]
+        equal = {
+            p: sum(np.array_equal(made.keys.vectors[p], other) for other in made.keys.vectors)
+            for p in places
+        }
         cosines, logits = [], []
         for place in places:
-            cosines.append(reference.cosine(query.tolist(), made.keys[place].tolist()))
-            shared = bm25.get(int(made.owners[place]), 0.0) / max(bm25.values(), default=1.0)
-            name = made.field_names[made.field_codes[place]]
+            cosines.append(reference.cosine(query.tolist(), made.keys.vectors[place].tolist()))
+            shared = bm25.get(int(made.keys.owners[place]), 0.0) / max(bm25.values(), default=1.0)
+            name = made.keys.names[made.keys.codes[place]]
             own = parameters.temperatures.get(name, parameters.temperature)
             logit = cosines[-1] / own + parameters.lexical * shared / parameters.temperature
             logit = logit / how.temperature + parameters.fields.get(name, 0.0)
             logit -= math.log(equal[place])
-            owner = made.owners[place]
+            owner = made.keys.owners[place]
             logits.append(logit + (0.0 if personal is None else float(personal[owner])))
         ranked = sorted(range(len(places)), key=lambda at: -cosines[at])[:k]
         # Which of two equal cosines is the k-th is anybody's choice, and so is which of two equal
@@ -111,9 +116,9 @@ class Loop:
             abs(cosines[ranked[-1]] - cosines[at]) < 1e-6
             for at in range(len(places)) if at not in ranked
         )  # fmt: skip
-        named = {int(made.owners[places[at]]) for at in ranked}
+        named = {int(made.keys.owners[places[at]]) for at in ranked}
         named |= set(bm25) if parameters.lexical else set()
-        kept = [at for at in range(len(places)) if made.owners[places[at]] in named]
+        kept = [at for at in range(len(places)) if made.keys.owners[places[at]] in named]
         best = sorted(logits[at] for at in kept)[-2:]
         self.tied |= how.hard and len(best) == 2 and 0 < best[1] - best[0] < 1e-4
         full = reference.softmax(logits, 1.0, how.hard)
@@ -125,7 +130,7 @@ class Loop:
         weights = reference.softmax([logits[at] for at in kept], 1.0, how.hard)
         for at, weight in zip(kept, weights, strict=True):
             place, logit = places[at], logits[at]
-            row, name = int(made.owners[place]), made.field_names[made.field_codes[place]]
+            row, name = int(made.keys.owners[place]), made.keys.names[made.keys.codes[place]]
             self.weight[row] = self.weight.get(row, 0.0) + weight
             fields = self.share.setdefault(row, {})
             fields[name] = fields.get(name, 0.0) + weight

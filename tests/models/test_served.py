@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.catalogue import Catalogue, Entry
+from models.catalogue import Catalogue
 from models.data import Interactions
+from models.entries import Entry
 from models.evaluate import Ranker
 from models.ranker import RecommenderRanker
 from models.served import ServedRanker

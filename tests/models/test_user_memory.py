@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue import Entry
+from models.entries import Entry
 from models.scoring import score
 from models.snapshot import Snapshot
 from models.user_memory import Encoded, Past, encode, remember
