@@ -167,9 +167,11 @@ class Catalogue:
                 return np.union1d(rows, np.arange(len(other), len(self)))
         return None
 
-    def compacted(self) -> Catalogue:
-        """This catalogue with its keys at other places: without those that no item has."""
-        return replace(self, keys=self.keys.compacted(), _since=self._next(np.zeros(0, np.int64)))
+    def keyed(self, keys: FieldKeys) -> Catalogue:
+        """This catalogue with the same keys at other places."""
+        if keys is self.keys:
+            return self
+        return replace(self, keys=keys, _since=self._next(np.zeros(0, np.int64)))
 
     def _next(self, rows: NDArray[np.int64]) -> tuple[_Step, ...]:
         """What the view knows that follows this one with other rows."""

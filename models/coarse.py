@@ -37,6 +37,9 @@ _faiss: Any = faiss  # what its type stubs leave out: selectors, search paramete
 _NARROW_ROWS = 2048
 _NARROW_SHARE = 1 / 20
 _LSH_BITS = 256
+_OUTGROWN = 1.5  # times as many clusters as there are would be right, from which new ones are found
+# Of many rows k-means takes minutes; with fewer samples and rounds, recall is the same.
+_MANY, _POINTS, _ROUNDS = 200_000, 64, 10
 _RANK_BLOCK = 1 << 22  # floats gathered at once when codes are ranked exactly: 16 MiB
 
 
@@ -235,6 +238,7 @@ def build(
     links: int = 32,
     construction: int = 80,
     own: bool = True,
+    like: CoarseIndex | None = None,
 ) -> FaissIndex:
     """Index keys under q·k + bias or cos(q, k) + bias.
 
@@ -252,6 +256,7 @@ def build(
         links: edges a row of hnsw.
         construction: efConstruction of hnsw.
         own: False where nobody ever writes to `keys`, so that the index need not copy them.
+        like: an earlier index of much the same keys, whose clusters (ivf) are taken over.
 
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
@@ -277,7 +282,7 @@ def build(
             case "flat":
                 index = _flat(points)
             case "ivf":
-                index = _ivf(points, seed, lists)
+                index = _ivf(points, seed, lists, like)
             case "hnsw":
                 index = _hnsw(points, seed, links, construction)
             case "lsh":
@@ -327,13 +332,20 @@ def _flat(points: Floats) -> Any:
     return index
 
 
-def _ivf(points: Floats, seed: int, lists: int | None) -> Any:
+def _ivf(points: Floats, seed: int, lists: int | None, like: CoarseIndex | None) -> Any:
     n, dim = points.shape
     lists = max(1, min(n, lists or round(math.sqrt(n))))
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
+    old = like.index if isinstance(like, FaissIndex) and like.kind == "ivf" else None
+    if old is not None and old.d == dim and lists <= _OUTGROWN * old.nlist:
+        quantizer, lists = faiss.clone_index(old.quantizer), old.nlist
+    else:
+        quantizer = faiss.IndexFlatIP(dim)
+    index = faiss.IndexIVFFlat(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed = seed
     index.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
-    index.train(points)
+    if n > _MANY:
+        index.cp.max_points_per_centroid, index.cp.niter = _POINTS, _ROUNDS
+    index.train(points)  # of a quantizer that is trained it takes the clusters
     index.add(points)
     return index
 

@@ -161,6 +161,22 @@ class FieldKeys:
         empty = FieldKeys.empty(self.vectors.shape[1]).covering(len(self._spans))
         return empty.updated(np.arange(len(self._spans)), new, self.names)
 
+    def following(self, base: FieldKeys, moved: FieldKeys) -> FieldKeys:
+        """This view, had `moved` been where it came from.
+
+        Args:
+            base: an earlier view of this line.
+            moved: the same keys at other places, as `compacted` gives.
+        """
+        if moved is base:
+            return self
+        first = len(base)
+        left = (self.owners[:first] == NOBODY) & (base.owners != NOBODY)
+        added = np.flatnonzero(self.owners[first:] != NOBODY) + first
+        rows = np.union1d(base.owners[left], self.owners[added]).astype(np.int64)
+        new = NewKeys(self.vectors[added], self.owners[added], self.codes[added])
+        return moved.covering(len(self._spans)).updated(rows, new, self.names)
+
 
 def _commonness(
     texts: NDArray[np.int64], owners: NDArray[np.int32], affected: NDArray[np.int64]

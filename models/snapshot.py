@@ -26,6 +26,7 @@ from models.trained import Counts, Trained
 # one matrix-vector product at 10,000 items and five times at 20,000.
 INDEX_FROM = 10_000
 UNTRAINED = "untrained"
+_BESIDE = 1 / 50  # share of the rows that may stand beside an index before there is a new one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +49,7 @@ class Snapshot:
     indexed: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
+    moved: int  # how many of the indexed items have changed since
     stepper: Stepper | None  # one more event through the encoder, where there is one
 
     @classmethod
@@ -100,6 +102,7 @@ class Snapshot:
             0,
             None,
             0,
+            0,
             Stepper(model.encoder) if model.encoder is not None else None,
         )
         return bare.indexing(index_from=index_from)
@@ -111,12 +114,14 @@ class Snapshot:
             index_from: how many rows make an index worth it.
         """
         index = key_index = None
-        catalogue = self.catalogue.compacted() if self.catalogue.keys.gone else self.catalogue
+        fields = self.catalogue.keys
+        catalogue = self.catalogue.keyed(fields.compacted() if fields.gone else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
-            index = coarse.build("ivf", candidate_keys(self.tables).numpy(), own=False)
+            offered = candidate_keys(self.tables).numpy()
+            index = coarse.build("ivf", offered, own=False, like=self.index)
         if len(keys) >= index_from:
-            key_index = coarse.build("ivf", keys, own=False)
+            key_index = coarse.build("ivf", keys, own=False, like=self.key_index)
         return replace(
             self,
             catalogue=catalogue,
@@ -124,6 +129,35 @@ class Snapshot:
             indexed=len(catalogue) if index else 0,
             key_index=key_index,
             indexed_keys=len(keys) if key_index else 0,
+            moved=0,
+        )
+
+    def behind(self, *, index_from: int = INDEX_FROM) -> bool:
+        """Whether so much is beside the indexes, or changed under them, that new ones are due."""
+        fresh = len(self.catalogue) - self.indexed + self.moved
+        keys = self.catalogue.keys
+        fresh_keys = len(keys) - self.indexed_keys + keys.gone
+        return any(
+            size >= index_from and beside > max(index_from, _BESIDE * size)
+            for size, beside in ((len(self.catalogue), fresh), (len(keys), fresh_keys))
+        )
+
+    def adopting(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
+        """This snapshot with indexes that were made meanwhile.
+
+        Args:
+            base: the earlier snapshot that they were made from, of the same model.
+            indexed: what `indexing` made of it.
+        """
+        keys = self.catalogue.keys.following(base.catalogue.keys, indexed.catalogue.keys)
+        return replace(
+            self,
+            catalogue=self.catalogue.keyed(keys),
+            index=indexed.index,
+            indexed=indexed.indexed,
+            key_index=indexed.key_index,
+            indexed_keys=indexed.indexed_keys,
+            moved=self.moved - base.moved,
         )
 
     def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:
@@ -153,6 +187,7 @@ class Snapshot:
             counts=counts,
             pages=pages,
             tables=pages.tables,
+            moved=self.moved + int(np.count_nonzero(changed < self.indexed)),
         )
 
     @torch.inference_mode()

@@ -16,9 +16,9 @@ from models.train import Progress
 from models.vocabulary import Vocabulary
 from service.datasets import Dataset
 from service.embeddings import Embeddings
+from service.entries import entry_of
 from service.errors import ModelRejected
 from service.records import Item
-from service.serving import entry_of
 from service.stores.base import Store
 
 Told = Callable[[str, int, int, Progress | None], None]

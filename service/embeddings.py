@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from models.pages import Pages
 from models.text import TextEncoder
 
 Vectors = NDArray[np.float32]
 
 _log = logging.getLogger(__name__)
+
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class Embeddings:
@@ -35,7 +38,8 @@ class Embeddings:
         self._path = path
         self._lock = threading.Lock()
         self._rows: dict[bytes, int] = {}
-        self._vectors = np.zeros((0, encoder.dimension), dtype=np.float32)
+        # As on disk, so that a restart changes no answer.
+        self._vectors = Pages(np.zeros((0, encoder.dimension), dtype=np.float16))
         self._saved = 0
         self._query = lru_cache(maxsize=4_096)(self._encode_one)
         if path is not None:
@@ -63,11 +67,11 @@ class Embeddings:
                    if key not in self._rows}  # fmt: skip
             if new:
                 first = len(self._vectors)
-                # As they will be read from disk, so that a restart changes no answer.
-                encoded = _rounded(self._encoder.encode(list(new.values())))
-                self._vectors = np.concatenate([self._vectors, encoded])
+                encoded = self._encoder.encode(list(new.values())).astype(np.float16)
+                self._vectors = self._vectors.updated(_NONE, encoded[:0], encoded)
                 self._rows |= {key: first + at for at, key in enumerate(new)}
-            return self._vectors[[self._rows[key] for key in keys]]
+            rows = [self._rows[key] for key in keys]
+            return self._vectors.array[rows].astype(np.float32)
 
     def save(self) -> None:
         """Write what is new to disk: a new file beside the old, then renamed over it.
@@ -78,7 +82,7 @@ class Embeddings:
             if self._path is None or self._saved == len(self._vectors):
                 return
             hashes = np.frombuffer(b"".join(self._rows), dtype=np.uint8).reshape(-1, 16)
-            data = save({"hashes": hashes, "vectors": self._vectors.astype(np.float16)})
+            data = save({"hashes": hashes, "vectors": self._vectors.array})
             count = len(self._vectors)
         name = self._encoder.name.encode()
         checksum = hashlib.blake2b(data, digest_size=16).digest()
@@ -112,13 +116,9 @@ class Embeddings:
         except SafetensorError:
             return
         hashes = parts["hashes"].tobytes()
-        self._vectors = parts["vectors"].astype(np.float32)
+        self._vectors = Pages(parts["vectors"])
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
-
-
-def _rounded(vectors: Vectors) -> Vectors:
-    return vectors.astype(np.float16).astype(np.float32)
 
 
 def _replace(path: Path, content: bytes) -> None:

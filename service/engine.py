@@ -95,6 +95,7 @@ class Engine(Answering):
         for watch in self._watches:
             watch.cancel()
         await self._jobs.close()
+        self._serving.close()
         self._embeddings.save()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         await self._store.close()

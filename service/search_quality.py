@@ -18,10 +18,10 @@ from models.snapshot import UNTRAINED, Snapshot
 from service.corpora import Told
 from service.datasets import Judged
 from service.embeddings import Embeddings
+from service.entries import entry_of
 from service.errors import Invalid
 from service.records import Item
 from service.searching import matched
-from service.serving import entry_of
 
 Way = Literal["BM25 alone", "meaning alone", "both"]
 WAYS: tuple[Way, ...] = get_args(Way)

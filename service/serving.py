@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 import numpy as np
 
@@ -13,19 +15,22 @@ from models.catalogue import Catalogue
 from models.entries import Entry
 from models.lexical import WordIndex
 from models.scoring import score
-from models.snapshot import UNTRAINED, Snapshot
+from models.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.trained import Trained
 from models.user_memory import Past, remember
 from models.vocabulary import Vocabulary
+from service.apart import apart
 from service.embeddings import Embeddings
+from service.entries import entry_of
 from service.errors import HeedError, ModelRejected
 from service.records import Item
 from service.registry import Registry
-from service.stores.base import Store
+from service.stores.base import Changes, Store
 
 _log = logging.getLogger(__name__)
 
-_FIELDS = ("title", "description", "tags", "categories")
+_PART = 20_000  # items that are read at once
+_TELL = 5.0  # seconds between two words on how far reading is
 
 
 class Serving:
@@ -36,13 +41,20 @@ class Serving:
     """
 
     def __init__(
-        self, store: Store, registry: Registry, embeddings: Embeddings, executor: Executor
+        self,
+        store: Store,
+        registry: Registry,
+        embeddings: Embeddings,
+        executor: Executor,
+        *,
+        index_from: int = INDEX_FROM,
     ) -> None:
         self.vocabulary = Vocabulary()
         self._store = store
         self._registry = registry
         self._embeddings = embeddings
         self._executor = executor
+        self._index_from = index_from
         self._lock = asyncio.Lock()
         self._counts = np.zeros(0, dtype=np.int64)
         self._catalogue_version = 0
@@ -50,6 +62,7 @@ class Serving:
         self._snapshot: Snapshot | None = None
         self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
+        self._indexing: asyncio.Task[None] | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -71,20 +84,25 @@ class Serving:
             ModelRejected: when the current model does not fit this service.
         """
         loop = asyncio.get_running_loop()
-        changes = await self._store.catalogue_changes(0)
-        self._catalogue_version = changes.version
-        await self._count()
         self._token = self._registry.current_token()
+        await self._count()
+        catalogue = await self._read()
 
         def build() -> Snapshot:
-            empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, WordIndex())
-            catalogue = empty.updated(
-                self._entries(changes.upserted), changes.deleted, self._embeddings.encode
-            )
             self._embeddings.save()
             return self._load(self._registry.current(), catalogue)
 
         self._snapshot = await loop.run_in_executor(self._executor, build)
+
+    async def settled(self) -> None:
+        """Return when no indexes are in the making."""
+        if self._indexing is not None:
+            await asyncio.wait([self._indexing])
+
+    def close(self) -> None:
+        """Wait no more for indexes in the making."""
+        if self._indexing is not None:
+            self._indexing.cancel()
 
     async def current(self) -> Snapshot:
         """The snapshot with every acknowledged change of the catalogue in it."""
@@ -160,22 +178,63 @@ class Serving:
         task.add_done_callback(self._unfinished.discard)
         return await asyncio.shield(task)
 
+    async def _read(self) -> Catalogue:
+        """The whole catalogue, part by part: what is stored of an item takes more than its keys."""
+        loop = asyncio.get_running_loop()
+        catalogue = Catalogue.empty(self._embeddings.dimension, self.vocabulary, WordIndex())
+        whole = (await self._store.counts())["items"]
+        told = time.monotonic()
+        while await self._store.catalogue_version() != self._catalogue_version:
+            changes = await self._store.catalogue_changes(self._catalogue_version, _PART)
+            catalogue = await loop.run_in_executor(
+                self._executor, self._changed, catalogue, changes
+            )
+            self._catalogue_version = changes.version
+            if time.monotonic() > told + _TELL:
+                told = time.monotonic()
+                _log.info("read %s of %s items", f"{len(catalogue):,}", f"{whole:,}")
+        return catalogue
+
     async def _refresh(self) -> Snapshot:
         async with self._lock:
-            if await self._store.catalogue_version() != self._catalogue_version:
-                changes = await self._store.catalogue_changes(self._catalogue_version)
+            while await self._store.catalogue_version() != self._catalogue_version:
+                changes = await self._store.catalogue_changes(self._catalogue_version, _PART)
 
-                def refresh() -> Snapshot:
+                def refresh(changes: Changes = changes) -> Snapshot:
                     now = self.snapshot
-                    catalogue = now.catalogue.updated(
-                        self._entries(changes.upserted), changes.deleted, self._embeddings.encode
-                    )
-                    return now.refreshed(catalogue, self._counts)
+                    return now.refreshed(self._changed(now.catalogue, changes), self._counts)
 
                 loop = asyncio.get_running_loop()
                 self._snapshot = await loop.run_in_executor(self._executor, refresh)
                 self._catalogue_version = changes.version
+        if self._indexing is None and self.snapshot.behind(index_from=self._index_from):
+            self._indexing = asyncio.create_task(self._index())
         return self.snapshot
+
+    def _changed(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
+        entries = self._entries(changes.upserted)
+        return catalogue.updated(entries, changes.deleted, self._embeddings.encode)
+
+    async def _index(self) -> None:
+        """New indexes, made on a thread of their own while requests are answered from the old."""
+        base = self.snapshot
+        started = time.monotonic()
+        try:
+            indexed = await apart(
+                partial(base.indexing, index_from=self._index_from), "heed-indexing"
+            )
+            async with self._lock:
+                if self.snapshot.model is base.model:  # another one came with its own indexes
+                    loop = asyncio.get_running_loop()
+                    self._snapshot = await loop.run_in_executor(
+                        self._executor, self.snapshot.adopting, base, indexed
+                    )
+            took = time.monotonic() - started
+            _log.info("indexed %s items anew in %.0f s", f"{len(indexed.catalogue):,}", took)
+        except Exception:  # noqa: BLE001 - the old ones still answer
+            _log.exception("the catalogue was not indexed anew")
+        finally:
+            self._indexing = None
 
     async def _activate(self, version: str) -> Snapshot:
         loop = asyncio.get_running_loop()
@@ -206,7 +265,9 @@ class Serving:
 
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
         if version is None:
-            return Snapshot.build(UNTRAINED, None, catalogue, self._counts)
+            return Snapshot.build(
+                UNTRAINED, None, catalogue, self._counts, index_from=self._index_from
+            )
         name, files, _ = self._registry.load(version)
         try:
             trained = Trained.unpack(files)
@@ -214,7 +275,9 @@ class Serving:
                 raise ValueError(
                     f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}"
                 )
-            snapshot = Snapshot.build(name, trained, catalogue, self._counts)
+            snapshot = Snapshot.build(
+                name, trained, catalogue, self._counts, index_from=self._index_from
+            )
             _warm(snapshot)
         except ValueError as error:
             raise ModelRejected(f"model {name}: {error}") from error
@@ -227,27 +290,6 @@ class Serving:
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
         counts[rows] = counted
         self._counts = counts
-
-
-def entry_of(item: Item, dimension: int) -> Entry:
-    """An item as the catalogue keeps it: its texts by field, and its embedding if it fits.
-
-    One of another dimension was stored for another encoder, and says nothing to this one.
-    """
-    own = item.embedding
-    if own is not None and len(own) != dimension:
-        own = None
-    texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
-    return Entry(
-        item.item_id,
-        item.title,
-        {name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
-        item.categories,
-        item.attributes,
-        own,
-        item.hidden,
-        item.published_at,
-    )
 
 
 def _warm(snapshot: Snapshot) -> None:

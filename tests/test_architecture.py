@@ -35,11 +35,11 @@ LAYERS = {
         "explain left_out ranking search served",
     ],
     "service": [
-        "errors names timestamps durable child layout listening memory",
+        "errors names timestamps durable child layout listening memory apart",
         "team",
         "records queries settings",
         "manifest staging telemetry limits job",
-        "stores registry datasets job_files embeddings served_search",
+        "stores registry datasets job_files embeddings entries served_search",
         "histories importing",
         "asking serving",
         "encodings explaining corpora highlighting",
@@ -64,7 +64,7 @@ HTTP = (
 )
 ENGINE = (
     "engine answering attending searching recommending lists explaining asking serving embeddings "
-    "encodings"
+    "encodings entries"
 )
 ONLY = {
     "faiss": "coarse",

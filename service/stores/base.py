@@ -207,8 +207,14 @@ class Store(Protocol):
         """The version of the last change of the catalogue; 0 if there was none. Cheap."""
         ...
 
-    async def catalogue_changes(self, after: int) -> Changes:
-        """What changed after version `after`; `after=0` gives the whole catalogue."""
+    async def catalogue_changes(self, after: int, limit: int | None = None) -> Changes:
+        """What changed after version `after`; `after=0` gives the whole catalogue.
+
+        Args:
+            after: a version.
+            limit: how many items there are to be, about; None gives all. What is left is after
+                the version that comes with these.
+        """
         ...
 
     # ------------------------------------------------------------------ the store itself

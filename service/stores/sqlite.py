@@ -201,9 +201,9 @@ class SQLiteStore:
         """`Store.catalogue_version`."""
         return self._read(self._reads.catalogue_version)
 
-    async def catalogue_changes(self, after: int) -> Changes:
+    async def catalogue_changes(self, after: int, limit: int | None = None) -> Changes:
         """`Store.catalogue_changes`."""
-        return await self._read_rows(SHORT + 1, self._reads.catalogue_changes, after)
+        return await self._read_rows(SHORT + 1, self._reads.catalogue_changes, after, limit)
 
     # ------------------------------------------------------------------ the store itself
 

@@ -233,13 +233,24 @@ class Reads:
         version: int = connection.execute("SELECT catalogue FROM state").get
         return version
 
-    def catalogue_changes(self, connection: apsw.Connection, after: int) -> Changes:
+    def catalogue_changes(
+        self, connection: apsw.Connection, after: int, limit: int | None
+    ) -> Changes:
         """`Store.catalogue_changes`."""
         with reading(connection):
             version = self.catalogue_version(connection)
+            if limit is not None:
+                # To the end of a change, of which there may be many items.
+                last = connection.execute(
+                    "SELECT max(change) FROM"
+                    " (SELECT change FROM items WHERE change > ? ORDER BY change LIMIT ?)",
+                    (after, limit),
+                ).get
+                version = version if last is None else last
             rows: Rows = connection.execute(
-                "SELECT item_id, document, embedding FROM items WHERE change > ? ORDER BY change",
-                (after,),
+                "SELECT item_id, document, embedding FROM items WHERE change > ? AND change <= ?"
+                " ORDER BY change",
+                (after, version),
             ).fetchall()
         return Changes(
             version,

@@ -784,6 +784,24 @@ class CatalogueContract(_Contract):
         _, upserted, _ = await store.catalogue_changes(0)
         assert {item.item_id: item for item in upserted} == book.items
 
+    @pytest.mark.parametrize("limit", [1, 3, 100])
+    async def test_changes_come_in_parts(self, store: Store, limit: int) -> None:
+        """Each part ends where a change does, and the versions of the parts lead to the end."""
+        for batch in range(5):
+            await store.put_items([Item(f"i{batch}.{at}") for at in range(batch + 1)])
+        await store.delete_item("i0.0")
+        whole = await store.catalogue_changes(0)
+        seen, there, gone, parts = 0, [], [], 0
+        while seen < whole.version:
+            seen, upserted, deleted = await store.catalogue_changes(seen, limit)
+            assert len({item.item_id[:2] for item in upserted}) <= max(1, limit)
+            there += upserted
+            gone += deleted
+            parts += 1
+        assert (there, gone) == (whole.upserted, whole.deleted)
+        assert parts == {1: 5, 3: 4, 100: 1}[limit]
+        assert await store.catalogue_changes(seen, limit) == (seen, [], [])
+
     async def test_no_change_is_no_version(self, store: Store) -> None:
         """Putting what is there, deleting what is not, and events leave the version alone."""
         await store.put_items([Item("a", "t", embedding=vector(1)), Item("b")])

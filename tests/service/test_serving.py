@@ -15,7 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from models.scoring import score
+from models.scoring import Attending, score
+from models.search import match, search
 from models.snapshot import UNTRAINED, Snapshot
 from models.text import StaticEncoder
 from models.trained import DESCRIPTION, FORMAT, ITEMS, WEIGHTS
@@ -136,6 +137,106 @@ async def test_many_at_once_refresh_once(
     assert len({id(snapshot) for snapshot in found}) == 1
     assert found[0].catalogue.row("n19") >= 0
     assert encoder.asked == asked + 20
+
+
+async def test_the_catalogue_is_read_in_parts(
+    serving: Serving, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small they are, at the start and later, what is served is the same."""
+    monkeypatch.setattr("service.serving._PART", 7)
+    with ThreadPoolExecutor(2) as pool:
+        again = Serving(store, registry, Embeddings(StaticEncoder()), pool)
+        await again.open()
+        np.testing.assert_allclose(scores(again.snapshot), scores(serving.snapshot), atol=1e-6)
+        for batch in range(3):
+            await store.put_items([Item(f"n{batch}.{n}", title=f"title {n}") for n in range(20)])
+        await store.delete_item("n1.3")
+        now = (await again.current()).catalogue
+        assert now.listed.sum() == 60 + 60 - 1
+
+
+@pytest.fixture
+async def indexed(store: SQLiteStore, registry: Registry) -> AsyncIterator[Serving]:
+    """What is served with an index from five rows on."""
+    with ThreadPoolExecutor(2) as pool:
+        opened = Serving(store, registry, Embeddings(StaticEncoder()), pool, index_from=5)
+        await opened.open()
+        yield opened
+        opened.close()
+
+
+def titled(snapshot: Snapshot, title: str) -> list[str]:
+    """The ids of the best items for a text, as search finds them through the key index."""
+    catalogue = snapshot.catalogue
+    query = StaticEncoder().encode([title])[0]
+    how = Attending(mode="coarse", k=3)
+    found = search(match(snapshot, query, allowed=catalogue.listed, how=how), limit=1)
+    return [catalogue.vocabulary.id(row) for row in found.rows.tolist()]
+
+
+async def test_indexes_are_made_anew_while_requests_are_answered(
+    indexed: Serving, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed before, meanwhile and after is found at every time, and the new one holds it."""
+    held, begun = threading.Event(), threading.Event()
+    made: list[Snapshot] = []
+    indexing = Snapshot.indexing
+
+    def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
+        begun.set()
+        assert held.wait(60)
+        made.append(indexing(snapshot, index_from=index_from))
+        return made[-1]
+
+    monkeypatch.setattr(Snapshot, "indexing", slowly)
+    first = indexed.snapshot
+    assert (first.indexed, first.indexed_keys) == (60, len(first.catalogue.keys))
+    await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])
+    await store.put_items([Item(item_id(0, 0), title="submarine")])
+    before = await indexed.current()
+    await asyncio.to_thread(begun.wait, 60)
+    assert titled(before, "submarine") == [item_id(0, 0)]
+    # While the index is made, one item changes that it will hold, one goes and one comes.
+    await store.put_items([Item("n3", title="violin"), Item("late", title="volcano")])
+    await store.delete_item("n4")
+    during = await indexed.current()
+    assert during.key_index is first.key_index
+    assert titled(during, "violin") == ["n3"]
+    assert titled(during, "volcano") == ["late"]
+    held.set()
+    await indexed.settled()
+    after = indexed.snapshot
+    assert after.indexed == made[0].indexed == 69
+    assert after.index is made[0].index
+    keys = after.catalogue.keys
+    assert keys.gone == 2  # the titles of what changed meanwhile, or went; no earlier ones
+    for text, expected in (("violin", "n3"), ("volcano", "late"), ("submarine", item_id(0, 0))):
+        assert titled(after, text) == [expected]
+    assert "n4" not in titled(after, "rocket number 4")
+    assert titled(during, "violin") == ["n3"]  # who has an earlier snapshot goes on with it
+    np.testing.assert_allclose(scores(after), scores(during), atol=1e-5)
+
+
+async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
+    indexed: Serving, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The indexes of the model before it are let go of."""
+    held = threading.Event()
+    indexing = Snapshot.indexing
+    before = indexed.snapshot.model
+
+    def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
+        assert snapshot.model is not before or held.wait(60)
+        return indexing(snapshot, index_from=index_from)
+
+    monkeypatch.setattr(Snapshot, "indexing", slowly)
+    await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])
+    await indexed.current()
+    mine = await indexed.activate(world.second)
+    held.set()
+    await indexed.settled()
+    assert indexed.snapshot is mine
+    assert mine.indexed == 69
 
 
 async def test_what_a_request_began_outlives_it(

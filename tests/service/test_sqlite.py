@@ -180,7 +180,7 @@ async def test_too_much_waiting_is_refused_at_once(
     holder = locked(path)
     tasks = [asyncio.ensure_future(store.append([Event("u", "i")] * 10)) for _ in range(20)]
     await asyncio.sleep(0)
-    assert sum(task.done() for task in tasks) >= 14  # the writer has taken one group at most
+    assert sum(task.done() for task in tasks) >= 10  # 5 wait, and one group of 5 was taken at most
     holder.close()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(answer) for answer in answers if isinstance(answer, HeedError)} == {Overloaded}
