@@ -270,8 +270,8 @@ def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) 
         return 1.0
     fields = matches.catalogue.keys
     sample = strata(len(fields)).numpy()
-    sample = sample[open_keys[sample]]
-    sample = sample[~np.isin(sample, places)]
+    place = np.minimum(np.searchsorted(places, sample), len(places) - 1)
+    sample = sample[open_keys[sample] & (places[place] != sample)]
     sharpness = _sharpness(matches.catalogue, matches.parameters)[fields.codes[sample]]
     cosines = _of_units(matches.query, torch.from_numpy(fields.vectors[sample]))
     outside = cosines * torch.from_numpy(sharpness) + _bias(matches, sample, personal, scale)

@@ -83,12 +83,17 @@ class Server:
 
     def memory(self) -> dict[str, int] | None:
         """Bytes resident now and at the highest; None where there is no /proc."""
-        try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
-        except OSError:
-            return None
-        sizes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.MULTILINE))
-        return {"resident": 1024 * int(sizes["VmRSS"]), "highest": 1024 * int(sizes["VmHWM"])}
+        return memory_of(self.pid)
+
+
+def memory_of(pid: int | str = "self") -> dict[str, int] | None:
+    """Bytes that a process has resident now and had at most; None where there is no /proc."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    sizes = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.MULTILINE))
+    return {"resident": 1024 * int(sizes["VmRSS"]), "highest": 1024 * int(sizes["VmHWM"])}
 
 
 @contextlib.contextmanager

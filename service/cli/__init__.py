@@ -6,12 +6,12 @@ Heavy libraries are imported by the commands that need them, so that `heed --hel
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from service.cli.bench import bench, bench_search
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.recommending import recommend_all
@@ -37,6 +37,8 @@ app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
 app.command("train")(train)
 app.command("evaluate")(evaluate)
+app.command("bench")(bench)
+app.command("bench-search")(bench_search)
 app.command("benchmark")(benchmark)
 app.command("evaluate-search")(evaluate_search)
 app.command("tune-search")(tune_search)
@@ -89,26 +91,6 @@ def serve(
 ) -> None:
     """Serve over HTTP. Every other setting is an environment variable HEED_*."""
     _serve(data, host, port, insecure, examples=False)
-
-
-# ---------------------------------------------------------------------------------- speed
-
-
-@app.command()
-def bench(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
-) -> None:
-    """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run."""
-    threads(1)
-    from service import bench as benches
-
-    report = benches.run(out, data=data, quick=quick)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------------------------- the parts

@@ -1,0 +1,68 @@
+"""`heed bench` and `heed bench-search`: what is fast, as ratios of one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.console import DATA, Data, one_store, out, threads
+from service.errors import Invalid
+
+_FEW = 100  # items, with fewer of which there is nothing to copy
+
+
+def bench(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run."""
+    threads(1)
+    from service import bench as benches
+
+    report = benches.run(out, data=data, quick=quick)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def bench_search(
+    items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue that is searched.")] = (
+        1_000_000
+    ),
+    data: Data = DATA,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Measure search over a large catalogue, beside the bare index that it asks.
+
+    Its items are those stored in --data, then copies of them in which one word in seven is another.
+    Each has two keys, its title and its description. A million of them take twenty minutes on one
+    core and 12 GB of memory.
+    """
+    threads(1)
+    from models.text import StaticEncoder
+    from service import showing
+    from service.bench import large_search
+
+    with one_store(data) as store, out.status("reading the items"):
+        source = [
+            (item.title, item.description or ", ".join(item.tags))
+            for item in store.scan_items()
+            if item.title
+        ]
+    if len(source) < _FEW:
+        raise Invalid("", f"{data} has {len(source)} items with a title; import a catalogue first")
+    with showing.bars(out) as told:
+        found = large_search.measure(
+            source,
+            items,
+            StaticEncoder(),
+            told=lambda what, done, whole: told(what, done, whole, None),
+        )
+    out.print(large_search.shown(found))
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
