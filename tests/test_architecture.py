@@ -30,7 +30,7 @@ LAYERS = {
         "presets",
         "user_memory",
         "scoring",
-        "explain left_out ranking search served",
+        "explain left_out ranking search similarity served",
     ],
     "service": [
         "errors names timestamps durable child layout listening memory",
@@ -42,6 +42,7 @@ LAYERS = {
         "asking serving",
         "encodings explaining corpora highlighting",
         "recommending searching",
+        "similar",
         "answering attending lists",
         "engine jobs training",
         "benchmarking search_quality",
@@ -61,8 +62,8 @@ HTTP = (
     "bench cli"
 )
 ENGINE = (
-    "engine answering attending searching recommending lists explaining asking serving embeddings "
-    "encodings"
+    "engine answering attending searching recommending similar lists explaining asking serving "
+    "embeddings encodings"
 )
 ONLY = {
     "faiss": "coarse",
