@@ -14,7 +14,7 @@ STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint bench bench-training lock clean
+.PHONY: help setup demo test browser lint bench bench-training bench-page lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ bench: $(STAMP) ## time the kernels against their references
 
 bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SASRec (ARGS="ml-100k")
 	$(PY) -m service.bench.training --rectools $(RECTOOLS)/bin/python $(ARGS)
+
+bench-page: $(STAMP) browser ## time the page of a data directory, from the last key to the first results (ARGS="DIR")
+	$(PY) -m tests.benchmarks.first_results $(or $(ARGS),$(HEED_DATA))
 
 lock: ## resolve pyproject.toml anew into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock

@@ -125,29 +125,6 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
     return np.concatenate([rows, taken.numpy()])
 
 
-@torch.inference_mode()
-def similar(
-    snapshot: Snapshot, row: int, *, limit: int, allowed: NDArray[np.bool_]
-) -> tuple[Rows, NDArray[np.float32]]:
-    """The items nearest to one in the model's item space, which holds text and training alike.
-
-    Args:
-        snapshot: the model and the catalogue.
-        row: the item, which is not among its own neighbours.
-        limit: how many.
-        allowed: bool [N], what may be answered.
-
-    Returns:
-        tuple: rows [L], best first, and their cosines [L].
-    """
-    open_rows = np.flatnonzero(allowed & snapshot.known)
-    open_rows = open_rows[open_rows != row]
-    unit = torch.nn.functional.normalize(snapshot.tables.vectors, dim=1)
-    cosines = unit[torch.from_numpy(open_rows)] @ unit[row]
-    top = torch.topk(cosines, min(limit, len(open_rows)))
-    return open_rows[top.indices.numpy()], top.values.numpy()
-
-
 def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Tensor:
     """Maximal marginal relevance (Carbonell & Goldstein 1998): the places chosen, in order.
 

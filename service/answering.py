@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.explain import Reason
-from models.ranking import Ranked, similar
+from models.ranking import Ranked
 from models.scoring import Scores, score
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
@@ -41,6 +41,7 @@ from service.queries import UserMemory as AskedUser
 from service.recommending import allowed_items, recommended
 from service.searching import Searched, found_answer, search_items
 from service.serving import Serving
+from service.similar import similar_items, spaces_asked
 from service.telemetry import Stages
 
 T = TypeVar("T")
@@ -175,24 +176,14 @@ class Answering:
         return replace(answered, degraded=self._serving.degraded)
 
     async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
-        """Items like one. Raises `NotFound`."""
+        """Items like one. Raises `NotFound`, and `Invalid` where it has no key in that space."""
         with stages("store"):
             snapshot = await self._serving.current()
-        row = snapshot.catalogue.row(query.item_id)
-        if not snapshot.answerable(row):
-            raise NotFound(f"no item {query.item_id!r} in the catalogue")
-
-        def answer() -> tuple[Rows, NDArray[np.float32]]:
-            allowed = allowed_items(snapshot, query.filter)
-            return similar(snapshot, row, limit=query.limit, allowed=allowed)
-
-        rows, cosines = await self._compute(stages, "attend", answer)
-        catalogue = snapshot.catalogue
-        items = tuple(
-            AnsweredItem(catalogue.vocabulary.id(other), float(value), catalogue.titles[other])
-            for other, value in zip(rows.tolist(), cosines, strict=True)
+        spaces = spaces_asked(query, snapshot)
+        answered = await self._compute(
+            stages, "attend", lambda: similar_items(query, snapshot, spaces)
         )
-        return Answer(items, snapshot.version, degraded=self._serving.degraded)
+        return replace(answered, degraded=self._serving.degraded)
 
     async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
         """The bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""

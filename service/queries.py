@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Mode = Literal["auto", "exact", "coarse"]
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
+Space = Literal["content", "trained"]  # where items are compared: by their text, or as trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class SimilarQuery:
     item_id: str
     limit: int = 20
     filter: Filter = Filter()
+    space: Space | None = None  # None: both, or the one in which the item has a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,14 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
+class Likeness:
+    """How an item is like the one that was asked for, in one space."""
+
+    cosine: float
+    share: float  # of the item's weight
+
+
+@dataclass(frozen=True, slots=True)
 class AnsweredItem:
     """One item of an answer. Fields that a job does not produce are None."""
 
@@ -207,10 +217,11 @@ class AnsweredItem:
     parts: Mapping[str, float] | None = None  # they sum to the score
     reason: str | None = None  # personal | popular | content
     explanation: tuple[Contribution, ...] | None = None
-    weight: float | None = None  # search: the softmax weight gathered over the item's keys
+    weight: float | None = None  # search, similar: softmax weight gathered over the item's keys
     matched: Mapping[str, float] | None = None  # search: each field's share of that weight
     highlights: Mapping[str, tuple[Marked, ...]] | None = None  # search: field -> its text, marked
     mass: float | None = None  # share of the softmax over a memory that the attended rows hold
+    spaces: Mapping[Space, Likeness] | None = None  # similar: in each where the item has a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,7 @@ class Answer:
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
     meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # search: words that no item has -> those that they were taken for
+    spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared
 
 
 @dataclass(frozen=True, slots=True)

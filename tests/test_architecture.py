@@ -32,7 +32,7 @@ LAYERS = {
         "presets",
         "user_memory",
         "scoring",
-        "explain left_out ranking search served",
+        "explain left_out ranking search similarity served",
     ],
     "service": [
         "errors names timestamps durable child layout listening memory apart",
@@ -44,6 +44,7 @@ LAYERS = {
         "asking serving",
         "encodings explaining corpora highlighting",
         "recommending searching",
+        "similar",
         "answering attending lists",
         "engine jobs training",
         "benchmarking search_quality",
@@ -63,8 +64,8 @@ HTTP = (
     "bench cli"
 )
 ENGINE = (
-    "engine answering attending searching recommending lists explaining asking serving embeddings "
-    "encodings entries"
+    "engine answering attending searching recommending similar lists explaining asking serving "
+    "embeddings encodings entries"
 )
 ONLY = {
     "faiss": "coarse",

@@ -1,5 +1,7 @@
 // The public API, and how long its answers took.
 
+import { given, refused } from "./key.js";
+
 export const timings = []; // the latest first: {path, total, stages: {name: milliseconds}}
 const KEPT = 12;
 const watchers = [];
@@ -16,15 +18,18 @@ export function onTiming(watch) {
 }
 
 export async function ask(method, path, body, { signal } = {}) {
-  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  const headers = { ...given(), ...(body === undefined ? {} : { "content-type": "application/json" }) };
   const begun = performance.now();
   const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
   const text = await answer.text();
   remember(`${method} /${path}`, performance.now() - begun, answer.headers.get("server-timing"));
-  const document = text ? JSON.parse(text) : {};
-  if (!answer.ok) throw new Problem(answer.status, document);
-  return document;
+  if (answer.ok) return text ? JSON.parse(text) : {};
+  refused(answer.status);
+  throw new Problem(answer.status, problem(answer, text));
 }
+
+// What stands between may answer with something else than a problem document.
+const problem = (answer, text) => (/\bjson\b/.test(answer.headers.get("content-type") ?? "") ? JSON.parse(text) : {});
 
 export const post = (path, body, more) => ask("POST", path, body, more);
 export const get = (path, more) => ask("GET", path, undefined, more);

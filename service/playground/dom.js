@@ -37,7 +37,7 @@ export function share(value, label) {
 
 // A signed amount, to the left or to the right of a line in the middle.
 export function signed(value, largest) {
-  const width = largest > 0 ? (Math.abs(value) / largest) * 50 : 0;
+  const width = largest > 0 ? Math.min(1, Math.abs(value) / largest) * 50 : 0;
   return svg(
     "svg",
     { viewBox: "0 0 100 8", preserveAspectRatio: "none", height: "12", "aria-hidden": "true" },
@@ -81,8 +81,21 @@ export function debounced(call, milliseconds) {
   };
 }
 
+// A call that is made when first wanted, and again only if it failed.
+export function remembered(call) {
+  let made;
+  return () => {
+    made ??= call().catch((error) => {
+      made = undefined;
+      throw error;
+    });
+    return made;
+  };
+}
+
 export function trouble(error) {
   if (error?.name === "AbortError") return;
+  if (error?.status === 401 || error?.status === 403) return; // a key is asked for instead
   const told = $("trouble");
   told.hidden = !error;
   told.textContent = error ? `${error.message ?? error}` : "";

@@ -1,11 +1,13 @@
 // The page: each part tells the others what changed.
 
 import { el } from "./dom.js";
+import * as key from "./key.js";
 import * as person from "./person.js";
 import * as running from "./running.js";
 import * as search from "./search.js";
 import * as why from "./why.js";
 
+key.begin();
 const explained = why.begin({ user: person.user, about: person.about });
 let look = () => {};
 

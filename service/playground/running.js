@@ -17,9 +17,9 @@ async function models(changed) {
     const served = ready.checks?.model ?? "";
     $("version").textContent = served;
     const rows = versions.map((version) => row(version, served, changed));
-    const empty = el("tr", {}, el("td", { colspan: 4 }, "None is trained yet: answers come from content and popularity."));
+    const empty = el("tr", {}, el("td", { colspan: 5 }, "None is trained yet: answers come from content and popularity."));
     $("models").replaceChildren(
-      el("thead", {}, el("tr", {}, head("version"), head("NDCG@10", true), head("made"), head("serve"))),
+      el("thead", {}, el("tr", {}, head("version"), head("HR@10", true), head("NDCG@10", true), head("made"), head("serve"))),
       el("tbody", {}, ...(rows.length ? rows : [empty])),
     );
   } catch (error) {
@@ -28,7 +28,9 @@ async function models(changed) {
 }
 
 function row(version, served, changed) {
-  const ndcg = version.metrics?.ndcg ?? version.metrics?.["ndcg@10"];
+  const metrics = version.metrics ?? {};
+  const metric = (name) =>
+    el("td", { class: "number" }, typeof metrics[name] === "number" ? number(metrics[name]) : "", beside(metrics[`popularity_${name}`]));
   const now = version.version === served;
   const button = el(
     "button",
@@ -39,11 +41,15 @@ function row(version, served, changed) {
     "tr",
     {},
     el("th", { scope: "row" }, version.version),
-    el("td", { class: "number" }, typeof ndcg === "number" ? number(ndcg) : ""),
+    metric("hr"),
+    metric("ndcg"),
     el("td", {}, (version.created ?? "").slice(0, 16).replace("T", " ")),
     el("td", {}, version.broken ? "broken" : button),
   );
 }
+
+// What popularity alone reached on the same events.
+const beside = (value) => (typeof value === "number" ? el("span", { class: "beside" }, `popularity ${number(value)}`) : null);
 
 async function activate(version, changed) {
   try {

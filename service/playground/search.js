@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { $, debounced, el, marked, percent, share, trouble } from "./dom.js";
 
-const QUIET = 60; // milliseconds without a key
+const QUIET = 25; // milliseconds without a key: few type so fast, and a search takes about as long
 const LIMIT = 10;
 let running;
 

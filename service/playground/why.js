@@ -1,21 +1,27 @@
 // Why a target has its score: what it is made of, and where each head attends.
 
 import { post } from "./api.js";
-import { $, el, number, percent, signed, svg, trouble } from "./dom.js";
+import { $, el, number, percent, remembered, signed, svg, trouble } from "./dom.js";
 
 const EVENTS = 50;
-const SHOWN = 12; // events in each table; the others are added up
+const SHOWN = 12; // events in each table, unless all are asked for; the others are added up
 let target;
+let every = false; // whether all events that were named are shown
 let named; // event id -> what it was about
 
 export function begin({ user, about }) {
   named = about;
   const again = () => target && explain(target, user());
   $("how").addEventListener("change", again);
+  $("more").addEventListener("click", () => {
+    every = !every;
+    again();
+  });
   $("temperature").addEventListener("input", () => ($("temperature-shown").value = number(temperature(), 2)));
   return {
     open: (item) => {
       target = item;
+      every = false;
       $("why").hidden = false;
       $("why-title").focus();
       explain(item, user());
@@ -44,7 +50,7 @@ async function explain(item, user) {
     $("why-note").textContent =
       `Score ${number(found.score)} for ${user}` +
       (found.mass === undefined ? "." : `; ${percent(found.mass)} of the softmax was attended.`);
-    made(found);
+    made(found, remembered(() => leftOut(how, item, shown(found).length)));
     draw(map, found.explanation ?? []);
     trouble();
   } catch (error) {
@@ -59,37 +65,51 @@ async function attention(how, item) {
   return post("v1/attend", { ...rest, memory, query: { item_id: item.item_id }, limit: EVENTS });
 }
 
+// The score had an event never happened, by event id, of the first few that moved it.
+async function leftOut(how, item, count) {
+  const asked = { ...how, item_ids: [item.item_id], explain: count, explain_exact: true };
+  const [found] = (await post("v1/score", asked)).items;
+  return new Map(found.explanation.map((row) => [row.event_id, row.without_exact]));
+}
+
+// The events in the table: those that move the score most come first.
+const shown = (found) => (found.explanation ?? []).slice(0, every ? EVENTS : SHOWN);
+
 // The parts and the events, each with its share, and a last row that is their sum.
-function made(found) {
+function made(found, exact) {
   const parts = found.parts ?? {};
-  const events = [...(found.explanation ?? [])].sort((a, b) => Math.abs(b.contribution) - Math.abs(a.contribution));
-  const shown = events.slice(0, SHOWN);
-  const told = shown.reduce((sum, row) => sum + row.contribution, 0);
+  const events = shown(found);
+  const told = events.reduce((sum, row) => sum + row.contribution, 0);
   const rest = (parts.attention ?? 0) + (parts.transitions ?? 0) - told;
   const rows = [
     ["the order of the history", parts.sequence ?? 0],
     ["how popular it is", parts.prior ?? 0],
-    ...shown.map((row) => [`${row.type || "interest"}: ${row.title || row.item_id}`, row.contribution, row.without]),
+    ...events.map((row) => [`${row.type || "interest"}: ${row.title || row.item_id}`, row.contribution, row]),
   ];
+  const all = found.explanation?.length ?? 0;
+  $("more").hidden = all <= SHOWN;
+  $("more").textContent = every ? `Show the first ${SHOWN}` : `Show all ${all} events`;
   if (Math.abs(rest) > 5e-4) rows.push(["all other events", rest]);
   const largest = Math.max(...rows.map(([, value]) => Math.abs(value)));
   const sum = rows.reduce((total, [, value]) => total + value, 0);
   $("contributions").replaceChildren(
-    el("caption", {}, "Each row adds to the score or takes from it; together they are the score."),
-    el("thead", {}, el("tr", {}, head("part"), head("share"), head("adds", true), head("score without", true))),
+    el("caption", {}, "Each row adds to the score or takes from it; together they are the score. Beside each event is the score if it " +
+      "were not attended; leave it out to see the score had it never happened."),
+    el("thead", {}, el("tr", {}, head("part"), head("share"), head("adds", true), head("not attended", true))),
     el(
       "tbody",
       {},
-      ...rows.map(([name, value, without]) =>
-        el(
+      ...rows.map(([name, value, event]) => {
+        const bars = el("td", { class: "signed" }, signed(value, largest));
+        return el(
           "tr",
           {},
-          el("th", { scope: "row" }, name),
-          el("td", { class: "signed" }, signed(value, largest)),
+          el("th", { scope: "row" }, name, ...(event?.event_id ? without(name, event, found, bars, largest, exact) : [])),
+          bars,
           el("td", { class: "number", "data-adds": value }, number(value)),
-          el("td", { class: "number" }, without === undefined ? "" : number(without)),
-        ),
-      ),
+          el("td", { class: "number" }, event === undefined ? "" : number(event.without)),
+        );
+      }),
       el(
         "tr",
         { class: "total" },
@@ -100,6 +120,29 @@ function made(found) {
       ),
     ),
   );
+}
+
+// A button that tells the score had an event never happened, and what is told: a bar and a line.
+function without(name, event, found, bars, largest, exact) {
+  const told = el("span", { class: "told" });
+  const press = async () => {
+    try {
+      const score = (await exact()).get(event.event_id);
+      if (!button.isConnected || button.getAttribute("aria-pressed") === "true") return;
+      const change = score - found.score;
+      told.textContent = `without it ${number(score)} (${change < 0 ? "" : "+"}${number(change)})`;
+      told.dataset.without = score;
+      const bar = signed(-change, largest);
+      bar.classList.add("never");
+      bars.append(bar);
+      button.setAttribute("aria-pressed", "true");
+      $("why-note").textContent = `Had ${name} never happened, the score would be ${number(score)} instead of ${number(found.score)}.`;
+    } catch (error) {
+      trouble(error);
+    }
+  };
+  const button = el("button", { type: "button", "aria-pressed": "false", "aria-label": `Score without ${name}`, onclick: press }, "leave out");
+  return [el("span", { class: "leave" }, button, told)];
 }
 
 const head = (text, numeric) => el("th", { scope: "col", class: numeric ? "number" : null }, text);

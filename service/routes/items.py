@@ -96,7 +96,11 @@ async def similar_items(
     params: Annotated[SimilarParams, Query()],
     context: In,
 ) -> Response:
-    """Items like this one."""
+    """Items like this one, by their texts and by what training made of them.
+
+    Each item has a key in both spaces, and one softmax weighs all keys: `spaces` says how near each
+    item is in either, and which share of its weight that holds.
+    """
     answer = await context.engine.similar(params.to_query(item_id), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))

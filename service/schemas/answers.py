@@ -8,7 +8,7 @@ would cost more than computing it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -197,6 +197,13 @@ class MarkedOut(BaseModel):
     match: bool = Field(description="Whether it is a word of the query.")
 
 
+class LikenessOut(BaseModel):
+    """How an item is like the one that was asked for, in one space."""
+
+    cosine: float
+    share: float = Field(description="Of the item's weight.")
+
+
 class AnsweredItemOut(BaseModel):
     """One item of an answer; fields that a route does not produce are left out."""
 
@@ -218,6 +225,12 @@ class AnsweredItemOut(BaseModel):
     mass: float | None = Field(
         None, description="Share of the softmax over the asker's memory that was attended."
     )
+    spaces: dict[Literal["content", "trained"], LikenessOut] | None = Field(
+        None,
+        description="Of a similar item: how it is, in each space where both items are. The score "
+        "is log Σ exp(z) over them, z being the cosine in standard deviations above the mean of "
+        "all offered items in that space.",
+    )
 
 
 class AnswerOut(BaseModel):
@@ -236,6 +249,11 @@ class AnswerOut(BaseModel):
     )
     meant: dict[str, list[str]] | None = Field(
         None, description="Words that no item has, and those that they were taken for."
+    )
+    spaces: list[Literal["content", "trained"]] | None = Field(
+        None,
+        description="Of similar items: the spaces in which the item was compared. A new item is "
+        "in `content` alone until it was trained on, one without text in `trained` alone.",
     )
 
 
@@ -275,6 +293,8 @@ def answer_out(answer: Answer) -> dict[str, Any]:
         out["mass"] = answer.mass
     if answer.meant:
         out["meant"] = {word: list(words) for word, words in answer.meant.items()}
+    if answer.spaces is not None:
+        out["spaces"] = answer.spaces
     return out
 
 
@@ -297,6 +317,11 @@ def _answered(item: AnsweredItem) -> dict[str, Any]:
         }
     if item.mass is not None:
         out["mass"] = item.mass
+    if item.spaces is not None:
+        out["spaces"] = {
+            space: {"cosine": near.cosine, "share": near.share}
+            for space, near in item.spaces.items()
+        }
     return out
 
 

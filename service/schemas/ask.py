@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -255,9 +255,14 @@ class SearchIn(Ask):
 
 
 class SimilarParams(Params):
-    """How many items like one, and which."""
+    """How many items like one, which, and like it by what."""
 
     limit: Limit = 20
+    space: Literal["both", "content", "trained"] = Field(
+        "both",
+        description="`content`: by their texts or embeddings; `trained`: by what training made of "
+        "them; `both`: by both, and an item that is only in one of them by that one.",
+    )
     any: list[Label] = Field([], description="At least one of these categories.")
     all: list[Label] = Field([], description="Every one of these categories.")
     none: list[Label] = Field([], description="Not one of these categories.")
@@ -265,7 +270,8 @@ class SimilarParams(Params):
     def to_query(self, item_id: str) -> SimilarQuery:
         """The domain's value."""
         categories = Filter(frozenset(self.any), frozenset(self.all), frozenset(self.none))
-        return SimilarQuery(item_id, self.limit, categories)
+        space = None if self.space == "both" else self.space
+        return SimilarQuery(item_id, self.limit, categories, space)
 
 
 def _set(values: Sequence[str] | None) -> frozenset[str] | None:

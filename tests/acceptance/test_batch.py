@@ -13,7 +13,7 @@ QUESTIONS: list[dict[str, Any]] = [
     {"path": "/v1/score", "body": {"user_id": "u3", "item_ids": [item_id(0, 1)], "at": AT}},
     {"path": "/v1/recommend", "body": {"user_id": "u3", "limit": 3, "at": AT, "explain": 2}},
     {"path": "/v1/search", "body": {"query": "rocket", "limit": 3}},
-    {"path": f"/v1/items/{item_id(1, 2)}/similar", "body": {"limit": 2}},
+    {"path": f"/v1/items/{item_id(1, 2)}/similar", "body": {"limit": 2, "space": "content"}},
     {
         "path": "/v1/attend",
         "body": {

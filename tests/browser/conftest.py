@@ -37,9 +37,15 @@ def server(world: World, tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Page]:
+def size() -> tuple[int, int]:
+    """Of the window, in CSS pixels."""
+    return 1300, 900
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server, size: tuple[int, int]) -> Iterator[Page]:
     """The page, opened; at the end it must have had nothing to complain of."""
-    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]})
     page.set_default_timeout(15_000)
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))

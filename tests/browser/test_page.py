@@ -7,21 +7,11 @@ from importlib.resources import files
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.acceptance.server import Server
+from tests.browser.driving import amounts, ask_why, choose, recommended, results, score
 from tests.tiny import World
-
-
-def results(page: Page) -> Locator:
-    return page.locator("#results > li")
-
-
-def choose(page: Page, user: str) -> None:
-    """Show a user and wait until everything about them is there."""
-    page.get_by_label("User", exact=True).fill(user)
-    page.get_by_role("button", name="Show").click()
-    expect(page.locator("#recommended > li").first).to_be_visible()
 
 
 def test_results_come_while_typing(page: Page) -> None:
@@ -57,19 +47,17 @@ def test_only_the_latest_text_is_answered(page: Page) -> None:
 def test_watching_changes_the_recommendations_at_once(page: Page) -> None:
     """The event is in the history, and the list is another; forgetting it brings the old back."""
     choose(page, "u3")
-    listed = page.locator("#recommended > li")
-    before = listed.evaluate_all("all => all.map(one => one.dataset.item + one.innerText)")
+    listed = recommended(page)
+    before, titles = listed.all_inner_texts(), listed.locator("h3").all_inner_texts()
     events = page.locator("#history > li").count()
     first = listed.first.locator("h3").inner_text()
     listed.first.get_by_role("button", name=re.compile("^Watch ")).click()
     expect(page.locator("#history > li")).to_have_count(events + 1)
     expect(page.locator("#history > li").first).to_contain_text(f"watch {first}")
-    after = listed.evaluate_all("all => all.map(one => one.dataset.item + one.innerText)")
-    assert after != before
+    expect(listed).not_to_have_text(before, use_inner_text=True)
     page.get_by_role("button", name=f"Forget watch {first}").first.click()
     expect(page.locator("#history > li")).to_have_count(events)
-    again = listed.evaluate_all("all => all.map(one => one.dataset.item)")
-    assert len(again) == len(before)
+    expect(listed.locator("h3")).to_have_text(titles)
 
 
 def test_a_guest_begins_with_nothing(page: Page) -> None:
@@ -82,23 +70,15 @@ def test_a_guest_begins_with_nothing(page: Page) -> None:
     expect(page.locator("#recommended > li").first).to_contain_text("from their history")
 
 
-def amounts(page: Page) -> list[float]:
-    """What each row of the table adds."""
-    cells = page.locator("#contributions td[data-adds]")
-    return [float(text) for text in cells.evaluate_all("all => all.map(one => one.dataset.adds)")]
-
-
 def test_what_a_score_is_made_of_sums_to_it(page: Page) -> None:
     """Every row is signed, and together they are the score that the service gave."""
     choose(page, "u3")
-    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
+    ask_why(page)
     expect(page.locator("#why")).to_be_visible()
     expect(page.locator("#why-title")).to_be_focused()
+    assert sum(amounts(page)) == pytest.approx(score(page), abs=1e-3)
     total = page.locator("#contributions tr.total td[data-score]")
-    expect(total).to_be_visible()
-    score = float(total.get_attribute("data-score") or "nan")
-    assert sum(amounts(page)) == pytest.approx(score, abs=1e-3)
-    assert total.inner_text() == f"{score:.3f}"
+    assert total.inner_text() == f"{score(page):.3f}"
     bars = page.locator("#contributions rect")
     assert bars.count() == len(amounts(page))
     signs = bars.evaluate_all("all => all.map(one => one.getAttribute('class'))")
@@ -108,9 +88,7 @@ def test_what_a_score_is_made_of_sums_to_it(page: Page) -> None:
 def test_the_map_shows_each_head_and_changes_with_how_it_attends(page: Page) -> None:
     """Weights of a head are shares; hard attention gives one row everything."""
     choose(page, "u3")
-    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
-    row = page.locator("#attention tbody tr")
-    expect(row.first).to_be_visible()
+    ask_why(page)
     soft = page.locator("#attention td").all_inner_texts()
     assert all(re.fullmatch(r"(< )?\d+\.\d %\s*", text) for text in soft)
     page.get_by_label("to the one best row").check()
@@ -127,12 +105,12 @@ def test_another_model_is_served_without_a_reload(page: Page, world: World) -> N
     """The page says which answers, and its lists are that one's."""
     expect(page.locator("#version")).to_have_text(world.first)
     choose(page, "u3")
-    before = page.locator("#recommended").inner_text()
+    before = recommended(page).all_inner_texts()
     row = page.locator("#models tr", has_text=world.second)
     row.get_by_role("button", name="serve this").click()
     expect(page.locator("#version")).to_have_text(world.second)
     expect(row.get_by_role("button", name="served")).to_be_disabled()
-    expect(page.locator("#recommended")).not_to_have_text(before)
+    expect(recommended(page)).not_to_have_text(before, use_inner_text=True)
 
 
 def test_where_time_went_is_told(page: Page) -> None:
@@ -172,16 +150,23 @@ def test_the_page_can_be_used_by_keys_alone(page: Page) -> None:
     expect(page.locator("#recommended > li").first).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [320, 768, 1300])
+@pytest.mark.parametrize("width", [320, 360, 768, 1300])
 def test_nothing_is_cut_off_on_a_small_screen(browser: Browser, server: Server, width: int) -> None:
-    """The page never scrolls sideways."""
+    """The page never scrolls sideways, whatever is open, and no button stands beyond its edge."""
     page = browser.new_page(viewport={"width": width, "height": 700})
     page.goto(server.url)
     choose(page, "u3")
     page.get_by_role("searchbox").fill("rocket")
-    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
-    expect(page.locator("#attention td").first).to_be_visible()
+    ask_why(page)
+    page.get_by_role("button", name=re.compile("^Score without ")).first.click()
+    expect(page.locator(".told").first).to_contain_text("without it")
+    page.evaluate("document.getElementById('key').hidden = false")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for button in page.get_by_role("button").all():
+        box = button.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
     page.close()
 
 
@@ -196,8 +181,10 @@ def test_nobody_is_shut_out(
     page.goto(server.url)
     choose(page, "u3")
     page.get_by_role("searchbox").fill("rocket")
-    page.locator("#recommended > li").first.get_by_role("button", name=re.compile("^Why ")).click()
-    expect(page.locator("#attention td").first).to_be_visible()
+    ask_why(page)
+    page.get_by_role("button", name=re.compile("^Score without ")).first.click()
+    expect(page.locator(".told").first).to_contain_text("without it")
+    page.evaluate("document.getElementById('key').hidden = false")
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
     found = page.evaluate("axe.run()")
     assert [(wrong["id"], wrong["nodes"]) for wrong in found["violations"]] == []
@@ -210,7 +197,7 @@ def test_the_page_is_small_and_asked_for_once(page: Page, server: Server) -> Non
     with server.client() as http:
         names = ["", *(f"playground/{name}" for name in
                        ("style.css", "main.js", "api.js", "dom.js", "search.js", "person.js",
-                        "why.js", "running.js", "icon.svg"))]  # fmt: skip
+                        "key.js", "why.js", "running.js", "icon.svg"))]  # fmt: skip
         answers = [http.get(f"/{name}") for name in names]
         assert all(answer.status_code == 200 for answer in answers)
         assert sum(len(answer.content) for answer in answers) < 100_000
@@ -221,3 +208,17 @@ def test_the_page_is_small_and_asked_for_once(page: Page, server: Server) -> Non
         assert http.get("/playground/secret.py").status_code == 404
         assert http.get("/playground/__init__.py").status_code == 404
     expect(page.get_by_role("heading", name="Heed")).to_be_visible()
+
+
+def test_what_the_browser_fetches_is_light(browser: Browser, server: Server) -> None:
+    """At most 400 kB come over the wire until the page is ready, answers of the API included."""
+    page = browser.new_page()
+    wire = page.context.new_cdp_session(page)
+    sent: list[float] = []
+    wire.on("Network.loadingFinished", lambda told: sent.append(told["encodedDataLength"]))
+    wire.send("Network.enable")
+    page.goto(server.url, wait_until="networkidle")
+    expect(page.locator("#models tbody tr").first).to_be_visible()
+    assert len(sent) >= 12  # the page, its style and scripts, and what it asks the API
+    assert 20_000 < sum(sent) <= 400_000
+    page.close()

@@ -1,4 +1,4 @@
-"""Recommending: against scoring every item, brute-force diversity and plain cosines."""
+"""Recommending: against scoring every item and brute-force diversity."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from models.catalogue import Catalogue
 from models.entries import Entry
 from models.explain import explain
 from models.item_filter import ItemFilter
-from models.ranking import candidates, recommend, similar
+from models.ranking import candidates, recommend
 from models.recommender import Recommender
 from models.scoring import Attending, score
 from models.snapshot import Snapshot
@@ -413,43 +413,3 @@ def test_coarse_attention_explains_what_it_ranked(snapshot: Snapshot) -> None:
         scores = ranked.scores
         part = float(scores.attention[place]) + float(scores.transitions[place])
         assert summed == pytest.approx(part, abs=1e-4)
-
-
-# ---------------------------------------------------------------------------- similar
-
-
-def test_similar_is_the_order_of_cosines(snapshot: Snapshot) -> None:
-    """In the space of the item tower, in float64, without the item itself."""
-    vectors = snapshot.tables.vectors.double().numpy()
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    allowed = np.ones(ITEMS, dtype=np.bool_)
-    allowed[[2, 9]] = False
-    for row in (0, 9, 29):
-        rows, cosines = similar(snapshot, row, limit=7, allowed=allowed)
-        true = unit @ unit[row]
-        order = [r for r in np.argsort(-true).tolist() if r != row and allowed[r]][:7]
-        assert rows.tolist() == order
-        np.testing.assert_allclose(cosines, true[order], atol=1e-5)
-
-
-def test_similar_leaves_out_what_has_no_vector(model: Recommender) -> None:
-    """Listed or not; and asks for no more than there is."""
-    made = catalogue(ITEMS).updated([Entry("blank")], [], encode)
-    snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
-    rows, cosines = similar(snapshot, 3, limit=100, allowed=made.listed)
-    assert sorted(rows.tolist()) == [row for row in range(ITEMS) if row != 3]
-    assert len(cosines) == ITEMS - 1
-    nothing = np.zeros(ITEMS + 1, dtype=np.bool_)
-    assert similar(snapshot, 3, limit=5, allowed=nothing)[0].tolist() == []
-
-
-def test_similar_before_training_is_likeness_of_text() -> None:
-    """The same text first, with a cosine of 1."""
-    made = catalogue(5).updated(
-        [Entry("twin", fields={"title": "title 2", "description": "about 2"})], [], encode
-    )
-    snapshot = Snapshot.build("v", None, made, np.zeros(6, np.int64))
-    rows, cosines = similar(snapshot, 2, limit=2, allowed=made.listed)
-    assert rows[0] == 5
-    assert cosines[0] == pytest.approx(1, abs=1e-6)
-    assert cosines[1] < 0.99

@@ -221,6 +221,9 @@ def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
     assert [item["item_id"] for item in answer.json()["items"]] == ["b"]
     query = client.engine.asked[-1]
     assert query.filter == Filter(any=frozenset("xy"), none=frozenset("z"))
+    assert query.space is None
+    client.get("/v1/items/a/similar?space=trained")
+    assert client.engine.asked[-1].space == "trained"
     assert client.get("/v1/items/nope/similar").status_code == 404
 
 

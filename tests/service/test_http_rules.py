@@ -233,6 +233,7 @@ def test_a_batch_of_errors_is_told_briefly(client: Client) -> None:
         ("/v1/items?cursor=nonsense", "/cursor"),
         ("/v1/users/u/history?cursor=%00", "/cursor"),
         ("/v1/items/i/similar?any=", "/any/0"),
+        ("/v1/items/i/similar?space=text", "/space"),
     ],
 )
 def test_bad_query_parameters_are_named(client: Client, path: str, name: str) -> None:

@@ -1,0 +1,99 @@
+"""A service that asks for a key: what stands before it lets nobody in without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.acceptance.server import Server
+from tests.browser.driving import choose, recommended, results
+
+READS, WRITES = "reads-only", "reads-and-writes"
+
+
+def guard(route: Route) -> None:
+    """Let a request pass with a key that may do it: 401 without one, 403 where it may not."""
+    asked = route.request
+    key = asked.headers.get("authorization", "").removeprefix("Bearer ")
+    writes = asked.url.endswith("/v1/events")
+    if key == WRITES or (key == READS and not writes):
+        route.continue_()
+    elif key == READS:
+        route.fulfill(status=403, content_type="text/html", body="<h1>no</h1>")
+    else:
+        problem = '{"title": "Unauthorized", "detail": "A key is needed."}'
+        route.fulfill(status=401, content_type="application/problem+json", body=problem)
+
+
+@pytest.fixture
+def guarded(browser: Browser, server: Server) -> Iterator[Page]:
+    """The page of a service behind a guard; the console may tell of refusals, of nothing else."""
+    page = browser.new_page(viewport={"width": 360, "height": 740})
+    page.set_default_timeout(15_000)
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.route("**/v1/**", guard)
+    page.goto(server.url)
+    yield page
+    page.close()
+    assert wrong
+    assert all("status of 401" in said or "status of 403" in said for said in wrong), wrong
+
+
+def give(page: Page, key: str) -> None:
+    """Write a key into the form and send it."""
+    with page.expect_navigation():
+        page.get_by_label("API key").fill(key)
+        page.get_by_label("API key").press("Enter")
+
+
+def test_a_key_is_asked_for_kept_and_changed(guarded: Page) -> None:
+    """Nothing is shown without it; a wrong one is told apart from none, and from too weak a one."""
+    page = guarded
+    form = page.get_by_role("region", name="A key is needed")
+    expect(form).to_contain_text("answers only those who have one")
+    expect(page.get_by_label("API key")).to_be_focused()
+    expect(page.get_by_role("button", name="Change key")).to_be_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+    give(page, "guessed")
+    expect(page.get_by_role("region", name="The key was not accepted")).to_be_visible()
+
+    give(page, READS)
+    expect(page.locator("#models tbody tr").first).to_be_visible()
+    expect(page.locator("#key")).to_be_hidden()
+    page.get_by_role("searchbox").fill("rocket")
+    expect(results(page).first).to_be_visible()
+    choose(page, "u3")
+    recommended(page).first.get_by_role("button").first.click()  # watch
+    expect(page.get_by_role("region", name="The key is not enough")).to_be_visible()
+
+    page.get_by_role("button", name="Change key").click()
+    give(page, WRITES)
+    choose(page, "u3")
+    events = page.locator("#history > li").count()
+    recommended(page).first.get_by_role("button").first.click()
+    expect(page.locator("#history > li")).to_have_count(events + 1)
+    expect(page.locator("#key")).to_be_hidden()
+
+
+def test_a_key_is_kept_for_the_tab_alone_and_never_in_an_address(guarded: Page) -> None:
+    """A reload has it still; it can be forgotten, and no request names it but in its header."""
+    page = guarded
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    give(page, WRITES)
+    page.reload()
+    expect(page.locator("#models tbody tr").first).to_be_visible()
+    expect(page.locator("#key")).to_be_hidden()
+    assert asked
+    assert not any(WRITES in url for url in [*asked, page.url])
+    assert page.evaluate("localStorage.length") == 0
+    page.get_by_role("button", name="Change key").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Forget it").click()
+    expect(page.get_by_role("region", name="A key is needed")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0

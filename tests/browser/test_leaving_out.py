@@ -1,0 +1,73 @@
+"""The score without an event, asked for on the page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.acceptance.server import Server
+from tests.browser.driving import amounts, ask_why, choose, score
+from tests.tiny import AT, EACH, GENRES, item_id
+
+
+def leave_out(row: Locator) -> float:
+    """Press the button of a row; the score that it then tells."""
+    button = row.get_by_role("button", name=re.compile("^Score without "))
+    expect(button).to_have_attribute("aria-pressed", "false")
+    button.press("Enter")
+    told = row.locator(".told")
+    expect(told).to_contain_text("without it")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    return float(told.get_attribute("data-without") or "nan")
+
+
+def test_the_score_without_an_event_is_the_one_after_forgetting_it(page: Page) -> None:
+    """Told by number, by a second bar and in words; and then the event is forgotten in earnest."""
+    choose(page, "u3")
+    ask_why(page)
+    whole, bars = score(page), page.locator("#contributions rect").count()
+    for row in page.locator("#contributions tbody tr", has=page.locator(".leave")).all():
+        title = (row.get_by_role("button").get_attribute("aria-label") or "").split(": ", 1)[1]
+        forget = page.get_by_role("button", name=re.compile(f"^Forget \\S+ {re.escape(title)}$"))
+        if forget.count() == 1:  # taken once: whatever has its title is this event
+            break
+    without = leave_out(row)
+    assert without != pytest.approx(whole, abs=1e-3)
+    assert f"{without:.3f} ({without - whole:+.3f})" in row.locator(".told").inner_text()
+    assert page.locator("#contributions rect").count() == bars + 1
+    side = "positive" if without < whole else "negative"
+    expect(row.locator(".never rect")).to_have_class(side)
+    expect(page.locator("#why-note")).to_contain_text(f"would be {without:.3f} instead")
+    forget.click()
+    expect(page.locator("#contributions .told:not(:empty)")).to_have_count(0)
+    assert score(page) == pytest.approx(without, abs=5e-3)  # some seconds later
+
+
+def test_every_event_can_be_left_out(page: Page, server: Server) -> None:
+    """Those that move the score most come first; a button shows the others, and the sum stays."""
+    days = [f"2025-12-{day:02}T12:00:00Z" for day in range(1, EACH + 1)]
+    events = [
+        {"user_id": "long", "item_id": item_id(genre, number), "timestamp": at}
+        for genre in range(2)
+        for number, at in enumerate(days)
+        if at < AT
+    ]
+    with server.client() as http:
+        http.post("/v1/events", json={"events": events}).raise_for_status()
+    assert len(events) == 2 * EACH <= len(GENRES) * EACH
+    choose(page, "long")
+    ask_why(page)
+    buttons = page.get_by_role("button", name=re.compile("^Score without "))
+    expect(buttons).to_have_count(12)
+    whole = score(page)
+    page.get_by_role("button", name=f"Show all {2 * EACH} events").click()
+    expect(buttons).to_have_count(2 * EACH)
+    assert sum(amounts(page)) == pytest.approx(score(page), abs=1e-3)
+    assert score(page) == pytest.approx(whole, abs=5e-3)
+    rows = page.locator("#contributions tbody tr", has=page.locator(".leave"))
+    for at in (0, 2 * EACH - 1):
+        leave_out(rows.nth(at))
+    page.get_by_role("button", name="Show the first 12").click()
+    expect(buttons).to_have_count(12)
