@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from models.text import TextEncoder
 Vectors = NDArray[np.float32]
 
 _log = logging.getLogger(__name__)
+
+_CHUNK = 128  # texts between two tellings; a transformer takes seconds for them
 
 
 class Embeddings:
@@ -55,17 +57,29 @@ class Embeddings:
         """The unit vector [D] of a query; of the latest few thousand the answer is remembered."""
         return self._query(text)
 
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors [n, D] of item texts; those seen before are not encoded again."""
+    def encode(
+        self, texts: Sequence[str], told: Callable[[int, int], None] | None = None
+    ) -> Vectors:
+        """Unit vectors [n, D] of item texts; those seen before are not encoded again.
+
+        Args:
+            texts: of items.
+            told: called as work goes on: how many new texts are encoded, of how many.
+        """
         keys = [_digest(text) for text in texts]
         with self._lock:
             new = {key: text for key, text in zip(keys, texts, strict=True)
                    if key not in self._rows}  # fmt: skip
             if new:
                 first = len(self._vectors)
-                # As they will be read from disk, so that a restart changes no answer.
-                encoded = _rounded(self._encoder.encode(list(new.values())))
-                self._vectors = np.concatenate([self._vectors, encoded])
+                parts = [self._vectors]
+                unread = list(new.values())
+                for start in range(0, len(unread), _CHUNK):
+                    # As they will be read from disk, so that a restart changes no answer.
+                    parts.append(_rounded(self._encoder.encode(unread[start : start + _CHUNK])))
+                    if told is not None:
+                        told(min(start + _CHUNK, len(unread)), len(unread))
+                self._vectors = np.concatenate(parts)
                 self._rows |= {key: first + at for at, key in enumerate(new)}
             return self._vectors[[self._rows[key] for key in keys]]
 
@@ -103,9 +117,16 @@ class Embeddings:
             return
         size = int.from_bytes(content[16:18], "big")
         name, data = content[18 : 18 + size], content[18 + size :]
-        if name != self._encoder.name.encode() or content[:16] != (
-            hashlib.blake2b(data, digest_size=16).digest()
-        ):
+        if content[:16] != hashlib.blake2b(data, digest_size=16).digest():
+            return
+        if name != self._encoder.name.encode():
+            _log.warning(
+                "%s holds vectors of the text encoder %s, which are not used: the texts are "
+                "encoded again by %s",
+                path,
+                name.decode(errors="replace"),
+                self._encoder.name,
+            )
             return
         try:
             parts = load(data)
@@ -115,6 +136,16 @@ class Embeddings:
         self._vectors = parts["vectors"].astype(np.float32)
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
+
+
+def of_another(path: Path, encoder: str) -> bool:
+    """Whether a file holds vectors of another encoder than the one of this name."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(18)
+            return file.read(int.from_bytes(head[16:], "big")) != encoder.encode()
+    except OSError:
+        return False
 
 
 def _rounded(vectors: Vectors) -> Vectors:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.catalogue import Catalogue, Entry
 from models.lexical import WordIndex
@@ -24,6 +26,7 @@ from service.stores.base import Store
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE = 10.0  # seconds of encoding after which the log says how far it is
 _FIELDS = ("title", "description", "tags", "categories")
 
 
@@ -78,7 +81,7 @@ class Serving:
         def build() -> Snapshot:
             empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, WordIndex())
             catalogue = empty.updated(
-                self._entries(changes.upserted), changes.deleted, self._embeddings.encode
+                self._entries(changes.upserted), changes.deleted, self._encode
             )
             self._embeddings.save()
             return self._load(self._registry.current(), catalogue)
@@ -167,7 +170,7 @@ class Serving:
                 def refresh() -> Snapshot:
                     now = self.snapshot
                     catalogue = now.catalogue.updated(
-                        self._entries(changes.upserted), changes.deleted, self._embeddings.encode
+                        self._entries(changes.upserted), changes.deleted, self._encode
                     )
                     return now.refreshed(catalogue, self._counts)
 
@@ -203,6 +206,18 @@ class Serving:
             )
         return entries
 
+    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors of texts; where that takes long, the log says how far it is."""
+        said = time.monotonic()
+
+        def told(done: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said > _PATIENCE:
+                _log.info("%d of %d texts are encoded", done, total)
+                said = time.monotonic()
+
+        return self._embeddings.encode(texts, told)
+
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
         if version is None:
             return Snapshot.build(UNTRAINED, None, catalogue, self._counts)
@@ -211,7 +226,8 @@ class Serving:
             trained = Trained.unpack(files)
             if trained.encoder != self._embeddings.name:
                 raise ValueError(
-                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}"
+                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}: set "
+                    "HEED_ENCODER to what it was trained with, or train again with heed train"
                 )
             snapshot = Snapshot.build(name, trained, catalogue, self._counts)
             _warm(snapshot)

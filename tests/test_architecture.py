@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "team clock shape pairs lexical search_parameters",
+        "team clock shape pairs lexical search_parameters sentence_encoder",
         "candidates trends",
         "attention heads splits evaluate causal batches kinds",
         "habits",
@@ -37,7 +37,7 @@ LAYERS = {
         "team",
         "records queries settings",
         "manifest staging telemetry limits job",
-        "stores registry datasets job_files embeddings served_search",
+        "stores registry datasets job_files embeddings encoders served_search",
         "histories importing",
         "asking serving",
         "encodings explaining corpora highlighting",
@@ -71,7 +71,7 @@ ONLY = {
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
     "models": f"{ENGINE} histories registry jobs team corpora training benchmarking cold_start "
-    "comparing comparing_cold showing served_search search_quality bench cli",
+    "comparing comparing_cold showing encoders served_search search_quality bench cli",
     "service.engine": "suggestions app serving_http bench",
 }
 
@@ -79,6 +79,7 @@ ONLY = {
 OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 time"
 EXCEPT = {
     ("models.text", "pathlib"),  # weights that ship inside an installed package
+    ("models.sentence_encoder", "pathlib"),  # weights that somebody put in a folder
     ("models.clock", "time"),  # a stopwatch, for the progress it reports
 }
 
