@@ -53,19 +53,20 @@ lock: ## resolve pyproject.toml anew into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet 'pip-tools>=7.4'
 	$(compile) -o requirements/runtime.txt pyproject.toml
-	$(compile) -c requirements/runtime.txt --extra dev --extra parquet --extra plots -o requirements/dev.txt pyproject.toml
+	$(compile) -c requirements/runtime.txt --extra dev --extra parquet --extra plots --extra transformers -o requirements/dev.txt pyproject.toml
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays
 	rm -rf $(VENV) $(RECTOOLS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
+# dev.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
 $(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requirements/torch.txt
 	@$(find_python); \
 	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "setup: creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
-	@echo "setup: installing into $(VENV) (the first time downloads about 400 MB, a minute or two)"
-	@$(PIP) --require-hashes -r requirements/dev.txt
+	@echo "setup: installing into $(VENV) (the first time downloads about 460 MB, a minute or two)"
+	@$(PIP) --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import faiss, fastapi, pytest, torch._dynamo'

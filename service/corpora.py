@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,8 @@ def read(store: Store, embeddings: Embeddings, told: Told | None = None) -> Corp
     )
     if told is not None:
         told("reading items", 0, 0, None)
-    return Corpus(log, item_ids, _content(item_ids, store.scan_items(), embeddings), types)
+    content = _content(item_ids, store.scan_items(), embeddings, told)
+    return Corpus(log, item_ids, content, types)
 
 
 def read_dataset(dataset: Dataset, embeddings: Embeddings) -> Corpus:
@@ -98,13 +100,29 @@ def read_dataset(dataset: Dataset, embeddings: Embeddings) -> Corpus:
 
 
 def _content(
-    item_ids: tuple[str, ...], items: Iterable[Item], embeddings: Embeddings
+    item_ids: tuple[str, ...],
+    items: Iterable[Item],
+    embeddings: Embeddings,
+    told: Told | None = None,
 ) -> NDArray[np.float32]:
-    """The text embeddings [N, D] of these ids; zero where none of the items has it."""
+    """The text embeddings [N, D] of these ids, kept; zero where none of the items has it."""
     catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
     entries = (entry_of(item, embeddings.dimension) for item in items)
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
-    return catalogue.updated(touched, [], embeddings.encode).content
+    content = catalogue.updated(touched, [], encoding(embeddings, told)).content
+    embeddings.save()
+    return content
+
+
+def encoding(
+    embeddings: Embeddings, told: Told | None = None
+) -> Callable[[Sequence[str]], NDArray[np.float32]]:
+    """How texts are encoded, telling how many are."""
+    if told is None:
+        return embeddings.encode
+    return partial(
+        embeddings.encode, told=lambda done, total: told("encoding texts", done, total, None)
+    )
 
 
 def _types(

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,6 +24,7 @@ Vectors = NDArray[np.float32]
 _log = logging.getLogger(__name__)
 
 _NONE = np.zeros(0, dtype=np.int64)
+_CHUNK = 128  # texts between two tellings; a transformer takes seconds for them
 
 
 class Embeddings:
@@ -59,16 +60,30 @@ class Embeddings:
         """The unit vector [D] of a query; of the latest few thousand the answer is remembered."""
         return self._query(text)
 
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors [n, D] of item texts; those seen before are not encoded again."""
+    def encode(
+        self, texts: Sequence[str], told: Callable[[int, int], None] | None = None
+    ) -> Vectors:
+        """Unit vectors [n, D] of item texts; those seen before are not encoded again.
+
+        Args:
+            texts: of items.
+            told: called as work goes on: how many new texts are encoded, of how many.
+        """
         keys = [_digest(text) for text in texts]
         with self._lock:
             new = {key: text for key, text in zip(keys, texts, strict=True)
                    if key not in self._rows}  # fmt: skip
             if new:
                 first = len(self._vectors)
-                encoded = self._encoder.encode(list(new.values())).astype(np.float16)
-                self._vectors = self._vectors.updated(_NONE, encoded[:0], encoded)
+                encoded = []
+                unread = list(new.values())
+                for start in range(0, len(unread), _CHUNK):
+                    part = self._encoder.encode(unread[start : start + _CHUNK])
+                    encoded.append(part.astype(np.float16))
+                    if told is not None:
+                        told(min(start + _CHUNK, len(unread)), len(unread))
+                more = np.concatenate(encoded)
+                self._vectors = self._vectors.updated(_NONE, more[:0], more)
                 self._rows |= {key: first + at for at, key in enumerate(new)}
             rows = [self._rows[key] for key in keys]
             return self._vectors.array[rows].astype(np.float32)
@@ -107,9 +122,16 @@ class Embeddings:
             return
         size = int.from_bytes(content[16:18], "big")
         name, data = content[18 : 18 + size], content[18 + size :]
-        if name != self._encoder.name.encode() or content[:16] != (
-            hashlib.blake2b(data, digest_size=16).digest()
-        ):
+        if content[:16] != hashlib.blake2b(data, digest_size=16).digest():
+            return
+        if name != self._encoder.name.encode():
+            _log.warning(
+                "%s holds vectors of the text encoder %s, which are not used: the texts are "
+                "encoded again by %s",
+                path,
+                name.decode(errors="replace"),
+                self._encoder.name,
+            )
             return
         try:
             parts = load(data)
@@ -119,6 +141,16 @@ class Embeddings:
         self._vectors = Pages(parts["vectors"])
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
+
+
+def of_another(path: Path, encoder: str) -> bool:
+    """Whether a file holds vectors of another encoder than the one of this name."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(18)
+            return file.read(int.from_bytes(head[16:], "big")) != encoder.encode()
+    except OSError:
+        return False
 
 
 def _replace(path: Path, content: bytes) -> None:

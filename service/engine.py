@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from models.search_parameters import DEFAULTS, SearchParameters
-from models.text import StaticEncoder, TextEncoder
+from models.text import TextEncoder
 from service.answering import Answering
 from service.asking import Pasts
 from service.embeddings import Embeddings
+from service.encoders import open_encoder
 from service.errors import Corrupt, Incompatible, Invalid, ModelRejected, NotFound
 from service.histories import Histories
 from service.job import Job
@@ -228,6 +229,7 @@ class Engine(Answering):
         """The command that trains. Raises `Invalid` for an option it does not take."""
         argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
         argv += ["--data", str(self._settings.data.resolve())]
+        argv += ["--encoder", self._settings.encoder]
         for name, value in options.items():
             allowed = TRAIN_OPTIONS.get(name)
             if allowed is None:
@@ -267,12 +269,12 @@ async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None)
         Corrupt: naming the file of the store, of the model or of the search parameters that fails
             its checks.
         ModelRejected: when the current model does not fit this service.
-        Invalid: when the text encoder's dimension is not the configured one.
+        Invalid: when there is no such text encoder, or its dimension is not the configured one.
     """
-    encoder = encoder or StaticEncoder()
+    encoder = encoder or open_encoder(settings.encoder)
     refuse_dimension(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
-    searching = parameters(settings.data / SEARCH_FILE)
+    searching = parameters(settings.data / SEARCH_FILE, encoder.name)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
     engine = Engine(settings, store, registry, encoder=encoder, searching=searching)

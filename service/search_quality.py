@@ -15,7 +15,7 @@ from models.metrics import Difference, bootstrap, graded_ndcg, recall, standard_
 from models.search import search
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import UNTRAINED, Snapshot
-from service.corpora import Told
+from service.corpora import Told, encoding
 from service.datasets import Judged
 from service.embeddings import Embeddings
 from service.entries import entry_of
@@ -57,11 +57,12 @@ class Tuned(NamedTuple):
         return self.gained.difference > 0
 
 
-def searchable(items: Iterable[Item], embeddings: Embeddings) -> Snapshot:
-    """A snapshot of these items as the service would search them."""
+def searchable(items: Iterable[Item], embeddings: Embeddings, told: Told | None = None) -> Snapshot:
+    """A snapshot of these items as the service would search them; their vectors are kept."""
     empty = Catalogue.empty(embeddings.dimension, word_index=WordIndex())
     entries = [entry_of(item, embeddings.dimension) for item in items]
-    catalogue = empty.updated(entries, [], embeddings.encode)
+    catalogue = empty.updated(entries, [], encoding(embeddings, told))
+    embeddings.save()
     return Snapshot.build(UNTRAINED, None, catalogue, np.zeros(0, dtype=np.int64))
 
 

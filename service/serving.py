@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.catalogue import Catalogue
 from models.entries import Entry
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _PART = 20_000  # items that are read at once
 _TELL = 5.0  # seconds between two words on how far reading is
+_PATIENCE = 10.0  # seconds of encoding after which the log says how far it is
 
 
 class Serving:
@@ -213,7 +215,7 @@ class Serving:
 
     def _changed(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
         entries = self._entries(changes.upserted)
-        return catalogue.updated(entries, changes.deleted, self._embeddings.encode)
+        return catalogue.updated(entries, changes.deleted, self._encode)
 
     async def _index(self) -> None:
         """New indexes, made on a thread of their own while requests are answered from the old."""
@@ -263,6 +265,18 @@ class Serving:
             )
         return entries
 
+    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors of texts; where that takes long, the log says how far it is."""
+        said = time.monotonic()
+
+        def told(done: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said > _PATIENCE:
+                _log.info("%d of %d texts are encoded", done, total)
+                said = time.monotonic()
+
+        return self._embeddings.encode(texts, told)
+
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
         if version is None:
             return Snapshot.build(
@@ -273,7 +287,8 @@ class Serving:
             trained = Trained.unpack(files)
             if trained.encoder != self._embeddings.name:
                 raise ValueError(
-                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}"
+                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}: set "
+                    "HEED_ENCODER to what it was trained with, or train again with heed train"
                 )
             snapshot = Snapshot.build(
                 name, trained, catalogue, self._counts, index_from=self._index_from

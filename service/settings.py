@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.errors import Invalid
 
 PREFIX = "HEED_"
+STATIC = "static"  # the text encoder that comes along
 _KiB = 1024
 _MiB = 1024 * _KiB
 
@@ -46,12 +47,17 @@ class Settings(BaseSettings):
     )
 
     # ---- what
+    encoder: str = Field(
+        STATIC,
+        description="Text encoder: `static`, a package that carries a sentence-transformers model "
+        "(with the extra `transformers`), or the folder of one, with a slash in it.",
+    )
     embedding_dim: int = Field(
         256,
         ge=1,
         le=4096,
         description="Dimensions of item embeddings and of the keys and values that events bring; "
-        "must be those of the text encoder, 256.",
+        "must be those of the text encoder; 256 for `static`.",
     )
     exact_up_to: int = Field(
         100_000,

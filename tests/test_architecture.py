@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "team pages item_filter clock shape pairs lexical search_parameters",
+        "team pages item_filter clock shape pairs lexical search_parameters sentence_encoder",
         "candidates trends objects field_keys",
         "entries",
         "attention heads splits evaluate causal batches kinds",
@@ -39,7 +39,7 @@ LAYERS = {
         "team",
         "records queries settings",
         "manifest staging telemetry limits job",
-        "stores registry datasets job_files embeddings entries served_search",
+        "stores registry datasets job_files embeddings encoders entries served_search",
         "histories importing",
         "asking serving",
         "encodings explaining corpora highlighting",
@@ -74,7 +74,7 @@ ONLY = {
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
     "models": f"{ENGINE} histories registry jobs team corpora training benchmarking cold_start "
-    "comparing comparing_cold showing served_search search_quality bench cli",
+    "comparing comparing_cold showing encoders served_search search_quality bench cli",
     "service.engine": "suggestions app serving_http bench",
 }
 
@@ -83,6 +83,7 @@ OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 t
 EXCEPT = {
     ("models.text", "pathlib"),  # weights that ship inside an installed package
     ("models.pages", "os"),  # a file that is memory
+    ("models.sentence_encoder", "pathlib"),  # weights that somebody put in a folder
     ("models.clock", "time"),  # a stopwatch, for the progress it reports
 }
 

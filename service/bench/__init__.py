@@ -28,6 +28,7 @@ from service.bench.subjects import subjects
 from service.bench.timing import Told
 from service.errors import Unavailable
 from service.layout import STORE_FILE
+from service.settings import Settings
 from service.stores.sqlite import SQLiteStore
 
 # What is measured is speed, so no request may be cut off for being slow on a busy machine.
@@ -121,7 +122,9 @@ def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -
     """What needs a server."""
     arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
     memory = {}
-    with serving(arguments, core=cores.server, environment=SETTINGS) as heed:
+    own = Settings.read()
+    texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
+    with serving(arguments, core=cores.server, environment=SETTINGS | texts) as heed:
         memory["started"] = heed.memory()
         with _stage(console, "ingestion") as told:
             ingested = ingest.measure(

@@ -19,12 +19,13 @@ import torch
 from models.followers import Followers
 from models.recommender import UNBOUNDED, Recommender
 from models.shape import RecommenderConfig
-from models.text import StaticEncoder
 from models.trained import Trained
+from service.encoders import open_encoder
 from service.errors import NotFound
 from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item
 from service.registry import Registry
+from service.settings import Settings
 from service.stores.sqlite import SQLiteStore
 from service.stores.sqlite_file import checksum_vfs
 
@@ -152,8 +153,9 @@ def _generate(target: Path, items: int, users: int, seed: int) -> None:
 
     asyncio.run(fill())
     ids = tuple(item.item_id for item in catalogue)
-    model = random_model(items, seed=seed)
-    trained = Trained(model, ids, counts, StaticEncoder.name, {})
+    encoder = open_encoder(Settings.read().encoder)
+    model = random_model(items, content=encoder.dimension, seed=seed)
+    trained = Trained(model, ids, counts, encoder.name, {})
     Registry(target / MODELS_FOLDER).publish(trained.pack(), {"metrics": {}})
 
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from models.snapshot import Snapshot
-from models.text import StaticEncoder
 from models.user_memory import UserMemory, remember
 from service.asking import Pasts
 from service.bench.ground import Ground
 from service.embeddings import Embeddings
+from service.encoders import open_encoder
 from service.histories import Histories
 from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.queries import Asker
 from service.registry import Registry
 from service.serving import Serving
+from service.settings import Settings
 from service.stores.sqlite import SQLiteStore
 
 _AT = 1_893_456_000_000_000  # 2030: the time of the questions, microseconds UTC
@@ -28,7 +29,8 @@ def subjects(ground: Ground) -> tuple[Snapshot, Sequence[UserMemory]]:
     async def load() -> tuple[Snapshot, list[UserMemory]]:
         store = SQLiteStore(ground.data / STORE_FILE)
         try:
-            embeddings = Embeddings(StaticEncoder(), ground.data / EMBEDDINGS_FILE)
+            encoder = open_encoder(Settings.read().encoder)
+            embeddings = Embeddings(encoder, ground.data / EMBEDDINGS_FILE)
             with ThreadPoolExecutor(1) as workers:
                 registry = Registry(ground.data / MODELS_FOLDER)
                 serving = Serving(store, registry, embeddings, workers)

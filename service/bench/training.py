@@ -25,15 +25,16 @@ from rich.table import Table
 from models.data import Interactions
 from models.presets import choose
 from models.protocols import protocol_a
-from models.text import StaticEncoder
 from service import datasets
 from service.bench import machine
 from service.bench.processes import Cores
 from service.bench.timing import Spread, ratios, spread
 from service.corpora import read_dataset
 from service.embeddings import Embeddings
+from service.encoders import open_encoder
 from service.errors import HeedError, Unavailable
 from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE
+from service.settings import Settings
 
 HEED = "Heed"
 _FOLDER = Path("./data")
@@ -160,7 +161,8 @@ def run(
     out, err = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
     source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
-    corpus = read_dataset(source, Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE))
+    encoder = open_encoder(Settings.read().encoder)
+    corpus = read_dataset(source, Embeddings(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)
     content = corpus.content[task.items]
     wanted = contestants(task.train, content.shape[1], rectools)

@@ -61,6 +61,7 @@ def demo(
     """Fetch MovieLens, import it, train a model, and serve. Steps already done are skipped."""
     from service import datasets, importing
     from service.registry import Registry
+    from service.settings import Settings
 
     with one_store(data) as store:
         counts = asyncio.run(store.counts())
@@ -70,7 +71,7 @@ def demo(
                 source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
             print_imported(importing.load(store, source, out))
     if Registry(data / MODELS_FOLDER).current() is None:
-        run_training(data)
+        run_training(data, Settings.read().encoder)
     if not prepare:
         _serve(data, host, port, insecure=None, examples=True)
 

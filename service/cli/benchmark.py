@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.console import DATA, Data, err, out, training_threads
+from service.cli.console import (
+    DATA,
+    ENCODER,
+    Data,
+    Encoder,
+    embeddings,
+    err,
+    out,
+    training_threads,
+)
 from service.errors import Invalid, ModelRejected
 from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE
 
@@ -23,6 +32,7 @@ def benchmark(
         Path | None, typer.Argument(help="The folder of online-retail, or purchases.csv.xz in it.")
     ] = None,
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     protocol: Annotated[
         Literal["A", "B"],
         typer.Option(
@@ -63,13 +73,11 @@ def benchmark(
         _need_matplotlib()
     training_threads()
     from models.presets import choose
-    from models.text import StaticEncoder
     from service import benchmarking, cold_start, comparing, comparing_cold, corpora, showing
-    from service.embeddings import Embeddings
 
     with out.status(f"reading {dataset}"):
         corpus = corpora.read_dataset(
-            _source(dataset, path, data), Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
+            _source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
         )
     reports = []
     for task in _tasks(dataset, protocol, corpus.log):

@@ -25,6 +25,17 @@ Data = Annotated[
 ]
 DATA = Path("./data")
 
+Encoder = Annotated[
+    str,
+    typer.Option(
+        "--encoder",
+        envvar="HEED_ENCODER",
+        help="What reads texts: static; a package that carries a sentence-transformers model; or "
+        "the folder of one, such as ./MODEL. [bold]heed serve[/] takes HEED_ENCODER.",
+    ),
+]
+ENCODER = "static"
+
 
 @contextmanager
 def one_store(data: Path) -> Iterator[Any]:
@@ -38,6 +49,14 @@ def one_store(data: Path) -> Iterator[Any]:
         yield store
     finally:
         asyncio.run(store.close())
+
+
+def embeddings(encoder: str, path: Path | None) -> Any:
+    """Of the text encoder that was chosen, kept in a file. Raises `Invalid` where there is none."""
+    from service.embeddings import Embeddings
+    from service.encoders import open_encoder
+
+    return Embeddings(open_encoder(encoder), path)
 
 
 def training_threads() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from service.cli.console import DATA, Data, one_store, out, threads
+from service.cli.console import DATA, ENCODER, Data, Encoder, embeddings, one_store, out, threads
 
 
 def recommend_all(
@@ -22,6 +22,7 @@ def recommend_all(
         ),
     ],
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Items for each user.")] = 20,
     include_seen: Annotated[
         bool, typer.Option("--include-seen", help="Also what is in the user's own history.")
@@ -46,8 +47,6 @@ def recommend_all(
     """
     # Lists are made beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
-    from models.text import StaticEncoder
-    from service.embeddings import Embeddings
     from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER
     from service.lists import write_lists
     from service.queries import Asker, RecommendQuery
@@ -74,7 +73,7 @@ def recommend_all(
             write_lists(
                 store,
                 Registry(data / MODELS_FOLDER),
-                Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE),
+                embeddings(encoder, data / EMBEDDINGS_FILE),
                 file,
                 RecommendQuery(Asker(), limit, exclude_seen=not include_seen),
                 at=asked,

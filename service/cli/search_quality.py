@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import DATA, Data, one_store, out
+from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out
 from service.errors import Invalid
 from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
 
@@ -34,24 +34,26 @@ def evaluate_search(
     folder: Folder = None,
     judgments: Judgments = None,
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     split: Split = "test",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:
     """Say how good search is on judged queries: by words alone, by meaning alone, and by both.
 
     nDCG@10 and recall@100, with standard errors over the queries, and how much better both heads
-    are than each alone by a paired bootstrap.
+    are than each alone by a paired bootstrap. With another [bold]--encoder[/], what another model
+    makes of the same texts: its vectors are kept beside those that the service holds.
     """
     from models.metrics import standard_error
     from service import search_quality
     from service.comparing import interval
     from service.served_search import parameters
 
-    snapshot, encode, judged, name = _searched(folder, judgments, data, split)
-    used = parameters(data / SEARCH_FILE)
+    snapshot, vectors, judged, name = _searched(folder, judgments, data, encoder, split)
+    used = parameters(data / SEARCH_FILE, vectors.name)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
-            way: search_quality.judge(snapshot, encode, judged, way, used)
+            way: search_quality.judge(snapshot, vectors.query, judged, way, used)
             for way in search_quality.WAYS
         }
     title = f"{name}: {len(snapshot.catalogue):,} items, {len(judged):,} queries"
@@ -63,6 +65,7 @@ def evaluate_search(
             f"{quality.recall.mean():.4f}",
         )
     out.print(table)
+    out.print(f"What texts mean is read by {vectors.name}.", highlight=False, soft_wrap=True)
     over = search_quality.differences(found)
     for way, difference in over.items():
         out.print(f"both over {way}, paired bootstrap: nDCG@10 {interval(difference)}")
@@ -71,6 +74,7 @@ def evaluate_search(
             "collection": name,
             "items": len(snapshot.catalogue),
             "queries": len(judged),
+            "encoder": vectors.name,
             "parameters": used.as_dict(),
             "ways": {
                 way: {"ndcg": float(quality.ndcg.mean()), "recall": float(quality.recall.mean())}
@@ -85,23 +89,26 @@ def tune_search(
     folder: Folder = None,
     judgments: Judgments = None,
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     split: Split = "train",
     seed: Annotated[int, typer.Option(min=0, help="Of the halves.")] = 0,
 ) -> None:
     """Fit what a match is worth on judged queries: on half of them, judged by the other half.
 
     Fitted on judgments of the stored items, the parameters are kept, if they are of use to the
-    other half, for [bold]heed serve[/] to take when it next starts. Never fit on queries that you
-    mean to report.
+    other half, for [bold]heed serve[/] to take when it next starts with the same text encoder.
+    Never fit on queries that you mean to report.
     """
-    from service import durable, search_quality, showing
+    from service import search_quality, showing
     from service.comparing import interval
-    from service.served_search import parameters
+    from service.served_search import keep, parameters
 
-    snapshot, encode, judged, name = _searched(folder, judgments, data, split)
-    start = parameters(data / SEARCH_FILE)
+    snapshot, vectors, judged, name = _searched(folder, judgments, data, encoder, split)
+    start = parameters(data / SEARCH_FILE, vectors.name)
     with showing.bars(out) as told:
-        tuned = search_quality.tune(snapshot, encode, judged, start=start, seed=seed, told=told)
+        tuned = search_quality.tune(
+            snapshot, vectors.query, judged, start=start, seed=seed, told=told
+        )
     held = len(tuned.after.ndcg)
     table = _table(f"{name}: {held:,} queries that nothing was fitted on", "parameters")
     for label, quality in (("before", tuned.before), ("fitted", tuned.after)):
@@ -115,37 +122,40 @@ def tune_search(
         out.print("Nothing is changed: they were fitted on other items than those stored.")
     else:
         path = data / SEARCH_FILE
-        with durable.replacing(path) as file:
-            file.write(json.dumps(tuned.parameters.as_dict(), indent=1).encode() + b"\n")
-        out.print(f"Kept in {path}; heed serve takes them when it next starts.")
+        keep(path, vectors.name, tuned.parameters)
+        out.print(
+            f"Kept in {path} for {vectors.name}; heed serve takes them when it next starts with it."
+        )
 
 
 def _searched(
-    folder: Path | None, judgments: Path | None, data: Path, split: str
+    folder: Path | None, judgments: Path | None, data: Path, encoder: str, split: str
 ) -> tuple[Any, Any, Any, str]:
-    """The snapshot that is searched, how queries are encoded, the judged ones, and a name."""
-    from models.text import StaticEncoder
-    from service import datasets, search_quality
-    from service.embeddings import Embeddings
+    """The snapshot that is searched, the vectors of texts, the judged queries, and a name."""
+    from service import datasets, search_quality, showing
+    from service.embeddings import Embeddings, of_another
+    from service.encoders import open_encoder
 
-    if folder is not None and judgments is None:
-        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE if data.exists() else None
-        embeddings = Embeddings(StaticEncoder(), kept)
-        source = datasets.collection(folder, split)
-        judged, name = source.judged(), source.name
-        with out.status("reading the texts"):
-            snapshot = search_quality.searchable(source.items(), embeddings)
-    elif judgments is not None and folder is None:
-        embeddings = Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
-        judged, name = datasets.own_judgments(judgments), judgments.name
-        with one_store(data) as store, out.status("reading the items"):
-            changes = asyncio.run(store.catalogue_changes(0))
-            snapshot = search_quality.searchable(changes.upserted, embeddings)
-    else:
+    if (folder is None) == (judgments is None):
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
+    reader = open_encoder(encoder)
+    kept = data / EMBEDDINGS_FILE
+    if folder is not None or of_another(kept, reader.name):
+        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE  # those of the service stay its own
+    vectors = Embeddings(reader, kept if data.exists() else None)
+    with showing.bars(out) as told:
+        if folder is not None:
+            source = datasets.collection(folder, split)
+            judged, name = source.judged(), source.name
+            snapshot = search_quality.searchable(source.items(), vectors, told)
+        elif judgments is not None:
+            judged, name = datasets.own_judgments(judgments), judgments.name
+            with one_store(data) as store:
+                changes = asyncio.run(store.catalogue_changes(0))
+            snapshot = search_quality.searchable(changes.upserted, vectors, told)
     if not judged:
         raise Invalid("", f"{name}: no query has a relevant item")
-    return snapshot, embeddings.query, judged, name
+    return snapshot, vectors, judged, name
 
 
 def _table(title: str, first: str) -> Any:

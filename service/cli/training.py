@@ -9,9 +9,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.console import DATA, Data, one_store, out, training_threads
+from service.cli.console import (
+    DATA,
+    ENCODER,
+    Data,
+    Encoder,
+    embeddings,
+    one_store,
+    out,
+    training_threads,
+)
 from service.errors import HeedError
-from service.layout import CHECKPOINT_FILE, MODELS_FOLDER
+from service.layout import CHECKPOINT_FILE, EMBEDDINGS_FILE, MODELS_FOLDER
 
 Chosen = Annotated[
     Literal["quick", "best"] | None,
@@ -26,6 +35,7 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="At most; it may stop ea
 
 def train(
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     preset: Chosen = None,
     epochs: Epochs = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
@@ -46,12 +56,16 @@ def train(
 ) -> None:
     """Train on everything stored, and publish the model if it beats popularity.
 
+    A model reads the vectors of the text encoder that it was trained with, and is served with no
+    other.
+
     A training that was killed goes on where it stopped, if the events are still the same.
 
     On several machines that see the same data: [bold]torchrun … --no-python heed train[/bold].
     """
     run_training(
         data,
+        encoder,
         preset,
         epochs,
         seed,
@@ -63,6 +77,7 @@ def train(
 
 def evaluate(
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     preset: Chosen = None,
     epochs: Epochs = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the training.")] = 0,
@@ -76,11 +91,10 @@ def evaluate(
     training_threads()
     from models.protocols import protocol_a
     from service import benchmarking, comparing, corpora, showing
-    from service.embeddings import Embeddings
     from service.errors import ModelRejected
 
     with one_store(data) as store, showing.bars(out) as told:
-        corpus = corpora.read(store, Embeddings(*_encoder(data)), told)
+        corpus = corpora.read(store, embeddings(encoder, data / EMBEDDINGS_FILE), told)
         try:
             task = protocol_a(corpus.log)
         except ValueError as error:
@@ -97,6 +111,7 @@ def evaluate(
 
 def run_training(
     data: Path,
+    encoder: str,
     preset: str | None = None,
     epochs: int | None = None,
     seed: int = 0,
@@ -108,23 +123,22 @@ def run_training(
     """What `heed train` does with its options."""
     training_threads()
     from service import corpora, showing, team, training
-    from service.embeddings import Embeddings
     from service.registry import Registry
 
     if not team.leads():
         out.quiet, tell_json = True, False
     # In a job, stdout belongs to the messages.
     with one_store(data) as store, showing.told(out, as_json=tell_json) as told:
-        embeddings = Embeddings(*_encoder(data))
         try:
-            corpus = corpora.read(store, embeddings, told)
+            vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
+            corpus = corpora.read(store, vectors, told)
             chosen = _preset(corpus, preset, epochs)
             if not tell_json:
                 out.print(f"Training with the preset {chosen}.")
             result = training.train(
                 corpus,
                 Registry(data / MODELS_FOLDER),
-                embeddings.name,
+                vectors.name,
                 preset=chosen,
                 seed=seed,
                 activate=activate,
@@ -150,10 +164,3 @@ def _preset(corpus: Any, name: str | None, epochs: int | None) -> Any:
     from models.presets import choose
 
     return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)
-
-
-def _encoder(data: Path) -> tuple[Any, Path]:
-    from models.text import StaticEncoder
-    from service.layout import EMBEDDINGS_FILE
-
-    return StaticEncoder(), data / EMBEDDINGS_FILE

@@ -202,11 +202,12 @@ def _dims() -> int:
     from service.settings import Settings, refuse_dimension
 
     settings = Settings.read()
-    if "embedding_dim" in settings.model_fields_set:
+    if settings.model_fields_set & {"embedding_dim", "encoder"}:
         # It takes seconds to load, so only what somebody set is compared with it.
-        from models.text import StaticEncoder
+        from service.encoders import open_encoder
 
-        refuse_dimension(settings, StaticEncoder.name, StaticEncoder.dimension)
+        encoder = open_encoder(settings.encoder)
+        refuse_dimension(settings, encoder.name, encoder.dimension)
     return settings.embedding_dim
 
 

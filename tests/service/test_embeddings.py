@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.embeddings import Embeddings
+from service.embeddings import Embeddings, of_another
 
 Vectors = NDArray[np.float32]
 
@@ -101,14 +101,33 @@ def test_a_damaged_file_is_made_anew(path: Path, seed: int) -> None:
     assert encoder.asked == ["a", "b", "c", "ü"]
 
 
-def test_another_encoders_file_is_not_read(path: Path) -> None:
-    """Vectors of another space are never given out."""
+def test_another_encoders_file_is_not_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Vectors of another space are never given out, and the log says why texts are read anew."""
+    assert not of_another(path, "counting")
     embeddings = Embeddings(Counting(), path)
     embeddings.encode(TEXTS)
     embeddings.save()
     other = Counting("another", dimension=3)
     assert Embeddings(other, path).encode(TEXTS).shape == (5, 3)
     assert other.asked == ["a", "b", "c", "ü"]
+    assert [of_another(path, name) for name in ("counting", "another")] == [False, True]
+    for text in (str(path), "encoder counting, which are not used", "again by another"):
+        assert text in caplog.text
+
+
+def test_what_is_encoded_is_counted(path: Path) -> None:
+    """Up to all texts that are new, while nothing is said of those that are known."""
+    texts = [f"text {number}" for number in range(300)]
+    embeddings = Embeddings(Counting(), path)
+    told: list[tuple[int, int]] = []
+    vectors = embeddings.encode(texts, lambda *far: told.append(far))
+    np.testing.assert_allclose(vectors, Counting().encode(texts), atol=1e-3)
+    assert told[-1] == (300, 300)
+    assert len(told) > 1
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    told.clear()
+    embeddings.encode(texts[:3], lambda *far: told.append(far))
+    assert told == []
 
 
 def test_no_room_for_the_file_is_only_a_warning(

@@ -18,7 +18,7 @@ from service.errors import Corrupt, Invalid
 from service.layout import SEARCH_FILE
 from service.records import Item
 from service.search_quality import WAYS, differences, judge, searchable, tune
-from service.served_search import parameters
+from service.served_search import keep, parameters
 from tests.acceptance.server import Server
 from tests.models.reference import bm25, cosine
 from tests.service.judged import beir
@@ -141,23 +141,36 @@ def test_nothing_is_fitted_on_a_few_queries() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"heat": 1}', '{"temperature": 0}', '{"lexical": "a"}', '{"fields": 3}',
-     '{"fields": {"title": null}}', '{"temperatures": {"title": -1}}'],
+    ["", "{", "[]", '{"temperature": 0.07}', '{"a": {"heat": 1}}', '{"a": {"temperature": 0}}',
+     '{"a": {"lexical": "a"}}', '{"a": {"fields": 3}}', '{"a": {"fields": {"title": null}}}',
+     '{"a": {"temperatures": {"title": -1}}}'],
 )  # fmt: skip
 def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: str) -> None:
     """Searching otherwise than was fitted, and not saying so, would be worse."""
     path = tmp_path / SEARCH_FILE
-    assert parameters(path) == DEFAULTS
+    assert parameters(path, "a") == DEFAULTS
     path.write_text(content)
-    with pytest.raises(Corrupt, match=r"search.json: .*heed tune-search"):
-        parameters(path)
+    for use in (lambda: parameters(path, "b"), lambda: keep(path, "b", DEFAULTS)):
+        with pytest.raises(Corrupt, match=r"search.json: .*delete it, .*heed tune-search"):
+            use()
+    assert path.read_text() == content
 
 
-def test_parameters_come_back_as_they_were_kept(tmp_path: Path) -> None:
-    """All of them."""
+def test_parameters_come_back_as_they_were_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them, for the encoder that they were fitted with; another gets its own, or none."""
+    path = tmp_path / SEARCH_FILE
     kept = SearchParameters(0.05, 0.3, {"title": 1.0}, {"tags": 0.2})
-    (tmp_path / SEARCH_FILE).write_text(json.dumps(kept.as_dict()))
-    assert parameters(tmp_path / SEARCH_FILE) == kept
+    keep(path, "first", kept)
+    assert parameters(path, "first") == kept
+    assert caplog.text == ""
+    assert parameters(path, "second") == DEFAULTS
+    for text in ("search.json", "fitted for the text encoder first", "second", "tune-search"):
+        assert text in caplog.text
+    keep(path, "second", SearchParameters(0.1))
+    assert parameters(path, "first") == kept
+    assert parameters(path, "second") == SearchParameters(0.1)
 
 
 # ---------------------------------------------------------------------------- the commands
@@ -207,12 +220,12 @@ def test_fitted_parameters_are_kept_and_served(
     data = tmp_path / "data"
     assert heed("import", "items", tmp_path / "items.jsonl").code == 0
     bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
-    (data / SEARCH_FILE).write_text(json.dumps(bad.as_dict()))
+    keep(data / SEARCH_FILE, StaticEncoder.name, bad)
     before = _found(data)
     said = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
     assert said.code == 0, said.err
     assert "Kept in" in said.out
-    kept = parameters(data / SEARCH_FILE)
+    kept = parameters(data / SEARCH_FILE, StaticEncoder.name)
     assert kept != bad
     after = _found(data)
     expected = search_quality.judge(
@@ -222,7 +235,7 @@ def test_fitted_parameters_are_kept_and_served(
     assert (after[0] == "5") == (expected.ndcg[0] == 1)
     again = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
     assert "Nothing is changed" in again.out
-    assert parameters(data / SEARCH_FILE) == kept
+    assert parameters(data / SEARCH_FILE, StaticEncoder.name) == kept
 
 
 def _found(data: Path) -> list[str]:
