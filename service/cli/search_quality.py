@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,17 +16,19 @@ from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="A collection in a folder: BEIR's corpus.jsonl, queries.jsonl and qrels/, or "
-        "Cranfield's three files. Without one, the stored items are searched."
+        help="A collection in a folder: BEIR's corpus.jsonl, queries.jsonl and qrels/, "
+        "Cranfield's three files, or PyVideo's videos.jsonl.gz with --judgments. Without one, the "
+        "stored items are searched."
     ),
 ]
 Judgments = Annotated[
     Path | None,
     typer.Option(
-        help="Of the stored items: rows of query, item_id and gain (above 0 = relevant; 1 if left "
-        "out), as JSONL, CSV or Parquet."
+        help="Your own, of the stored items or of those in the folder: rows of query, item_id and "
+        "gain (above 0 = relevant; 1 if left out), as JSONL, CSV or Parquet."
     ),
 ]
+_DEEP = ("nDCG@10", "recall@100")
 Split = Annotated[str, typer.Option(help="Of BEIR's judgments: the file in qrels/.")]
 
 
@@ -39,46 +41,65 @@ def evaluate_search(
 ) -> None:
     """Say how good search is on judged queries: by words alone, by meaning alone, and by both.
 
-    nDCG@10 and recall@100, with standard errors over the queries, and how much better both heads
-    are than each alone by a paired bootstrap.
+    nDCG@10 and recall@100, with standard errors over the queries, how many queries found a relevant
+    item among the first 3 (success@3), and how much better both heads are than each alone by a
+    paired bootstrap. The JSON also has the rank of each query's first relevant item, and all that
+    the ranks depend on: the encoder, the parameters, and a digest of the items.
     """
+    from models.lexical import TITLE
     from models.metrics import standard_error
     from service import search_quality
     from service.comparing import interval
     from service.served_search import parameters
 
-    snapshot, encode, judged, name = _searched(folder, judgments, data, split)
+    searched = _searched(folder, judgments, data, split)
+    judged, items = searched.judged, len(searched.snapshot.catalogue)
     used = parameters(data / SEARCH_FILE)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
-            way: search_quality.judge(snapshot, encode, judged, way, used)
+            way: search_quality.judge(searched.snapshot, searched.encode, judged, way, used)
             for way in search_quality.WAYS
         }
-    title = f"{name}: {len(snapshot.catalogue):,} items, {len(judged):,} queries"
-    table = _table(title, "read by")
+    title = f"{searched.name}: {items:,} items, {len(judged):,} queries"
+    table = _table(title, "read by", *_DEEP, "success@3")
     for way, quality in found.items():
         table.add_row(
             way,
             f"{quality.ndcg.mean():.4f} ± {standard_error(quality.ndcg):.4f}",
             f"{quality.recall.mean():.4f}",
+            f"{quality.success.mean():.4f}",
         )
     out.print(table)
+    both = found["both"]
+    out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
     over = search_quality.differences(found)
     for way, difference in over.items():
         out.print(f"both over {way}, paired bootstrap: nDCG@10 {interval(difference)}")
     if json_file is not None:
         report = {
-            "collection": name,
-            "items": len(snapshot.catalogue),
+            "collection": searched.name,
+            "items": items,
+            "digest": searched.digest,
             "queries": len(judged),
+            "encoder": searched.encoder,
             "parameters": used.as_dict(),
+            "title_counts": TITLE,
             "ways": {
-                way: {"ndcg": float(quality.ndcg.mean()), "recall": float(quality.recall.mean())}
+                way: {
+                    "ndcg": float(quality.ndcg.mean()),
+                    "recall": float(quality.recall.mean()),
+                    "success": float(quality.success.mean()),
+                }
                 for way, quality in found.items()
             },
             "both_over": {way: difference._asdict() for way, difference in over.items()},
+            # From 1; null where none of the relevant items was found.
+            "ranks": [
+                {"query": query, "rank": rank + 1 if rank < search_quality.DEEP else None}
+                for (query, _), rank in zip(judged, both.ranks.tolist(), strict=True)
+            ],
         }
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+        json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def tune_search(
@@ -98,12 +119,14 @@ def tune_search(
     from service.comparing import interval
     from service.served_search import parameters
 
-    snapshot, encode, judged, name = _searched(folder, judgments, data, split)
+    searched = _searched(folder, judgments, data, split)
     start = parameters(data / SEARCH_FILE)
     with showing.bars(out) as told:
-        tuned = search_quality.tune(snapshot, encode, judged, start=start, seed=seed, told=told)
-    held = len(tuned.after.ndcg)
-    table = _table(f"{name}: {held:,} queries that nothing was fitted on", "parameters")
+        tuned = search_quality.tune(
+            searched.snapshot, searched.encode, searched.judged, start=start, seed=seed, told=told
+        )
+    title = f"{searched.name}: {len(tuned.after.ndcg):,} queries that nothing was fitted on"
+    table = _table(title, "parameters", *_DEEP)
     for label, quality in (("before", tuned.before), ("fitted", tuned.after)):
         table.add_row(label, f"{quality.ndcg.mean():.4f}", f"{quality.recall.mean():.4f}")
     out.print(table)
@@ -120,39 +143,49 @@ def tune_search(
         out.print(f"Kept in {path}; heed serve takes them when it next starts.")
 
 
-def _searched(
-    folder: Path | None, judgments: Path | None, data: Path, split: str
-) -> tuple[Any, Any, Any, str]:
-    """The snapshot that is searched, how queries are encoded, the judged ones, and a name."""
+class _Searched(NamedTuple):
+    """What is searched, and for what."""
+
+    name: str
+    snapshot: Any
+    encode: Any  # a query to its vector
+    encoder: str
+    judged: Any
+    digest: str  # of the items
+
+
+def _searched(folder: Path | None, judgments: Path | None, data: Path, split: str) -> _Searched:
     from models.text import StaticEncoder
     from service import datasets, search_quality
     from service.embeddings import Embeddings
 
-    if folder is not None and judgments is None:
+    if folder is not None:
         kept = data / CACHE_FOLDER / EMBEDDINGS_FILE if data.exists() else None
         embeddings = Embeddings(StaticEncoder(), kept)
-        source = datasets.collection(folder, split)
+        source = datasets.collection(folder, split, judgments)
         judged, name = source.judged(), source.name
-        with out.status("reading the texts"):
-            snapshot = search_quality.searchable(source.items(), embeddings)
-    elif judgments is not None and folder is None:
+        with out.status("reading the items"):
+            items = list(source.items())
+    elif judgments is not None:
         embeddings = Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
         judged, name = datasets.own_judgments(judgments), judgments.name
         with one_store(data) as store, out.status("reading the items"):
-            changes = asyncio.run(store.catalogue_changes(0))
-            snapshot = search_quality.searchable(changes.upserted, embeddings)
+            items = asyncio.run(store.catalogue_changes(0)).upserted
     else:
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
     if not judged:
         raise Invalid("", f"{name}: no query has a relevant item")
-    return snapshot, embeddings.query, judged, name
+    with out.status("reading the texts"):
+        snapshot = search_quality.searchable(items, embeddings)
+    digest = search_quality.digest(items)
+    return _Searched(name, snapshot, embeddings.query, embeddings.name, judged, digest)
 
 
-def _table(title: str, first: str) -> Any:
+def _table(title: str, first: str, *headings: str) -> Any:
     from rich.table import Table
 
     table = Table(title=title)
     table.add_column(first)
-    for heading in ("nDCG@10", "recall@100"):
+    for heading in headings:
         table.add_column(heading, justify="right")
     return table
