@@ -24,6 +24,7 @@ from models.metrics import (
 from models.search import search
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import UNTRAINED, Snapshot
+from models.trained import Trained
 from service.corpora import Told
 from service.datasets import Judged, lines
 from service.embeddings import Embeddings
@@ -72,12 +73,15 @@ class Tuned(NamedTuple):
         return self.gained.difference > 0
 
 
-def searchable(items: Iterable[Item], embeddings: Embeddings) -> Snapshot:
-    """A snapshot of these items as the service would search them."""
+def searchable(
+    items: Iterable[Item], embeddings: Embeddings, trained: Trained | None = None
+) -> Snapshot:
+    """A snapshot of these items as the service would search them, by a model or by none."""
     empty = Catalogue.empty(embeddings.dimension, word_index=WordIndex())
     entries = [entry_of(item, embeddings.dimension) for item in items]
     catalogue = empty.updated(entries, [], embeddings.encode)
-    return Snapshot.build(UNTRAINED, None, catalogue, np.zeros(0, dtype=np.int64))
+    version = UNTRAINED if trained is None else "trained"
+    return Snapshot.build(version, trained, catalogue, np.zeros(0, dtype=np.int64))
 
 
 def digest(items: Iterable[Item]) -> str:

@@ -74,18 +74,13 @@ def evaluate(
     test case and the one before it the validation case; the whole catalogue is ranked.
     """
     training_threads()
-    from models.protocols import protocol_a
     from service import benchmarking, comparing, corpora, showing
     from service.embeddings import Embeddings
-    from service.errors import ModelRejected
 
     with one_store(data) as store, showing.bars(out) as told:
-        corpus = corpora.read(store, Embeddings(*_encoder(data)), told)
-        try:
-            task = protocol_a(corpus.log)
-        except ValueError as error:
-            raise ModelRejected(str(error)) from error
-        chosen = _preset(corpus, preset, epochs)
+        corpus = corpora.read(store, Embeddings(*encoder(data)), told)
+        task = last_held_out(corpus)
+        chosen = preset_for(corpus, preset, epochs)
         table = benchmarking.compare(
             task, corpus.content[task.items], chosen, first_seed=seed, told=told
         )
@@ -115,10 +110,10 @@ def run_training(
         out.quiet, tell_json = True, False
     # In a job, stdout belongs to the messages.
     with one_store(data) as store, showing.told(out, as_json=tell_json) as told:
-        embeddings = Embeddings(*_encoder(data))
+        embeddings = Embeddings(*encoder(data))
         try:
             corpus = corpora.read(store, embeddings, told)
-            chosen = _preset(corpus, preset, epochs)
+            chosen = preset_for(corpus, preset, epochs)
             if not tell_json:
                 out.print(f"Training with the preset {chosen}.")
             result = training.train(
@@ -146,13 +141,26 @@ def run_training(
         out.print(showing.trained(result))
 
 
-def _preset(corpus: Any, name: str | None, epochs: int | None) -> Any:
+def last_held_out(corpus: Any) -> Any:
+    """The task that a corpus is judged by. Raises `ModelRejected` where nothing is left of it."""
+    from models.protocols import protocol_a
+    from service.errors import ModelRejected
+
+    try:
+        return protocol_a(corpus.log)
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
+
+
+def preset_for(corpus: Any, name: str | None, epochs: int | None) -> Any:
+    """The preset of that name, or the one that so many events ask for."""
     from models.presets import choose
 
     return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)
 
 
-def _encoder(data: Path) -> tuple[Any, Path]:
+def encoder(data: Path) -> tuple[Any, Path]:
+    """The text encoder, and where its vectors are kept."""
     from models.text import StaticEncoder
     from service.layout import EMBEDDINGS_FILE
 
