@@ -14,7 +14,7 @@ STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint bench bench-training bench-page lock clean
+.PHONY: help setup demo test known browser lint bench bench-training bench-page lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,11 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 
 test: $(STAMP) browser ## run the tests (ARGS="-k name")
 	$(PY) -m pytest $(ARGS)
+
+known: $(STAMP) ## search PyVideo for known items and record where they are found (PYVIDEO=DIR)
+	@test -e "$(PYVIDEO)/videos.jsonl.gz" || { echo "name a folder with PyVideo's videos.jsonl.gz: make known PYVIDEO=DIR" >&2; exit 1; }
+	$(VENV)/bin/heed evaluate-search "$(PYVIDEO)" --judgments tests/known_items/pyvideo.csv --json tests/known_items/pyvideo.json
+	PYVIDEO="$(abspath $(PYVIDEO))" $(PY) -m pytest tests/known_items
 
 browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
 	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \

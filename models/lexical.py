@@ -118,28 +118,41 @@ class Words:
         What is quoted is a phrase. A word that no item has is taken for one that titles have: for
         a longer one where it ends the query, as it does while somebody types, or has a star after
         it; else for one that differs in one letter, or by two that changed places. A word that
-        hardly any item has, while many titles have such another, may be both.
+        hardly any item has, while many titles have such another, may be both. The rest of the text
+        stays as it was typed, for what it means may depend on more than its words.
         """
         words: list[tuple[str, ...]] = []
         phrases: list[str] = []
         meant: dict[str, tuple[str, ...]] = {}
+        text, copied = "", 0  # the query as it is meant, up to this place
         for part in _PARTS.finditer(query):
-            phrase, plain = part.groups()
-            if phrase is not None:
-                phrases += [phrase] if self._stems.analyze(phrase) else []
-                words += [(word,) for word in self._plain.analyze(phrase)]
-                continue
-            starred = plain.endswith("*")
-            several = self._plain.analyze(plain)
-            for at, word in enumerate(several):
-                last = at == len(several) - 1
+            quoted = part[1] is not None
+            start, plain = part.start(1 if quoted else 2), part[1 if quoted else 2]
+            starred = not quoted and plain.endswith("*")
+            tokens = self._plain.pre_tokenize(plain).tokens
+            phrase, phrased = "", 0
+            for at, token in enumerate(tokens):
+                word, last = token.text, at == len(tokens) - 1 and not quoted
                 ends = last and (starred or part.end() == len(query))
                 stands = self._stands_for(word, ends=ends, starred=last and starred)
+                words.append(stands)
                 if stands != (word,):
                     meant[word] = stands
-                words.append(stands)
-        text = " ".join(each[0] for each in words) if meant else re.sub('[*"]', " ", query)
-        return Reading(text, tuple(words), tuple(phrases), meant)
+                if stands[0] == word:
+                    continue
+                begin = token.char_offset_from
+                end = begin if token.char_offset_to is None else token.char_offset_to
+                other = _cased(stands[0], plain[begin:end])
+                text += query[copied : start + begin] + other
+                phrase += plain[phrased:begin] + other
+                copied, phrased = start + end, end
+            phrase += plain[phrased:]
+            if quoted and self._stems.analyze(phrase):
+                phrases.append(phrase)
+        text = re.sub('[*"]', " ", text + query[copied:])
+        return Reading(
+            " ".join(text.split()) if meant else text, tuple(words), tuple(phrases), meant
+        )
 
     def _stands_for(self, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
         """The words that a word of a query may stand for, the most frequent first."""
@@ -251,6 +264,13 @@ class Words:
         if len(stems) == 1:
             return tantivy.Query.term_query(self._schema, "stems", stems[0])
         return tantivy.Query.phrase_query(self._schema, "stems", [*stems])
+
+
+def _cased(word: str, like: str) -> str:
+    """A word in the capitals of another, for what a text means may depend on them."""
+    if like.isupper():
+        return word.upper()
+    return word.capitalize() if like[:1].isupper() else word
 
 
 _NOTHING = Hits(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))

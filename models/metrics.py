@@ -131,6 +131,15 @@ def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100)
     return len(found) / len(relevant) if relevant else 0.0
 
 
+def first_relevant(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100) -> int:
+    """The rank of the first relevant id (judged above 0), from 0; k where the first k have none.
+
+    `hits` of these ranks is success@k: the share of queries that found what they asked for.
+    """
+    top = ranking[: _cutoff(k)]
+    return next((at for at, name in enumerate(top) if relevance.get(name, 0.0) > 0), k)
+
+
 def _cutoff(k: int) -> int:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")

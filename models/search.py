@@ -151,10 +151,8 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
         limit: how many items.
         personal: [N], what the asker's memory adds to the logits of each item's keys.
     """
-    catalogue, places, how = matches.catalogue, matches.places, matches.how
-    scale = matches.parameters.temperature * how.temperature
-    bias = matches.beside + _bias(matches, places, personal, scale)
-    weights = _weigh(matches, bias, scale, hard=how.hard)
+    catalogue, places = matches.catalogue, matches.places
+    scale, bias, weights = _weights(matches, personal)
     order, gathered = _best(matches, weights, limit)
     by_item = np.argsort(matches.item_of, kind="stable")  # keys of one item side by side
     starts = np.searchsorted(matches.item_of[by_item], np.arange(len(matches.items) + 1))
@@ -177,6 +175,16 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
         int(np.count_nonzero(matches.open_keys[places])),
         _mass(matches, personal, scale),
     )
+
+
+@torch.inference_mode()
+def ranking(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None = None) -> Rows:
+    """The rows [≤ limit] that `search` finds, without a word about them: in a fraction of its time.
+
+    The arguments are those of `search`.
+    """
+    _, _, weights = _weights(matches, personal)
+    return matches.items[_best(matches, weights, limit)[0]]
 
 
 def personal_bias(
@@ -234,6 +242,15 @@ def _bias(
         bias = bias + personal[fields.owners[places]]
     bias[~matches.open_keys[places]] = -np.inf
     return torch.from_numpy(bias) * scale
+
+
+def _weights(
+    matches: Matches, personal: NDArray[np.float32] | None
+) -> tuple[float, Tensor, NDArray[np.float32]]:
+    """The temperature that was asked for, the bias [1, K] and the softmax [K] at it."""
+    scale = matches.parameters.temperature * matches.how.temperature
+    bias = matches.beside + _bias(matches, matches.places, personal, scale)
+    return scale, bias, _weigh(matches, bias, scale, hard=matches.how.hard)
 
 
 def _weigh(matches: Matches, bias: Tensor, scale: float, *, hard: bool) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from models.data import Events, Interactions
 from models.scoring import score
 from models.snapshot import Snapshot
-from models.user_memory import Past, encode, remember
+from models.user_memory import Past, UserMemory, encode, remember
 
 
 class ServedRanker:
@@ -49,21 +49,33 @@ class ServedRanker:
         return out
 
     def _one(self, events: Events, asked: int | None) -> NDArray[np.float32]:
-        types = events.types.astype(np.int32)
-        past = Past(events.items, events.timestamps, events.weights, types=types)
-        if asked is None and len(events.items):
-            at, summary = int(events.timestamps[-1]), self._untold(past)
-        else:
-            at, summary = asked or 0, None
-        user = remember(self._snapshot, past, at, summary=summary)
+        user = asker(self._snapshot, events, asked)
         totals: NDArray[np.float32] = score(self._snapshot, user, self._rows).total.numpy()
         return totals
 
-    def _untold(self, past: Past) -> Tensor | None:
-        """h_u asked at no time; None where there is nothing to read."""
-        encoder, read = self._snapshot.model.encoder, encode(self._snapshot, past)
-        if encoder is None or read is None or not len(read.state):
-            return None
-        with torch.inference_mode():
-            summary: Tensor = encoder.summarise(read.state)
-        return summary
+
+def asker(snapshot: Snapshot, events: Events, asked: int | None = None) -> UserMemory:
+    """The memory of a user of a log.
+
+    Args:
+        snapshot: whose rows the events' items are, and whose model's rows their types.
+        events: what the user did.
+        asked: when they ask, in microseconds; None where that is not told.
+    """
+    types = events.types.astype(np.int32)
+    past = Past(events.items, events.timestamps, events.weights, types=types)
+    if asked is None and len(events.items):
+        at, summary = int(events.timestamps[-1]), _untold(snapshot, past)
+    else:
+        at, summary = asked or 0, None
+    return remember(snapshot, past, at, summary=summary)
+
+
+def _untold(snapshot: Snapshot, past: Past) -> Tensor | None:
+    """h_u asked at no time; None where there is nothing to read."""
+    encoder, read = snapshot.model.encoder, encode(snapshot, past)
+    if encoder is None or read is None or not len(read.state):
+        return None
+    with torch.inference_mode():
+        summary: Tensor = encoder.summarise(read.state)
+    return summary

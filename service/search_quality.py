@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
@@ -11,12 +12,21 @@ from numpy.typing import NDArray
 
 from models.catalogue import Catalogue
 from models.lexical import WordIndex
-from models.metrics import Difference, bootstrap, graded_ndcg, recall, standard_error
+from models.metrics import (
+    Difference,
+    bootstrap,
+    first_relevant,
+    graded_ndcg,
+    hits,
+    recall,
+    standard_error,
+)
 from models.search import search
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import UNTRAINED, Snapshot
+from models.trained import Trained
 from service.corpora import Told, encoding
-from service.datasets import Judged
+from service.datasets import Judged, lines
 from service.embeddings import Embeddings
 from service.entries import entry_of
 from service.errors import Invalid
@@ -26,7 +36,7 @@ from service.searching import matched
 Way = Literal["BM25 alone", "meaning alone", "both"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-_FIRST, _DEEP = 10, 100  # ranks that count for nDCG, and for recall
+AT_ONCE, _FIRST, DEEP = 3, 10, 100  # ranks that count for success, for nDCG and for recall
 _ENOUGH = 20  # judged queries, with fewer of which nothing is fitted
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -41,6 +51,12 @@ class Quality:
 
     ndcg: NDArray[np.float64]
     recall: NDArray[np.float64]
+    ranks: NDArray[np.int64]  # of the first relevant item, from 0; as many as were looked at = none
+
+    @property
+    def success(self) -> NDArray[np.float64]:
+        """1 where a relevant item was among the first 3."""
+        return hits(self.ranks, AT_ONCE)
 
 
 class Tuned(NamedTuple):
@@ -57,13 +73,31 @@ class Tuned(NamedTuple):
         return self.gained.difference > 0
 
 
-def searchable(items: Iterable[Item], embeddings: Embeddings, told: Told | None = None) -> Snapshot:
-    """A snapshot of these items as the service would search them; their vectors are kept."""
+def searchable(
+    items: Iterable[Item],
+    embeddings: Embeddings,
+    told: Told | None = None,
+    *,
+    trained: Trained | None = None,
+) -> Snapshot:
+    """A snapshot of these items as the service would search them, by a model or by none.
+
+    Their vectors are kept.
+    """
     empty = Catalogue.empty(embeddings.dimension, word_index=WordIndex())
     entries = [entry_of(item, embeddings.dimension) for item in items]
     catalogue = empty.updated(entries, [], encoding(embeddings, told))
     embeddings.save()
-    return Snapshot.build(UNTRAINED, None, catalogue, np.zeros(0, dtype=np.int64))
+    version = UNTRAINED if trained is None else "trained"
+    return Snapshot.build(version, trained, catalogue, np.zeros(0, dtype=np.int64))
+
+
+def digest(items: Iterable[Item]) -> str:
+    """What tells a catalogue from any other: of all that is in it, in its order."""
+    hashed = hashlib.sha256()
+    for line in lines(items):
+        hashed.update(line)
+    return hashed.hexdigest()
 
 
 def judge(
@@ -73,7 +107,7 @@ def judge(
     way: Way = "both",
     parameters: SearchParameters = DEFAULTS,
     *,
-    deep: int = _DEEP,
+    deep: int = DEEP,
 ) -> Quality:
     """Search for each query, and hold what is found against the judgments.
 
@@ -87,12 +121,13 @@ def judge(
     """
     if way == "meaning alone":
         parameters = replace(parameters, lexical=0.0)
-    ndcg, found = [], []
+    ndcg, found, ranks = [], [], []
     for query, gains in judged:
         ranking = _ranked(snapshot, encode, query, way, parameters, deep)
         ndcg.append(graded_ndcg(ranking, gains, _FIRST))
         found.append(recall(ranking, gains, deep))
-    return Quality(np.array(ndcg), np.array(found))
+        ranks.append(first_relevant(ranking, gains, deep))
+    return Quality(np.array(ndcg), np.array(found), np.array(ranks))
 
 
 def _ranked(

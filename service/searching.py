@@ -57,8 +57,7 @@ def search_items(
     reading, matches = matched(
         query.query, snapshot, encode, allowed=allowed, how=how, parameters=parameters
     )
-    near = nearest(matches, max(_PERSONAL, query.limit)) if len(user) else np.zeros(0, np.int64)
-    scores = score(snapshot, user, near, how)
+    near, scores = remembered(snapshot, user, matches, query.limit, how=how)
     personal = personal_bias(snapshot, scores, near, query.personal) if len(user) else None
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
@@ -67,6 +66,27 @@ def search_items(
         snapshot, user, found.rows, scores, how=how, asker=query.asker, places=places
     )
     return Searched(found, reading, scores, places, reasons)
+
+
+def remembered(
+    snapshot: Snapshot,
+    user: UserMemory,
+    matches: Matches,
+    limit: int,
+    *,
+    how: Attending = SOFTMAX,
+) -> tuple[NDArray[np.int64], Scores]:
+    """The rows [P] that the asker's memory re-ranks of what a text found, and its scores of them.
+
+    Args:
+        snapshot: the catalogue.
+        user: from `remember` with the same snapshot; an empty one re-ranks nothing.
+        matches: from `matched`.
+        limit: how many items are wanted.
+        how: the softmax and how rows are found.
+    """
+    near = nearest(matches, max(_PERSONAL, limit)) if len(user) else np.zeros(0, np.int64)
+    return near, score(snapshot, user, near, how)
 
 
 def matched(

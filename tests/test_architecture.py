@@ -48,7 +48,7 @@ LAYERS = {
         "answering attending lists",
         "engine jobs training",
         "benchmarking search_quality",
-        "cold_start",
+        "cold_start personal_search",
         "showing suggestions comparing comparing_cold",
         "schemas problems openapi auth",
         "routes playground",
@@ -74,7 +74,8 @@ ONLY = {
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
     "models": f"{ENGINE} histories registry jobs team corpora training benchmarking cold_start "
-    "comparing comparing_cold showing encoders served_search search_quality bench cli",
+    "comparing comparing_cold showing encoders served_search search_quality "
+    "personal_search bench cli",
     "service.engine": "suggestions app serving_http bench",
 }
 

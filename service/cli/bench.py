@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import DATA, Data, one_store, out, threads
+from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out, threads
 from service.errors import Invalid
 
 _FEW = 100  # items, with fewer of which there is nothing to copy
@@ -35,6 +35,7 @@ def bench_search(
         1_000_000
     ),
     data: Data = DATA,
+    encoder: Encoder = ENCODER,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:
     """Measure search over a large catalogue, beside the bare index that it asks.
@@ -44,9 +45,9 @@ def bench_search(
     core and 12 GB of memory.
     """
     threads(1)
-    from models.text import StaticEncoder
     from service import showing
     from service.bench import large_search
+    from service.encoders import open_encoder
 
     with one_store(data) as store, out.status("reading the items"):
         source = [
@@ -60,7 +61,7 @@ def bench_search(
         found = large_search.measure(
             source,
             items,
-            StaticEncoder(),
+            open_encoder(encoder),
             told=lambda what, done, whole: told(what, done, whole, None),
         )
     out.print(large_search.shown(found))

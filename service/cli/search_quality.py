@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,17 +16,19 @@ from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="A collection in a folder: BEIR's corpus.jsonl, queries.jsonl and qrels/, or "
-        "Cranfield's three files. Without one, the stored items are searched."
+        help="A collection in a folder: BEIR's corpus.jsonl, queries.jsonl and qrels/, "
+        "Cranfield's three files, or PyVideo's videos.jsonl.gz with --judgments. Without one, the "
+        "stored items are searched."
     ),
 ]
 Judgments = Annotated[
     Path | None,
     typer.Option(
-        help="Of the stored items: rows of query, item_id and gain (above 0 = relevant; 1 if left "
-        "out), as JSONL, CSV or Parquet."
+        help="Your own, of the stored items or of those in the folder: rows of query, item_id and "
+        "gain (above 0 = relevant; 1 if left out), as JSONL, CSV or Parquet."
     ),
 ]
+_DEEP = ("nDCG@10", "recall@100")
 Split = Annotated[str, typer.Option(help="Of BEIR's judgments: the file in qrels/.")]
 
 
@@ -40,49 +42,71 @@ def evaluate_search(
 ) -> None:
     """Say how good search is on judged queries: by words alone, by meaning alone, and by both.
 
-    nDCG@10 and recall@100, with standard errors over the queries, and how much better both heads
-    are than each alone by a paired bootstrap. With another [bold]--encoder[/], what another model
-    makes of the same texts: its vectors are kept beside those that the service holds.
+    nDCG@10 and recall@100, with standard errors over the queries, how many queries found a relevant
+    item among the first 3 (success@3), and how much better both heads are than each alone by a
+    paired bootstrap. The JSON also has the rank of each query's first relevant item, and all that
+    the ranks depend on: the encoder, the parameters, and a digest of the items.
+
+    With another [bold]--encoder[/], what another model makes of the same texts: its vectors are
+    kept beside those that the service holds.
     """
+    from models.lexical import TITLE
     from models.metrics import standard_error
     from service import search_quality
     from service.comparing import interval
     from service.served_search import parameters
 
-    snapshot, vectors, judged, name = _searched(folder, judgments, data, encoder, split)
-    used = parameters(data / SEARCH_FILE, vectors.name)
+    searched = _searched(folder, judgments, data, encoder, split)
+    judged, items = searched.judged, len(searched.snapshot.catalogue)
+    used = parameters(data / SEARCH_FILE, searched.vectors.name)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
-            way: search_quality.judge(snapshot, vectors.query, judged, way, used)
+            way: search_quality.judge(searched.snapshot, searched.vectors.query, judged, way, used)
             for way in search_quality.WAYS
         }
-    title = f"{name}: {len(snapshot.catalogue):,} items, {len(judged):,} queries"
-    table = _table(title, "read by")
+    title = f"{searched.name}: {items:,} items, {len(judged):,} queries"
+    table = _table(title, "read by", *_DEEP, "success@3")
     for way, quality in found.items():
         table.add_row(
             way,
             f"{quality.ndcg.mean():.4f} ± {standard_error(quality.ndcg):.4f}",
             f"{quality.recall.mean():.4f}",
+            f"{quality.success.mean():.4f}",
         )
     out.print(table)
-    out.print(f"What texts mean is read by {vectors.name}.", highlight=False, soft_wrap=True)
+    out.print(
+        f"What texts mean is read by {searched.vectors.name}.", highlight=False, soft_wrap=True
+    )
+    both = found["both"]
+    out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
     over = search_quality.differences(found)
     for way, difference in over.items():
         out.print(f"both over {way}, paired bootstrap: nDCG@10 {interval(difference)}")
     if json_file is not None:
         report = {
-            "collection": name,
-            "items": len(snapshot.catalogue),
+            "collection": searched.name,
+            "items": items,
+            "digest": searched.digest,
             "queries": len(judged),
-            "encoder": vectors.name,
+            "encoder": searched.vectors.name,
             "parameters": used.as_dict(),
+            "title_counts": TITLE,
             "ways": {
-                way: {"ndcg": float(quality.ndcg.mean()), "recall": float(quality.recall.mean())}
+                way: {
+                    "ndcg": float(quality.ndcg.mean()),
+                    "recall": float(quality.recall.mean()),
+                    "success": float(quality.success.mean()),
+                }
                 for way, quality in found.items()
             },
             "both_over": {way: difference._asdict() for way, difference in over.items()},
+            # From 1; null where none of the relevant items was found.
+            "ranks": [
+                {"query": query, "rank": rank + 1 if rank < search_quality.DEEP else None}
+                for (query, _), rank in zip(judged, both.ranks.tolist(), strict=True)
+            ],
         }
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+        json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def tune_search(
@@ -103,14 +127,15 @@ def tune_search(
     from service.comparing import interval
     from service.served_search import keep, parameters
 
-    snapshot, vectors, judged, name = _searched(folder, judgments, data, encoder, split)
+    searched = _searched(folder, judgments, data, encoder, split)
+    vectors = searched.vectors
     start = parameters(data / SEARCH_FILE, vectors.name)
     with showing.bars(out) as told:
         tuned = search_quality.tune(
-            snapshot, vectors.query, judged, start=start, seed=seed, told=told
+            searched.snapshot, vectors.query, searched.judged, start=start, seed=seed, told=told
         )
-    held = len(tuned.after.ndcg)
-    table = _table(f"{name}: {held:,} queries that nothing was fitted on", "parameters")
+    title = f"{searched.name}: {len(tuned.after.ndcg):,} queries that nothing was fitted on"
+    table = _table(title, "parameters", *_DEEP)
     for label, quality in (("before", tuned.before), ("fitted", tuned.after)):
         table.add_row(label, f"{quality.ndcg.mean():.4f}", f"{quality.recall.mean():.4f}")
     out.print(table)
@@ -128,41 +153,51 @@ def tune_search(
         )
 
 
+class _Searched(NamedTuple):
+    """What is searched, and for what."""
+
+    name: str
+    snapshot: Any
+    vectors: Any  # of texts
+    judged: Any
+    digest: str  # of the items
+
+
 def _searched(
     folder: Path | None, judgments: Path | None, data: Path, encoder: str, split: str
-) -> tuple[Any, Any, Any, str]:
-    """The snapshot that is searched, the vectors of texts, the judged queries, and a name."""
+) -> _Searched:
     from service import datasets, search_quality, showing
     from service.embeddings import Embeddings, of_another
     from service.encoders import open_encoder
 
-    if (folder is None) == (judgments is None):
+    if folder is None and judgments is None:
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
     reader = open_encoder(encoder)
     kept = data / EMBEDDINGS_FILE
     if folder is not None or of_another(kept, reader.name):
         kept = data / CACHE_FOLDER / EMBEDDINGS_FILE  # those of the service stay its own
     vectors = Embeddings(reader, kept if data.exists() else None)
-    with showing.bars(out) as told:
+    with out.status("reading the items"):
         if folder is not None:
-            source = datasets.collection(folder, split)
+            source = datasets.collection(folder, split, judgments)
             judged, name = source.judged(), source.name
-            snapshot = search_quality.searchable(source.items(), vectors, told)
+            items = list(source.items())
         elif judgments is not None:
             judged, name = datasets.own_judgments(judgments), judgments.name
             with one_store(data) as store:
-                changes = asyncio.run(store.catalogue_changes(0))
-            snapshot = search_quality.searchable(changes.upserted, vectors, told)
+                items = asyncio.run(store.catalogue_changes(0)).upserted
     if not judged:
         raise Invalid("", f"{name}: no query has a relevant item")
-    return snapshot, vectors, judged, name
+    with showing.bars(out) as told:
+        snapshot = search_quality.searchable(items, vectors, told)
+    return _Searched(name, snapshot, vectors, judged, search_quality.digest(items))
 
 
-def _table(title: str, first: str) -> Any:
+def _table(title: str, first: str, *headings: str) -> Any:
     from rich.table import Table
 
     table = Table(title=title)
     table.add_column(first)
-    for heading in ("nDCG@10", "recall@100"):
+    for heading in headings:
         table.add_column(heading, justify="right")
     return table

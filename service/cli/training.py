@@ -89,17 +89,12 @@ def evaluate(
     test case and the one before it the validation case; the whole catalogue is ranked.
     """
     training_threads()
-    from models.protocols import protocol_a
     from service import benchmarking, comparing, corpora, showing
-    from service.errors import ModelRejected
 
     with one_store(data) as store, showing.bars(out) as told:
         corpus = corpora.read(store, embeddings(encoder, data / EMBEDDINGS_FILE), told)
-        try:
-            task = protocol_a(corpus.log)
-        except ValueError as error:
-            raise ModelRejected(str(error)) from error
-        chosen = _preset(corpus, preset, epochs)
+        task = last_held_out(corpus)
+        chosen = preset_for(corpus, preset, epochs)
         table = benchmarking.compare(
             task, corpus.content[task.items], chosen, first_seed=seed, told=told
         )
@@ -132,7 +127,7 @@ def run_training(
         try:
             vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
             corpus = corpora.read(store, vectors, told)
-            chosen = _preset(corpus, preset, epochs)
+            chosen = preset_for(corpus, preset, epochs)
             if not tell_json:
                 out.print(f"Training with the preset {chosen}.")
             result = training.train(
@@ -160,7 +155,19 @@ def run_training(
         out.print(showing.trained(result))
 
 
-def _preset(corpus: Any, name: str | None, epochs: int | None) -> Any:
+def last_held_out(corpus: Any) -> Any:
+    """The task that a corpus is judged by. Raises `ModelRejected` where nothing is left of it."""
+    from models.protocols import protocol_a
+    from service.errors import ModelRejected
+
+    try:
+        return protocol_a(corpus.log)
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
+
+
+def preset_for(corpus: Any, name: str | None, epochs: int | None) -> Any:
+    """The preset of that name, or the one that so many events ask for."""
     from models.presets import choose
 
     return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from service.datasets.base import Counts, Dataset, opened
 from service.datasets.files import JudgmentsFile
 from service.datasets.formats import json_rows
+from service.datasets.pyvideo import FILE as PYVIDEO
+from service.datasets.pyvideo import PyVideo
 from service.errors import Invalid
 from service.records import Item
 
@@ -136,15 +138,52 @@ class Cranfield(Collection):
             yield number, parts
 
 
-def collection(path: Path, split: str) -> Collection:
-    """The collection in a folder, by the files that are there. Raises `Invalid` for neither."""
+class JudgedByOwn(Collection):
+    """Another data set's items, with judgments of one's own."""
+
+    def __init__(self, dataset: Dataset, judgments: Path) -> None:
+        super().__init__(dataset.name, dataset.counts)
+        self._dataset, self._judgments = dataset, judgments
+
+    def items(self) -> Iterator[Item]:
+        """The data set's. Raises what its reader raises."""
+        return self._dataset.items()
+
+    def judged(self) -> list[Judged]:
+        """Those of the file. Raises `Invalid`, naming the row and the field."""
+        return own(self._judgments)
+
+
+def collection(path: Path, split: str, judgments: Path | None = None) -> Collection:
+    """The collection in a folder, by the files that are there.
+
+    Args:
+        path: the folder.
+        split: of BEIR's judgments.
+        judgments: a file of one's own, in the place of those that are there.
+
+    Raises:
+        Invalid: it is none, or has no judgments and none were given.
+    """
+    dataset = _dataset(path, split)
+    if judgments is not None:
+        return JudgedByOwn(dataset, judgments)
+    if not isinstance(dataset, Collection):
+        raise Invalid("", f"{path}: {dataset.name} has no judgments: give your own, --judgments")
+    return dataset
+
+
+def _dataset(path: Path, split: str) -> Dataset:
     if all((path / name).exists() for name in CRANFIELD):
         return Cranfield(path)
     if (path / "qrels").is_dir():
         return Beir(path, split)
+    if (path / PYVIDEO).exists():
+        return PyVideo(path)
     raise Invalid(
         "",
-        f"{path}: has neither BEIR's corpus.jsonl, queries.jsonl and qrels/ nor {CRANFIELD}",
+        f"{path}: has neither BEIR's corpus.jsonl, queries.jsonl and qrels/ nor {CRANFIELD} "
+        f"nor PyVideo's {PYVIDEO}",
     )
 
 

@@ -138,6 +138,12 @@ def test_a_phrase_is_had_by_every_answer() -> None:
         ("pand ", "pand ", {}),  # and is not any more
         ("pand* rule", "pandas rule", {"pand": ("pandas",)}),
         ("rule*", "ruler", {"rule": ("ruler", "rule")}),  # the most frequent first
+        (
+            "The Ruler, of Panads!",
+            "The Ruler, of Pandas!",
+            {"panads": ("pandas",)},
+        ),  # the rest stays
+        ("PANADS", "PANDAS", {"panads": ("pandas",)}),  # and so do capitals
         ("xy", "xy", {}),  # too short to be anything else
         ("zebras", "zebras", {}),  # two letters away from anything
     ],
@@ -150,6 +156,19 @@ def test_a_word_that_no_item_has_is_taken_for_another(
     reading = words.read(query)
     assert reading.text == text
     assert reading.meant == meant
+
+
+def test_what_is_mistyped_in_a_phrase_is_a_word_too() -> None:
+    """The phrase as it is meant is what every answer has, and the text is told what is meant."""
+    words = indexed(["big pandas rule", "pandas big", "rule"])
+    reading = words.read('the "big Panads" rule')
+    assert reading.phrases == ("big Pandas",)
+    assert reading.meant == {"panads": ("pandas",)}
+    assert reading.text == "the big Pandas rule"
+    rows = words.holding(reading)
+    assert rows is not None
+    assert rows.tolist() == [0]
+    assert words.read('"big pand"').phrases == ("big pand",)  # what is quoted is not still typed
 
 
 def test_a_mistake_that_somebody_made_before_is_one_all_the_same() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from models.metrics import (
     discounts,
+    first_relevant,
     gains,
     graded_ndcg,
     hits,
@@ -125,6 +126,15 @@ def test_graded_ndcg_at_its_edges() -> None:
     assert graded_ndcg(["b", "a"], {"a": 1}, 1) == 0.0
     with pytest.raises(ValueError, match="twice"):
         graded_ndcg(["a", "a"], {"a": 1})
+
+
+def test_the_first_relevant_id_is_what_counts() -> None:
+    """From 0; what was judged to be worth nothing is not relevant, nor is what comes too late."""
+    judged = {"a": 0.0, "b": 1.0, "c": 3.0}
+    assert first_relevant(["a", "x", "b", "c"], judged, 4) == 2
+    assert first_relevant(["a", "x", "b", "c"], judged, 2) == 2
+    assert first_relevant([], judged, 5) == 5
+    assert hits(np.array([0, 2, 3, 100]), 3).tolist() == [1, 1, 0, 0]
 
 
 def test_recall_counts_relevant_ids_only() -> None:

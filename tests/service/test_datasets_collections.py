@@ -1,5 +1,7 @@
 """Judged collections, on a few lines in their formats."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,21 @@ def test_a_damaged_cranfield_is_named_by_file_and_line(tmp_path: Path) -> None:
         folder = cranfield(tmp_path / str(number), cranqrel=f"1 1 1\n{line}\n")
         with pytest.raises(Invalid, match="cranqrel, line 2: must be the place of a query"):
             collection(folder, "test").judged()
+
+
+def test_what_has_no_judgments_is_searched_with_ones_own(tmp_path: Path) -> None:
+    """PyVideo's talks; without any the message says what to give."""
+    empty = "event event_title language url youtube_id duration recorded summary description"
+    talk: dict[str, object] = dict.fromkeys(empty.split(), "")
+    talk |= {"speakers": [], "tags": [], "doc_id": "a", "title": "Descriptors"}
+    with gzip.open(tmp_path / "videos.jsonl.gz", "wt") as file:
+        file.write(json.dumps(talk) + "\n")
+    (tmp_path / "own.csv").write_text("query,item_id\nattributes,a\n")
+    with pytest.raises(Invalid, match="pyvideo has no judgments: give your own, --judgments"):
+        collection(tmp_path, "test")
+    found = collection(tmp_path, "test", tmp_path / "own.csv")
+    assert [item.title for item in found.items()] == ["Descriptors"]
+    assert (found.name, found.judged()) == ("pyvideo", [Judged("attributes", {"a": 1.0})])
 
 
 def test_what_is_no_collection_is_refused(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def test_words_alone_rank_by_bm25() -> None:
         relevant = {name for name, gain in gains.items() if gain > 0}
         share = len(relevant & {str(n) for n in ranking}) / len(relevant)
         assert found.recall[at] == pytest.approx(share)
+        first = [place for place, n in enumerate(ranking) if str(n) in relevant]
+        assert found.ranks[at] == (first[0] if first else 100)
+        assert found.success[at] == (bool(first) and first[0] < 3)
     assert found.ndcg[0] > 0
 
 
@@ -193,6 +196,31 @@ def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
     found = json.loads(report.read_text())
     both = judge(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
     assert found["ways"]["both"]["ndcg"] == pytest.approx(float(both.ndcg.mean()), abs=1e-6)
+    ranks = [None if rank == 100 else rank + 1 for rank in both.ranks.tolist()]
+    assert found["ranks"] == [
+        {"query": judged.query, "rank": rank} for judged, rank in zip(QUERIES, ranks, strict=True)
+    ]
+    hits = sum(rank is not None and rank <= 3 for rank in ranks)
+    assert f"found in the first 3 by both: {hits} of 3" in said.out
+    assert found["encoder"] == StaticEncoder.name
+
+
+def test_a_folder_is_searched_with_judgments_of_ones_own(heed: Heed, tmp_path: Path) -> None:
+    """In the place of those that it has; the digest tells its items from any others."""
+    digests = set()
+    for name, text in (("one", "x"), ("two", "y")):
+        documents = {"a": ("violin", text), "b": ("bread", "flour")}
+        folder = beir(tmp_path / name, documents, {"1": "violin"}, [("1", "a", 1)])
+        judgments = tmp_path / "own.csv"
+        judgments.write_text("query,item_id\nflour,b\nviolin,b\n")
+        report = tmp_path / "report.json"
+        said = heed("evaluate-search", folder, "--judgments", judgments, "--json", report)
+        assert said.code == 0, said.err
+        found = json.loads(report.read_text())
+        assert (found["collection"], found["queries"]) == (name, 2)
+        assert found["ranks"] == [{"query": "flour", "rank": 1}, {"query": "violin", "rank": 2}]
+        digests.add(found["digest"])
+    assert len(digests) == 2
 
 
 def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""Thirty queries with the talk that each should find, and where it was found.
+
+The queries were written down before anything was searched for. `make known PYVIDEO=DIR` finds them
+anew and records the ranks.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from service.datasets import Judged, own_judgments
+
+LIST = Path(__file__).with_name("pyvideo.csv")
+RECORD = Path(__file__).with_name("pyvideo.json")
+
+
+def known() -> list[Judged]:
+    """The queries, each with its talk."""
+    return own_judgments(LIST)
+
+
+def record() -> dict[str, Any]:
+    """What `heed evaluate-search --json` said of them."""
+    found: dict[str, Any] = json.loads(RECORD.read_text())
+    return found
