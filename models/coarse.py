@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from models import structures
 from models.points import Floats, Mask, augment, equal_norms, unit
 
 import faiss  # isort: skip
@@ -36,10 +37,6 @@ _faiss: Any = faiss  # what its type stubs leave out: selectors, search paramete
 # graphs and lists answer badly when most of what they find is barred.
 _NARROW_ROWS = 2048
 _NARROW_SHARE = 1 / 20
-_LSH_BITS = 256
-_OUTGROWN = 1.5  # times as many clusters as there are would be right, from which new ones are found
-# Of many rows k-means takes minutes; with fewer samples and rounds, recall is the same.
-_MANY, _POINTS, _ROUNDS = 200_000, 64, 10
 _RANK_BLOCK = 1 << 22  # floats gathered at once when codes are ranked exactly: 16 MiB
 
 
@@ -82,7 +79,8 @@ class FaissIndex:
 
     kind: Kind
     metric: Metric
-    points: Floats  # [n, D] the keys as indexed: of unit length for cosine, with the bias beside
+    points: Floats  # [n, D] the keys as indexed: of unit length for cosine
+    beside: Floats | None  # [n] their bias, where it is not in the points but indexed with them
     offset: float | None  # taken from every bias, so that it adds spread and no length; None = none
     hidden: Mask | None  # [n] rows with a bias of -inf
     index: Any  # faiss.Index; for lsh, what turns points into codes. None when there are no rows
@@ -94,7 +92,7 @@ class FaissIndex:
     @property
     def dim(self) -> int:
         """The dimension d of a query."""
-        return int(self.points.shape[1]) - (self.offset is not None)
+        return int(self.points.shape[1]) - (self.offset is not None and self.beside is None)
 
     def search(
         self,
@@ -159,6 +157,8 @@ class FaissIndex:
         }
         if self.hidden is not None:
             parts["hidden"] = self.hidden
+        if self.beside is not None:
+            parts["beside"] = self.beside
         if self.index is not None and self.kind != "flat":
             parts["index"] = faiss.serialize_index(self.index)
         if self.codes is not None:
@@ -185,9 +185,15 @@ class FaissIndex:
         return allowed
 
     def _scan(self, queries: Floats, k: int, within: Rows | None) -> tuple[Rows, Floats]:
-        points = self.points if within is None else self.points[within]
+        points = self._at(slice(None) if within is None else within)
         scores, rows = faiss.knn(queries, points, k, metric=faiss.METRIC_INNER_PRODUCT)
         return (rows if within is None else within[rows]), scores
+
+    def _at(self, rows: Rows | slice) -> Floats:
+        """The points of some rows, with their bias."""
+        if self.beside is None:
+            return self.points[rows]
+        return np.concatenate([self.points[rows], self.beside[rows][..., None]], -1)
 
     def _rank(self, queries: Floats, rows: Rows, k: int) -> tuple[Rows, Floats]:
         """The k best of rows [Q, m], by their points."""
@@ -195,7 +201,7 @@ class FaissIndex:
         block = max(1, _RANK_BLOCK // (rows.shape[1] * queries.shape[1]))
         for at in range(0, len(queries), block):
             part = slice(at, at + block)
-            scores[part] = np.einsum("qd,qkd->qk", queries[part], self.points[rows[part]])
+            scores[part] = np.einsum("qd,qkd->qk", queries[part], self._at(rows[part]))
         scores[rows < 0] = -np.inf
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
@@ -224,6 +230,8 @@ class FaissIndex:
             effort = min(len(self), max(k, effort))
             params = _faiss.SearchParametersHNSW(sel=selector, efSearch=effort)
         scores, rows = self.index.search(queries, k, params=params)
+        if self.kind == "ivf" and not isinstance(self.index, faiss.IndexIVFFlat):  # it rounds
+            return self._rank(queries, rows, k)
         return rows, scores
 
 
@@ -271,26 +279,31 @@ def build(
         raise ValueError("keys: must be finite")
     if metric == "cosine":
         points = unit(points)
-    offset = hidden = None
+    offset = hidden = beside = None
+    indexed = points
     if bias is not None:
-        points, offset, hidden = augment(points, bias)
+        indexed, offset, hidden = augment(points, bias)
+        if kind == "ivf":  # FAISS has its own copy: what the caller has need not be there twice
+            beside = indexed[:, -1].copy()
+        else:
+            points = indexed
     if len(points) == 0:
-        return FaissIndex(kind, metric, points, offset, hidden, None, None)
+        return FaissIndex(kind, metric, points, beside, offset, hidden, None, None)
     codes = None
     with _one_thread():
         match kind:
             case "flat":
-                index = _flat(points)
+                index = structures.flat(points)
             case "ivf":
-                index = _ivf(points, seed, lists, like)
+                index = structures.ivf(indexed, seed, lists, _structure(like))
             case "hnsw":
-                index = _hnsw(points, seed, links, construction)
+                index = structures.hnsw(points, seed, links, construction)
             case "lsh":
-                index, codes = _lsh(points, seed)
+                index, codes = structures.lsh(points, seed)
     points = _shared(kind, points, index)
     if own and np.may_share_memory(points, keys):
         points = points.copy()  # the caller may write over its own
-    return FaissIndex(kind, metric, points, offset, hidden, index, codes)
+    return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
 
 
 def from_bytes(data: bytes) -> FaissIndex:
@@ -306,66 +319,30 @@ def from_bytes(data: bytes) -> FaissIndex:
         codes = faiss.deserialize_index_binary(parts["codes"]) if "codes" in parts else None
         points = parts.get("points", np.empty((0, 0), np.float32))
         if kind == "flat" and len(points):
-            index = _flat(points)
+            index = structures.flat(points)
         points = _shared(kind, points, index)
-        hidden = parts.get("hidden")
+        hidden, beside = parts.get("hidden"), parts.get("beside")
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"data: not a coarse index: {error}") from error
-    n = len(points)
+    n, more = len(points), int(codes is not None or beside is not None)
     counted = codes if codes is not None else index
     fits = (
         kind in get_args(Kind)
         and metric in get_args(Metric)
         and (counted is None) == (n == 0)
         and (counted is None or counted.ntotal == n)
-        and (index is None or index.d == points.shape[1] + (codes is not None))
+        and (index is None or index.d == points.shape[1] + more)
+        and (beside is None or beside.shape == (n,))
         and (hidden is None or hidden.shape == (n,))
     )
     if not fits:
         raise ValueError("data: the parts of this coarse index do not fit each other")
-    return FaissIndex(kind, metric, points, offset, hidden, index, codes)
+    return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
 
 
-def _flat(points: Floats) -> Any:
-    index = faiss.IndexFlatIP(points.shape[1])
-    index.add(points)
-    return index
-
-
-def _ivf(points: Floats, seed: int, lists: int | None, like: CoarseIndex | None) -> Any:
-    n, dim = points.shape
-    lists = max(1, min(n, lists or round(math.sqrt(n))))
-    old = like.index if isinstance(like, FaissIndex) and like.kind == "ivf" else None
-    if old is not None and old.d == dim and lists <= _OUTGROWN * old.nlist:
-        quantizer, lists = faiss.clone_index(old.quantizer), old.nlist
-    else:
-        quantizer = faiss.IndexFlatIP(dim)
-    index = faiss.IndexIVFFlat(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.seed = seed
-    index.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
-    if n > _MANY:
-        index.cp.max_points_per_centroid, index.cp.niter = _POINTS, _ROUNDS
-    index.train(points)  # of a quantizer that is trained it takes the clusters
-    index.add(points)
-    return index
-
-
-def _hnsw(points: Floats, seed: int, links: int, construction: int) -> Any:
-    # Over inner products themselves: over distances of points raised to equal norms, recall on
-    # keys of unequal norm was .23 where this had .95.
-    index = _faiss.IndexHNSWFlat(points.shape[1], links, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = construction
-    index.hnsw.rng = _faiss.RandomGenerator(seed)
-    index.add(points)
-    return index
-
-
-def _lsh(points: Floats, seed: int) -> tuple[Any, Any]:
-    index = faiss.IndexLSH(points.shape[1] + 1, _LSH_BITS, True, False)
-    index.rrot.init(seed)
-    codes = faiss.IndexBinaryFlat(_LSH_BITS)  # IndexLSH itself cannot search a selection of rows
-    codes.add(index.sa_encode(equal_norms(points)))
-    return index, codes
+def _structure(index: CoarseIndex | None) -> Any:
+    """FAISS's own of an IVF index; None of others."""
+    return index.index if isinstance(index, FaissIndex) and index.kind == "ivf" else None
 
 
 def _shared(kind: Kind, points: Floats, index: Any) -> Floats:

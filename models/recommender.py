@@ -222,7 +222,7 @@ def identity(dimension: int) -> Recommender:
         dimension: of the text embeddings.
     """
     config = RecommenderConfig(
-        items=0, content=dimension, dim=dimension, heads=1, blocks=0, followers=0
+        items=0, content=dimension, dim=dimension, heads=1, blocks=0, followers=0, tied=True
     )
     model = Recommender(config)
     eye = torch.eye(dimension)

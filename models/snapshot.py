@@ -19,7 +19,7 @@ from models.item_pages import ItemPages, Make
 from models.kinds import IGNORED, UNKNOWN
 from models.recommender import Recommender, identity
 from models.stepping import Stepper
-from models.target_attention import ItemTables, candidate_keys
+from models.target_attention import ItemTables
 from models.trained import Counts, Trained
 
 # From this many items on, candidates come from FAISS: measured by `heed bench`, twice as fast as
@@ -45,7 +45,7 @@ class Snapshot:
     pages: ItemPages
     tables: ItemTables  # of `pages`
     counts: Counts  # [N] popularity
-    index: CoarseIndex | None  # over what `candidate_keys` were of the first `indexed` items
+    index: CoarseIndex | None  # `item_index` over the first `indexed` items
     indexed: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
@@ -118,8 +118,7 @@ class Snapshot:
         catalogue = self.catalogue.keyed(fields.compacted() if fields.gone else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
-            offered = candidate_keys(self.tables).numpy()
-            index = coarse.build("ivf", offered, own=False, like=self.index)
+            index = item_index(self.pages, like=self.index)
         if len(keys) >= index_from:
             key_index = coarse.build("ivf", keys, own=False, like=self.key_index)
         return replace(
@@ -214,6 +213,17 @@ class Snapshot:
     def personal(self) -> str:
         """The reason an answer from someone's memory gives."""
         return "personal" if self.trained else "content"
+
+
+def item_index(pages: ItemPages, *, like: CoarseIndex | None = None) -> CoarseIndex:
+    """An index of all items under `candidate_query`, whose last dimension is the prior's.
+
+    Args:
+        pages: the items.
+        like: an earlier index of much the same items.
+    """
+    offered, prior = pages.offered().numpy(), pages.prior.numpy()
+    return coarse.build("ivf", offered, bias=prior, own=False, like=like)
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
         "team pages item_filter clock shape pairs lexical search_parameters sentence_encoder",
-        "candidates trends objects field_keys",
+        "candidates trends objects field_keys structures",
         "entries",
         "attention heads splits evaluate causal batches kinds",
         "habits",
@@ -68,7 +68,7 @@ ENGINE = (
     "embeddings encodings entries"
 )
 ONLY = {
-    "faiss": "coarse",
+    "faiss": "coarse structures",
     "tantivy": "lexical",
     "fastapi": HTTP,
     "starlette": HTTP,

@@ -16,7 +16,7 @@ from models import coarse
 from models.catalogue import Catalogue
 from models.ranking import CANDIDATES, EXACT_WORK, candidates
 from models.scoring import score
-from models.snapshot import INDEX_FROM, Snapshot
+from models.snapshot import INDEX_FROM, Snapshot, item_index
 from models.target_attention import candidate_keys, candidate_query
 from models.trained import Trained
 from models.user_memory import Past, UserMemory, remember
@@ -213,7 +213,7 @@ class _Pair:
     def of(cls, snapshot: Snapshot) -> _Pair:
         keys = candidate_keys(snapshot.tables).contiguous()
         started = time.process_time()
-        index = coarse.build("ivf", keys.numpy())
+        index = item_index(snapshot.pages)
         build = time.process_time() - started
         bare = replace(snapshot, index=None, indexed=0)
         indexed = replace(snapshot, index=index, indexed=len(keys))
@@ -237,7 +237,7 @@ def _catalogue(
     timed = alternate(
         {
             "product": lambda: torch.topk(keys @ query, count),
-            "index": lambda: index.search(row, count),
+            "index": lambda: index.search(row[:, :-1], count),  # it adds the prior itself
             "without": lambda: candidates(pair.bare, user, known, count),
             "with": lambda: candidates(pair.indexed, user, known, count),
         },

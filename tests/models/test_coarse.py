@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import structures
 from models.coarse import Kind, Metric, Rows, build, from_bytes
 from models.points import Floats, Mask, equal_norms
 from tests.models.reference import recall
@@ -107,6 +108,64 @@ def test_candidates_keep_the_contract(kind: Kind, case: Case) -> None:
             wanted = best(scores[t : t + 1], k, may)[0]
             wanted = scores[t, wanted[wanted >= 0]]
             np.testing.assert_allclose(found.scores[t, : len(real)], wanted, atol=1e-4)
+
+
+def test_many_rows_in_half_the_precision_have_their_own_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lists are rounded; what they find is scored by the keys and their bias."""
+    keys, queries = gaussian(4_000, 16), gaussian(20, 16, seed=1)
+    bias = np.random.default_rng(3).standard_normal(4_000).astype(np.float32)
+    plain = build("ivf", keys, bias=bias)
+    monkeypatch.setattr(structures, "MANY", 1_000)
+    index = build("ivf", keys, bias=bias)
+    scores = true_scores(queries, keys, bias=bias)
+    for each in (index, from_bytes(index.to_bytes())):
+        found = each.search(queries, 50)
+        own = np.take_along_axis(scores, found.rows, 1)
+        np.testing.assert_allclose(found.scores, own, atol=1e-5)
+        assert (np.diff(found.scores) <= 0).all()
+        assert recall(found.rows, plain.search(queries, 50).rows) > 0.8
+        everything = each.search(queries, 50, probes=4_000)
+        assert recall(everything.rows, best(scores, 50)) > 0.99
+    assert len(index.to_bytes()) < len(plain.to_bytes())
+
+
+def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
+    """As long as the keys are not many more; what is found are the keys that are there now."""
+    keys, queries = gaussian(3_000), gaussian(20, seed=1)
+    first = build("ivf", keys)
+    more = np.concatenate([keys[::-1], gaussian(1_000, seed=5)])
+    again = build("ivf", more, like=first)
+    assert isinstance(first.index, faiss.IndexIVF)
+    assert isinstance(again.index, faiss.IndexIVF)
+    assert again.index.nlist == first.index.nlist
+    for cluster in range(first.index.nlist):
+        np.testing.assert_array_equal(
+            again.index.quantizer.reconstruct(cluster), first.index.quantizer.reconstruct(cluster)
+        )
+    found = again.search(queries, 10)
+    assert recall(found.rows, best(true_scores(queries, more), 10)) > 0.8
+    outgrown = build("ivf", gaussian(9_000), like=first)
+    assert isinstance(outgrown.index, faiss.IndexIVF)
+    assert outgrown.index.nlist > first.index.nlist
+    for other in (build("flat", keys), build("ivf", gaussian(3_000, 9))):  # of no use
+        np.testing.assert_array_equal(
+            build("ivf", keys, like=other).search(queries, 10).rows, first.search(queries, 10).rows
+        )
+
+
+def test_keys_that_nobody_writes_to_are_not_copied() -> None:
+    """The bias is kept beside them then, and the answers are the same."""
+    keys, queries = gaussian(3_000), gaussian(5, seed=1)
+    bias = np.random.default_rng(3).standard_normal(3_000).astype(np.float32)
+    for given_bias in (None, bias):
+        lent = build("ivf", keys, bias=given_bias, own=False)
+        assert lent.points is keys
+        own = build("ivf", keys, bias=given_bias)
+        assert not np.may_share_memory(own.points, keys)
+        for one, other in zip(lent.search(queries, 9), own.search(queries, 9), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)

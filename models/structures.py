@@ -1,0 +1,79 @@
+"""FAISS's structures over points, as `models.coarse` builds them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
+
+from models.points import Floats, equal_norms
+
+import faiss  # isort: skip
+
+_faiss: Any = faiss  # what its type stubs leave out
+
+_LSH_BITS = 256
+_OUTGROWN = 1.5  # times as many clusters as there are would be right, from which new ones are found
+# Of many rows k-means takes minutes, and lists gigabytes: fewer samples and rounds, and numbers of
+# half the precision, cost hardly any recall. What is found is ranked by the points themselves.
+MANY, _POINTS, _ROUNDS = 200_000, 64, 10
+
+
+def flat(points: Floats) -> Any:
+    """All points [n, D], each compared."""
+    index = faiss.IndexFlatIP(points.shape[1])
+    index.add(points)
+    return index
+
+
+def ivf(points: Floats, seed: int, lists: int | None, like: Any) -> Any:
+    """Clusters, of which the nearest to a query are scanned.
+
+    Args:
+        points: float32 [n, D], n at least 1.
+        seed: of k-means.
+        lists: how many clusters; None = √n.
+        like: an earlier one of much the same points, whose clusters are taken over; or None.
+    """
+    n, dim = points.shape
+    lists = max(1, min(n, lists or round(math.sqrt(n))))
+    if like is not None and like.d == dim and lists <= _OUTGROWN * like.nlist:
+        quantizer, lists = faiss.clone_index(like.quantizer), like.nlist
+    else:
+        quantizer = faiss.IndexFlatIP(dim)
+    many, metric = n > MANY, faiss.METRIC_INNER_PRODUCT
+    index: Any
+    if many:
+        half = faiss.ScalarQuantizer.QT_fp16
+        # Not of what is left when a cluster's middle is taken out: that would be for distances.
+        index = faiss.IndexIVFScalarQuantizer(quantizer, dim, lists, half, metric, False)
+    else:
+        index = faiss.IndexIVFFlat(quantizer, dim, lists, metric)
+    index.cp.seed = seed
+    index.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
+    if many:
+        index.cp.max_points_per_centroid, index.cp.niter = _POINTS, _ROUNDS
+    index.train(points)  # of a quantizer that is trained it takes the clusters
+    index.add(points)
+    return index
+
+
+def hnsw(points: Floats, seed: int, links: int, construction: int) -> Any:
+    """A graph over points [n, D], walked from the query's neighbourhood to its nearest."""
+    # Over inner products themselves: over distances of points raised to equal norms, recall on
+    # keys of unequal norm was .23 where this had .95.
+    index = _faiss.IndexHNSWFlat(points.shape[1], links, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = construction
+    index.hnsw.rng = _faiss.RandomGenerator(seed)
+    index.add(points)
+    return index
+
+
+def lsh(points: Floats, seed: int) -> tuple[Any, Any]:
+    """What turns points [n, D] into signs of random projections, and those of the points."""
+    index = faiss.IndexLSH(points.shape[1] + 1, _LSH_BITS, True, False)
+    index.rrot.init(seed)
+    codes = faiss.IndexBinaryFlat(_LSH_BITS)  # IndexLSH itself cannot search a selection of rows
+    codes.add(index.sa_encode(equal_norms(points)))
+    return index, codes
