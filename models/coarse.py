@@ -44,7 +44,8 @@ class Candidates(NamedTuple):
     """The best rows of each query, best first.
 
     rows: int64 [Q, k], -1 where fewer than k were found.
-    scores: float32 [Q, k], inner product or cosine plus the row's bias; -inf beside a -1.
+    scores: float32 [Q, k], inner product or cosine plus the row's bias; -inf beside a -1. Of ivf
+        over many rows they are of keys in half precision.
     """
 
     rows: Rows
@@ -230,8 +231,6 @@ class FaissIndex:
             effort = min(len(self), max(k, effort))
             params = _faiss.SearchParametersHNSW(sel=selector, efSearch=effort)
         scores, rows = self.index.search(queries, k, params=params)
-        if self.kind == "ivf" and not isinstance(self.index, faiss.IndexIVFFlat):  # it rounds
-            return self._rank(queries, rows, k)
         return rows, scores
 
 

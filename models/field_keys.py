@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.mass import strata
 from models.pages import Pages
 
 Vectors = NDArray[np.float32]
@@ -24,6 +25,13 @@ class NewKeys(NamedTuple):
     vectors: Vectors  # [F, D] of unit length
     owners: NDArray[np.int32]  # [F] item rows
     codes: NDArray[np.int16]  # [F] rows of the fields' names
+
+
+class Sample(NamedTuple):
+    """Keys that are nobody's are among them."""
+
+    places: Places  # [m] rising
+    vectors: Vectors  # [m, D]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +51,9 @@ class FieldKeys:
     _common: Pages[np.float32]  # [F]
     _spans: Pages[np.int64]  # [N, 2] the first key of each item, and how many it has
     gone: int  # how many are nobody's
+    # What most questions ask for again, made when it is first asked for.
+    _owned: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = field(default_factory=list)
+    _sampled: list[Sample] = field(default_factory=list)
 
     @classmethod
     def empty(cls, dimension: int) -> FieldKeys:
@@ -86,28 +97,43 @@ class FieldKeys:
         """[F] log of how many keys are equal to this one."""
         return self._common.array
 
-    def of(self, rows: NDArray[np.int64]) -> Places:
-        """The places of all keys of some items: of the first's, then of the second's.
+    def of(self, rows: NDArray[np.int64]) -> tuple[Places, NDArray[np.int64]]:
+        """The places of all keys of some items, and of each the place of its item among these.
+
+        Of the first item's, then of the second's.
 
         Args:
             rows: item rows [n].
         """
         firsts, counts = self._spans.array[rows].T
         begins = np.cumsum(counts) - counts  # of each item's keys in what is returned
-        return np.repeat(firsts - begins, counts) + np.arange(int(counts.sum()))
+        places = np.repeat(firsts - begins, counts) + np.arange(int(counts.sum()))
+        return places, np.repeat(np.arange(len(rows)), counts)
 
     def owned(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which keys are of items that may be answered, bool [F].
+        """Which keys are of items that may be answered, bool [F]; not to be written to.
 
         Args:
             allowed: bool [N].
         """
         if not len(allowed):
             return np.zeros(len(self), dtype=np.bool_)
+        for known, owned in self._owned[-1:]:
+            if np.array_equal(known, allowed):
+                return owned
         owned = allowed[self.owners]  # of -1 the last item's, which is put right
         if self.gone:
             owned &= self.owners != NOBODY
+        self._owned[:] = [(allowed.copy(), owned)]
         return owned
+
+    def sample(self) -> Sample:
+        """Some keys that stand for all: one from each of so many equal stretches."""
+        for sample in self._sampled:
+            return sample
+        places = strata(len(self)).numpy()
+        self._sampled[:] = [Sample(places, self.vectors[places])]
+        return self._sampled[0]
 
     def covering(self, size: int) -> FieldKeys:
         """This view with room for the keys of `size` items, N; those that are new have none."""
@@ -115,7 +141,7 @@ class FieldKeys:
         if more <= 0:
             return self
         none, room = np.zeros(0, np.int64), np.zeros((more, 2), np.int64)
-        return replace(self, _spans=self._spans.updated(none, room[:0], room))
+        return replace(self, _spans=self._spans.updated(none, room[:0], room), _owned=[])
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
         """The keys after some items changed.
@@ -126,7 +152,7 @@ class FieldKeys:
             names: of the fields: those so far, then new ones.
         """
         first, nothing = len(self), np.zeros(0, np.int64)
-        left = self.of(rows)
+        left, _ = self.of(rows)
         texts = _hashes(new.vectors)
         all_texts = self._texts.updated(nothing, nothing, texts)
         nobodys = np.full(len(left), NOBODY, np.int32)

@@ -22,7 +22,7 @@ from torch import Tensor
 from models.attention import attend
 from models.catalogue import Catalogue
 from models.lexical import Hits
-from models.mass import sampled_mass, strata
+from models.mass import sampled_mass
 from models.points import unit
 from models.scoring import SOFTMAX, Attending, Scores
 from models.search_parameters import DEFAULTS, SearchParameters
@@ -30,7 +30,7 @@ from models.snapshot import Snapshot
 
 Rows = NDArray[np.int64]
 
-COARSE_KEYS = 2_000  # field keys that the coarse step names where no `k` is asked for
+COARSE_KEYS = 1_000  # field keys that the coarse step names where no `k` is asked for
 _WIDE = 0.25  # share of open keys from which comparing all is faster than copying those out
 
 
@@ -91,30 +91,37 @@ def match(
         hits: allowed items that have words of the query.
         parameters: what a match is worth.
     """
-    catalogue = snapshot.catalogue
-    shared = np.zeros(len(catalogue), dtype=np.float32)  # [N]
-    if hits is not None and len(hits.rows):
-        shared[hits.rows] = parameters.lexical * hits.scores / hits.scores.max()
+    catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
+    # Rows of items that share words with the query, rising, and what that is worth.
+    shared, worth = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    if hits is not None and len(hits.rows) and parameters.lexical:
+        order = np.argsort(hits.rows)
+        shared = hits.rows[order]
+        worth = (parameters.lexical * hits.scores / hits.scores.max())[order].astype(np.float32)
     asked = torch.from_numpy(unit(query[None]))
-    fields = catalogue.keys
     open_keys = fields.owned(allowed)
     count = int(np.count_nonzero(open_keys))
     mode = how.over(count)
-    if not np.any(query):
-        places = fields.of(np.flatnonzero(shared))
-    elif mode == "exact":
-        wide = count > _WIDE * len(open_keys)
-        places = np.arange(len(open_keys)) if wide else np.flatnonzero(open_keys)
+    everything = False
+    if mode == "exact" and np.any(query):
+        everything = count > _WIDE * len(open_keys)
+        places = np.arange(len(open_keys)) if everything else np.flatnonzero(open_keys)
+        items, item_of = np.unique(fields.owners[places].astype(np.int64), return_inverse=True)
     else:
-        near = fields.owners[_near(snapshot, asked, open_keys, how)]
-        places = fields.of(np.union1d(np.flatnonzero(shared), near))
-    places = np.sort(places)
-    everything = len(places) == len(fields)
+        items = shared
+        if np.any(query):
+            near = fields.owners[_near(snapshot, asked, open_keys, how)]
+            items = np.unique(np.concatenate([shared, near.astype(np.int64)]))
+        places, item_of = fields.of(items)
+        if np.any(np.diff(places) < 0):  # of items that changed
+            order = np.argsort(places)
+            places, item_of = places[order], item_of[order]
     keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
     sharpness = _sharpness(catalogue, parameters)[fields.codes[places]]
-    owners = fields.owners[places]
-    items, item_of = np.unique(owners.astype(np.int64), return_inverse=True)
-    lexical = shared[owners]
+    lexical = np.zeros(len(places), np.float32)
+    if len(shared):
+        at = np.minimum(np.searchsorted(shared, items), len(shared) - 1)
+        lexical = np.where(shared[at] == items, worth[at], np.float32(0))[item_of]
     cosines = _of_units(asked, keys)
     return Matches(
         catalogue,
@@ -210,7 +217,8 @@ def _near(snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], how: 
 
     Fewer where there are fewer, or where the probed part of the index holds fewer.
     """
-    k = min(how.k or COARSE_KEYS, int(np.count_nonzero(open_keys)))
+    count = int(np.count_nonzero(open_keys))
+    k = min(how.k or COARSE_KEYS, count)
     if k == 0:
         return np.zeros(0, np.int64)
     if snapshot.key_index is None:
@@ -218,10 +226,16 @@ def _near(snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], how: 
         cosines.masked_fill_(~torch.from_numpy(open_keys), -torch.inf)
         return torch.topk(cosines, k).indices.numpy()
     indexed = snapshot.indexed_keys
-    near = snapshot.key_index.search(
-        asked.numpy(), k, allow=open_keys[:indexed], probes=how.probes
-    ).rows[0]
-    return np.concatenate([near[near >= 0], np.flatnonzero(open_keys[indexed:]) + indexed])
+    # Where all are open, FAISS need not ask for each.
+    allow = None if count == len(open_keys) else open_keys[:indexed]
+    near = snapshot.key_index.search(asked.numpy(), k, allow=allow, probes=how.probes).rows[0]
+    fresh = np.flatnonzero(open_keys[indexed:]) + indexed
+    if len(fresh) > k:
+        vectors = torch.from_numpy(snapshot.catalogue.keys.vectors[indexed:])
+        cosines = _of_units(asked, vectors)[0]
+        cosines.masked_fill_(~torch.from_numpy(open_keys[indexed:]), -torch.inf)
+        fresh = torch.topk(cosines, k).indices.numpy() + indexed
+    return np.concatenate([near[near >= 0], fresh])
 
 
 def _bias(
@@ -286,11 +300,12 @@ def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) 
     if not attended or rest <= 0:
         return 1.0
     fields = matches.catalogue.keys
-    sample = strata(len(fields)).numpy()
+    sample, vectors = fields.sample()
     place = np.minimum(np.searchsorted(places, sample), len(places) - 1)
-    sample = sample[open_keys[sample] & (places[place] != sample)]
+    others = open_keys[sample] & (places[place] != sample)
+    sample, cosines = sample[others], _of_units(matches.query, torch.from_numpy(vectors))
+    cosines = cosines[:, torch.from_numpy(others)]
     sharpness = _sharpness(matches.catalogue, matches.parameters)[fields.codes[sample]]
-    cosines = _of_units(matches.query, torch.from_numpy(fields.vectors[sample]))
     outside = cosines * torch.from_numpy(sharpness) + _bias(matches, sample, personal, scale)
     inside = matches.cosines + matches.beside + _bias(matches, places, personal, scale)
     share = sampled_mass(

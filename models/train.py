@@ -45,7 +45,7 @@ class TrainConfig:
     batch_tokens: int = 6_400  # padded positions
     attention_tokens: int = 1_600  # the same while the target attention is trained
     drop_id: float = 0.1  # items that lose their id for one step, so that text alone works
-    request_time: float = 0.5  # share of windows that see the target's own time
+    request_time: float = 0.75  # share of windows that see the target's own time, as a service does
     average: float = 0.998  # decay of the running mean of the weights, which is what is served
     negatives: int = 4_096  # sampled beyond `full_softmax` items
     full_softmax: int = 20_000

@@ -152,7 +152,7 @@ def frozen(catalogue: Catalogue) -> dict[str, Any]:
     return {
         **{name: getattr(catalogue, name).copy() for name in arrays},
         **{name: getattr(catalogue.keys, name).copy() for name in fields},
-        "spans": [catalogue.keys.of(np.array([row])).tolist() for row in range(len(catalogue))],
+        "spans": [catalogue.keys.of(np.array([row]))[0].tolist() for row in range(len(catalogue))],
         "titles": catalogue.titles[:],
         "attributes": catalogue.attributes[:],
         "categories": catalogue.categories[:],

@@ -110,10 +110,10 @@ def test_candidates_keep_the_contract(kind: Kind, case: Case) -> None:
             np.testing.assert_allclose(found.scores[t, : len(real)], wanted, atol=1e-4)
 
 
-def test_many_rows_in_half_the_precision_have_their_own_scores(
+def test_many_rows_are_kept_in_half_the_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The lists are rounded; what they find is scored by the keys and their bias."""
+    """Scores are as close to those of the keys as that is, and what is found hardly differs."""
     keys, queries = gaussian(4_000, 16), gaussian(20, 16, seed=1)
     bias = np.random.default_rng(3).standard_normal(4_000).astype(np.float32)
     plain = build("ivf", keys, bias=bias)
@@ -123,7 +123,7 @@ def test_many_rows_in_half_the_precision_have_their_own_scores(
     for each in (index, from_bytes(index.to_bytes())):
         found = each.search(queries, 50)
         own = np.take_along_axis(scores, found.rows, 1)
-        np.testing.assert_allclose(found.scores, own, atol=1e-5)
+        np.testing.assert_allclose(found.scores, own, atol=2e-2)
         assert (np.diff(found.scores) <= 0).all()
         assert recall(found.rows, plain.search(queries, 50).rows) > 0.8
         everything = each.search(queries, 50, probes=4_000)
