@@ -115,7 +115,8 @@ class Snapshot:
         """
         index = key_index = None
         fields = self.catalogue.keys
-        catalogue = self.catalogue.keyed(fields.compacted() if fields.gone else fields)
+        wasted = fields.gone > _BESIDE * len(fields)
+        catalogue = self.catalogue.keyed(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
             index = item_index(self.pages, like=self.index)

@@ -19,7 +19,7 @@ from service.explaining import reasons_of
 from service.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
 
 _PERSONAL = 200  # items found by text that a user's memory re-ranks
-HITS = 1_000  # items that the words of a query find at most
+HITS = 500  # items that the words of a query find at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
