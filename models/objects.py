@@ -52,7 +52,8 @@ class Objects(Sequence[T], Generic[T]):
             more: what follows.
         """
         if len(self._shared) > 2 * len(self) + _SPARE:
-            self = Objects(self[:])  # noqa: PLW0642 - the rest stays with the views that need it
+            # What only earlier views need stays with them.
+            return Objects(self[:]).updated(at, objects, more)
         new: Objects[T] = Objects()
         new._shared, new._lock = self._shared, self._lock
         with self._lock:
