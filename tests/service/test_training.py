@@ -282,7 +282,7 @@ def test_the_seed_decides_the_model(
         assert registry.current() is None
     assert weights[0] == weights[1] != weights[2]
     assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
-        "reading events", "reading items", "training",
+        "reading events", "reading items", "encoding texts", "training",
     ]  # fmt: skip
     one = [(done, total) for stage, done, total in stages if stage == "training"][
         : len(epochs) // 3
