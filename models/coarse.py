@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models import structures
-from models.points import Floats, Mask, augment, equal_norms, unit
+from models.points import Floats, Mask, augment, centred, equal_norms, unit
 
 import faiss  # isort: skip
 
@@ -37,6 +37,7 @@ _faiss: Any = faiss  # what its type stubs leave out: selectors, search paramete
 # graphs and lists answer badly when most of what they find is barred.
 _NARROW_ROWS = 2048
 _NARROW_SHARE = 1 / 20
+_BLOCK = 65_536  # rows that are looked at at once
 _RANK_BLOCK = 1 << 22  # floats gathered at once when codes are ranked exactly: 16 MiB
 
 
@@ -274,18 +275,16 @@ def build(
     if keys.ndim != 2 or keys.shape[1] == 0:
         raise ValueError(f"keys: must be [n, d] with d ≥ 1, got {list(keys.shape)}")
     points = np.ascontiguousarray(keys, dtype=np.float32)
-    if not np.isfinite(points).all():
+    if not all(np.isfinite(points[at : at + _BLOCK]).all() for at in range(0, len(points), _BLOCK)):
         raise ValueError("keys: must be finite")
     if metric == "cosine":
         points = unit(points)
     offset = hidden = beside = None
-    indexed = points
-    if bias is not None:
-        indexed, offset, hidden = augment(points, bias)
-        if kind == "ivf":  # FAISS has its own copy: what the caller has need not be there twice
-            beside = indexed[:, -1].copy()
-        else:
-            points = indexed
+    if bias is not None and kind == "ivf":
+        # FAISS has its own copy: what the caller has need not be there twice.
+        beside, offset, hidden = centred(bias, len(points))
+    elif bias is not None:
+        points, offset, hidden = augment(points, bias)
     if len(points) == 0:
         return FaissIndex(kind, metric, points, beside, offset, hidden, None, None)
     codes = None
@@ -294,7 +293,7 @@ def build(
             case "flat":
                 index = structures.flat(points)
             case "ivf":
-                index = structures.ivf(indexed, seed, lists, _structure(like))
+                index = structures.ivf(points, beside, seed, lists, _structure(like))
             case "hnsw":
                 index = structures.hnsw(points, seed, links, construction)
             case "lsh":

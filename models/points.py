@@ -33,15 +33,26 @@ def augment(points: Floats, bias: Floats) -> tuple[Floats, float, Mask | None]:
     Raises:
         ValueError: for a misshapen bias, NaN or +inf.
     """
-    if bias.shape != (len(points),):
-        raise ValueError(f"bias: must be [{len(points)}], got {list(bias.shape)}")
+    column, offset, hidden = centred(bias, len(points))
+    return np.hstack([points, column[:, None]]), offset, hidden
+
+
+def centred(bias: Floats, count: int) -> tuple[Floats, float, Mask | None]:
+    """That dimension alone [n], the offset, and which rows are hidden; as `augment`.
+
+    Args:
+        bias: float32 [n]; -inf hides its row.
+        count: n.
+    """
+    if bias.shape != (count,):
+        raise ValueError(f"bias: must be [{count}], got {list(bias.shape)}")
     hidden = bias == -np.inf
     shown = bias[~hidden]
     if not np.isfinite(shown).all():
         raise ValueError("bias: must be finite or -inf")
     offset = float((shown.min() + shown.max()) / 2) if len(shown) else 0.0
     column = np.where(hidden, 0.0, bias - offset).astype(np.float32)
-    return np.hstack([points, column[:, None]]), offset, hidden if hidden.any() else None
+    return column, offset, hidden if hidden.any() else None
 
 
 def equal_norms(points: Floats, *, query: bool = False) -> Floats:

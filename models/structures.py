@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
+from numpy.typing import NDArray
 
 from models.points import Floats, equal_norms
 
@@ -14,9 +16,10 @@ import faiss  # isort: skip
 _faiss: Any = faiss  # what its type stubs leave out
 
 _LSH_BITS = 256
+_PART = 65_536  # points that are added at once
 _OUTGROWN = 1.5  # times as many clusters as there are would be right, from which new ones are found
 # Of many rows k-means takes minutes, and lists gigabytes: fewer samples and rounds, and numbers of
-# half the precision, cost hardly any recall. What is found is ranked by the points themselves.
+# half the precision, cost hardly any recall.
 MANY, _POINTS, _ROUNDS = 200_000, 64, 10
 
 
@@ -27,16 +30,22 @@ def flat(points: Floats) -> Any:
     return index
 
 
-def ivf(points: Floats, seed: int, lists: int | None, like: Any) -> Any:
+def ivf(points: Floats, beside: Floats | None, seed: int, lists: int | None, like: Any) -> Any:
     """Clusters, of which the nearest to a query are scanned.
 
     Args:
         points: float32 [n, D], n at least 1.
+        beside: [n], one more dimension of the points; or None.
         seed: of k-means.
         lists: how many clusters; None = √n.
         like: an earlier one of much the same points, whose clusters are taken over; or None.
     """
-    n, dim = points.shape
+
+    def at(rows: slice | NDArray[np.int64]) -> Floats:
+        part = points[rows]
+        return part if beside is None else np.column_stack([part, beside[rows]])
+
+    n, dim = len(points), points.shape[1] + (beside is not None)
     lists = max(1, min(n, lists or round(math.sqrt(n))))
     if like is not None and like.d == dim and lists <= _OUTGROWN * like.nlist:
         quantizer, lists = faiss.clone_index(like.quantizer), like.nlist
@@ -54,8 +63,14 @@ def ivf(points: Floats, seed: int, lists: int | None, like: Any) -> Any:
     index.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
     if many:
         index.cp.max_points_per_centroid, index.cp.niter = _POINTS, _ROUNDS
-    index.train(points)  # of a quantizer that is trained it takes the clusters
-    index.add(points)
+    drawn: slice | NDArray[np.int64] = slice(None)
+    if n > lists * _POINTS and many:
+        chosen = np.random.default_rng(seed).choice(n, lists * _POINTS, replace=False)
+        drawn = np.sort(chosen)
+    index.train(at(drawn))  # of a quantizer that is trained it takes the clusters
+    # Part by part: a copy of all takes gigabytes, and stops the whole process when it is let go of.
+    for begin in range(0, n, _PART):
+        index.add(at(slice(begin, begin + _PART)))
     return index
 
 
