@@ -256,7 +256,10 @@ class Words:
         for stems in [stems for stems in rarest if stems][:MOST_WORDS]:
             terms = [tantivy.Query.term_query(self._schema, "stems", stem) for stem in stems]
             one = terms[0] if len(terms) == 1 else tantivy.Query.disjunction_max_query(terms)
-            clauses.append((_should, tantivy.Query.boost_query(one, float(counted[stems]))))
+            if counted[stems] > 1:
+                one = tantivy.Query.boost_query(one, float(counted[stems]))
+            # Of bare terms alone tantivy passes over what cannot be among the best.
+            clauses.append((_should, one))
         return tantivy.Query.boolean_query(clauses) if clauses else None
 
     def _phrase(self, phrase: str) -> tantivy.Query:
