@@ -11,6 +11,7 @@ split among them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,7 +74,7 @@ def match(
     *,
     allowed: NDArray[np.bool_],
     how: Attending = SOFTMAX,
-    hits: Hits | None = None,
+    hits: Hits | Callable[[], Hits] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Matches:
     """Compare a query vector with the field keys that may matter.
@@ -88,30 +89,26 @@ def match(
         query: [D], of the catalogue's text encoder; a zero vector matches nothing.
         allowed: bool [N], what may be answered.
         how: the softmax, its temperature in units of the parameters', and how keys are found.
-        hits: allowed items that have words of the query.
+        hits: allowed items that have words of the query; or what waits for them, called once the
+            nearest keys are known, so that both may be sought at the same time.
         parameters: what a match is worth.
     """
     catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
-    # Rows of items that share words with the query, rising, and what that is worth.
-    shared, worth = np.zeros(0, np.int64), np.zeros(0, np.float32)
-    if hits is not None and len(hits.rows) and parameters.lexical:
-        order = np.argsort(hits.rows)
-        shared = hits.rows[order]
-        worth = (parameters.lexical * hits.scores / hits.scores.max())[order].astype(np.float32)
     asked = torch.from_numpy(unit(query[None]))
     open_keys = fields.owned(allowed)
     count = int(np.count_nonzero(open_keys))
     mode = how.over(count)
+    near = np.zeros(0, np.int64)
+    if mode == "coarse" and np.any(query):
+        near = fields.owners[_near(snapshot, asked, open_keys, how)].astype(np.int64)
+    shared, worth = _shared(hits() if callable(hits) else hits, parameters)
     everything = False
     if mode == "exact" and np.any(query):
         everything = count > _WIDE * len(open_keys)
         places = np.arange(len(open_keys)) if everything else np.flatnonzero(open_keys)
         items, item_of = np.unique(fields.owners[places].astype(np.int64), return_inverse=True)
     else:
-        items = shared
-        if np.any(query):
-            near = fields.owners[_near(snapshot, asked, open_keys, how)]
-            items = np.unique(np.concatenate([shared, near.astype(np.int64)]))
+        items = np.unique(np.concatenate([shared, near])) if len(near) else shared
         places, item_of = fields.of(items)
         if np.any(np.diff(places) < 0):  # of items that changed
             order = np.argsort(places)
@@ -210,6 +207,15 @@ def personal_bias(
     if len(total) > 1 and float(total.std()) > 0:
         bias[rows] = worth * (total - total.mean()) / total.std()
     return bias
+
+
+def _shared(hits: Hits | None, parameters: SearchParameters) -> tuple[Rows, NDArray[np.float32]]:
+    """Rows of items that share words with the query, rising, and what that is worth."""
+    if hits is None or not len(hits.rows) or not parameters.lexical:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    order = np.argsort(hits.rows)
+    worth = parameters.lexical * hits.scores / hits.scores.max()
+    return hits.rows[order], worth[order].astype(np.float32)
 
 
 def _near(snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], how: Attending) -> Rows:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.explain import Reason
-from models.lexical import Reading
+from models.lexical import Hits, Reading
 from models.scoring import SOFTMAX, Attending, Scores, score
 from models.search import Found, Matches, match, nearest, personal_bias, search
 from models.search_parameters import DEFAULTS, SearchParameters
@@ -20,6 +22,9 @@ from service.queries import Answer, AnsweredItem, Asker, Contribution, SearchQue
 
 _PERSONAL = 200  # items found by text that a user's memory re-ranks
 HITS = 500  # items that the words of a query find at most
+
+# Words and nearest keys of many items take milliseconds each, and both let go of the interpreter.
+_WORDS = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-words")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,12 +107,16 @@ def matched(
 
     The arguments are those of `search_items`.
     """
-    words, reading, hits = snapshot.catalogue.words, None, None
+    words, reading = snapshot.catalogue.words, None
+    hits: Hits | Callable[[], Hits] | None = None
     if words is not None:
         reading = words.read(text)
         text = reading.text
         allowed = _held(words.holding(reading), allowed)
-        hits = words.search(reading, HITS, allowed)
+        if snapshot.key_index is None:
+            hits = words.search(reading, HITS, allowed)
+        else:
+            hits = _WORDS.submit(words.search, reading, HITS, allowed).result
     vector = encode(text.strip())
     return reading, match(
         snapshot, vector, allowed=allowed, how=how, hits=hits, parameters=parameters

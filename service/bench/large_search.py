@@ -44,7 +44,7 @@ class Found:
     memory: dict[str, int] | None  # bytes resident then, and at most; None where nobody says
     bare: Spread  # the index alone, asked for as many keys as search asks it for
     ratio: Spread  # of a whole search, times the bare index
-    whole: Spread  # a whole search
+    whole: Spread  # a whole search, which takes a second thread for the words
     recall: float  # of the exact search's ten best
     keys_recall: float  # of the exact nearest keys, among as many from the index
     added: Spread  # until an item that is new is in what is searched
@@ -157,7 +157,7 @@ def shown(found: Found) -> Table:
         ("projected and indexed", f"{found.indexed:.0f} s"),
         ("memory of the process then, and at most", f"{gib('resident')}, {gib('highest')}"),
         (f"the index alone, asked for {COARSE_KEYS:,} keys", ms(found.bare)),
-        ("a whole search", ms(found.whole)),
+        ("a whole search, its words sought on a thread beside", ms(found.whole)),
         ("times the index alone", between(found.ratio)),
         (f"of exact search's best {TOP} it finds", f"{found.recall:.3f}"),
         (f"of the nearest {COARSE_KEYS:,} keys the index finds", f"{found.keys_recall:.3f}"),
