@@ -13,9 +13,11 @@ ROOT = Path(__file__).parents[1]
 # keep their place.
 LAYERS = {
     "models": [
-        "scorers recency vocabulary text columns data metrics points dropout precision entropy",
+        "scorers recency vocabulary text columns data metrics points dropout precision entropy "
+        "partition partials moments",
         "team pages item_filter clock shape pairs lexical search_parameters sentence_encoder",
-        "candidates trends objects structures",
+        "candidates trends objects structures cells",
+        "expansion",
         "attention heads splits evaluate causal batches kinds",
         "habits",
         "memory transitions",
