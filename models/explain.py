@@ -18,9 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.attending import SOFTMAX, Attending
 from models.attention import attend
 from models.followers import share
-from models.scoring import SOFTMAX, Attending
+from models.long_attention import REST, unfolded
+from models.partials import Partial
 from models.snapshot import Snapshot
 from models.user_memory import FOREVER, UserMemory
 
@@ -47,6 +49,7 @@ def explain(
     *,
     rest: float = 0.0,
     within: Tensor | None = None,
+    whole: Partial | None = None,
 ) -> list[Reason]:
     """The `top` rows by size of their contribution to one target's attention and transitions.
 
@@ -62,9 +65,12 @@ def explain(
         how: as in `score`.
         rest: sequence + prior of the target.
         within: bool [H, m], the rows that coarse retrieval kept; None = all.
+        whole: of a long history, what the target attended to, [H, 1].
     """
     if not len(user) or top < 1:
         return []
+    if whole is not None:
+        user = unfolded(snapshot, user, target, top, whole, how)
     if within is not None:  # what was not kept has no part in it, however long the memory is
         part = within.any(0)
         part[user.recent] = True
@@ -91,7 +97,8 @@ def explain(
             part = model.scale(user.summary)[number] * torch.log1p(shares.sum())
             each[user.recent[: len(shares)]] += part * shares / shares.sum()
     order = torch.argsort(each.abs(), descending=True, stable=True)
-    order = order[(weights.sum(0) > 0)[order] | (each != 0)[order]][:top]
+    named = torch.from_numpy(user.source != REST)
+    order = order[((weights.sum(0) > 0) | (each != 0))[order] & named[order]][:top]
 
     step = max(1, _BLOCK // (len(user) * user.memory.heads))
     without = [
@@ -143,8 +150,12 @@ def _without(
     older = user.distance[rows, None] < user.distance  # (J, m)
     nearer = user.distance - (older & (user.distance < FOREVER)).long()
     ages = user.age.expand(len(rows), -1)
-    shifted = snapshot.model.memory_bias(nearer, ages, user.log_weights, user.types)  # (H, J, m)
-    shifted = shifted.transpose(0, 1)[:, :, None]  # (J, H, 1, m)
+    model = snapshot.model
+    was = model.memory_bias(user.distance, user.age, user.log_weights, user.types)  # (H, m)
+    shifted = model.memory_bias(nearer, ages, user.log_weights, user.types)  # (H, J, m)
+    # The bias of a row that stands for many is not its own: what moves is the difference.
+    moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
+    shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)
     left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
     left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
     return attend(

@@ -9,16 +9,18 @@ near to each other are encoded in one pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attending import SOFTMAX, Attending
 from models.batches import window_start
 from models.encoder import HistoryEncoder
 from models.recommender import Recommender
-from models.scoring import SOFTMAX, Attending, score
+from models.scoring import score
 from models.snapshot import Snapshot
 from models.user_memory import Encoded, UserMemory, attendable, readable, remember
 
@@ -39,7 +41,8 @@ def scores_without(
     Args:
         snapshot: the model and the catalogue, which stay as they are.
         user: from `remember` with the same snapshot.
-        targets: item rows, for each source: an event of the past, or -1 - i for profile entry i.
+        targets: item rows, for each source: an event of the past, or -1 - i for profile entry i;
+            of a long history none of the older events.
         how: as in `score`.
 
     Returns:
@@ -48,7 +51,8 @@ def scores_without(
     found: dict[tuple[int, int], float] = {}
     summaries = _summaries(snapshot, user, list(targets))
     for (source, rows), summary in zip(targets.items(), summaries, strict=True):
-        less = remember(snapshot, user.past.without(source), user.at, summary=summary)
+        less = remember(snapshot, user.past.without(_place(user, source)), user.at, summary=summary)
+        less = replace(less, older=user.older)
         totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), how).total.tolist()
         found |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
     return found
@@ -61,25 +65,34 @@ def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> 
     encoder = model.encoder
     if encoder is None or encoded is None:
         return summaries
+    before = user.past.before
+    asked = np.array([_place(user, source) for source in sources])
     source, rows = attendable(snapshot, user.past)
     source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
-    read = np.flatnonzero(np.isin(sources, source))  # of the others it knows nothing
-    places = np.searchsorted(source, np.asarray(sources)[read])
+    read = np.flatnonzero(np.isin(asked, source))  # of the others it knows nothing
+    if not len(read):
+        return summaries
+    places = np.searchsorted(source, asked[read])
     left = len(source) - 1
     if left < 1:
         summaries[read] = 0
         return summaries
-    start = window_start(left, model.config.window)
-    if start != encoded.start:
+    start = window_start(before + left, model.config.window) - before
+    if start != encoded.start - before:
         events = readable(snapshot, user.past, source[start:], rows[start:])
         times = torch.from_numpy(user.past.timestamps[source[start:]])
-        encoded = Encoded(start, events, encoder.append(encoder.begin(), events, times))
+        encoded = Encoded(start + before, events, encoder.append(encoder.begin(), events, times))
     # One event more than the window that is left: without an earlier event, its first one is past.
     gone, row = np.unique(np.maximum(places - start, 0), return_inverse=True)
     parts = np.split(gone, np.flatnonzero(np.diff(gone // _NEAR)) + 1)
     each = torch.cat([_summaries_of(model, encoder, encoded, part, user.at) for part in parts])
     summaries[read] = each[row]
     return summaries
+
+
+def _place(user: UserMemory, source: int) -> int:
+    """A source as one of `user.past`, which of a long history has the newest events alone."""
+    return source if source < 0 or user.older is None else source - user.older.count
 
 
 def _summaries_of(

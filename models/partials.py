@@ -34,9 +34,16 @@ class Partial(NamedTuple):
         """Attention over no rows."""
         return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), -math.inf))
 
+    def of(self, target: int) -> Partial:
+        """That of one target, T = 1."""
+        return Partial(*(part[:, target : target + 1] for part in self))
+
 
 class Rows(NamedTuple):
-    """Some rows of a memory, heads first: keys [H, n, d], values [H, n, d_v], bias [H, n]."""
+    """Some rows of a memory, heads first: keys [H, n, d], values [H, n, d_v] and their bias.
+
+    bias: [H, n], or [H, T, n] where it depends on the target; -inf hides a row.
+    """
 
     keys: Tensor
     values: Tensor
@@ -53,7 +60,8 @@ def attended(query: Tensor, blocks: Iterable[Rows]) -> Partial:
     total: Partial | None = None
     heads, targets, width = query.shape
     for rows in blocks:
-        bias = rows.bias.clamp(min=_HIDDEN)[None, :, None].expand(1, heads, targets, -1)
+        bias = rows.bias.clamp(min=_HIDDEN)
+        bias = (bias[:, None] if bias.dim() == 2 else bias)[None].expand(1, heads, targets, -1)
         context, log_mass = _FUSED(
             query[None], rows.keys[None], rows.values[None], attn_mask=bias, scale=width**-0.5
         )

@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attending import SOFTMAX, Attending
 from models.followers import followed
-from models.scoring import SOFTMAX, Attending, Scores, score
+from models.partials import Partial
+from models.scoring import Scores, score
 from models.snapshot import Snapshot, popular_first
 from models.target_attention import candidate_query
 from models.user_memory import UserMemory
@@ -61,7 +63,7 @@ def recommend(
     open_rows = np.flatnonzero(allowed)
     if not len(user):
         rows = popular_first(snapshot, open_rows)[: max(limit, CANDIDATES if diversity else limit)]
-    elif how.mode == "exact" or len(open_rows) * len(user) <= EXACT_WORK:
+    elif how.mode == "exact" or len(open_rows) * _cost(user, how) <= EXACT_WORK:
         rows = open_rows
     else:
         rows = candidates(snapshot, user, allowed, max(CANDIDATES, 4 * limit))
@@ -90,7 +92,11 @@ def candidates(
     it, as many. So many too are what the transitions count for most; and in baskets of what users
     come back to, what they took of late.
     """
-    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+    beside = None
+    if user.older is not None:
+        with user.older.lock:
+            beside = user.older.pooled()
+    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias, beside)
     alone = query[:-1]  # the last is 1, times the prior
     first = snapshot.indexed if snapshot.index is not None else 0
     found = np.zeros(0, dtype=np.int64)
@@ -104,6 +110,12 @@ def candidates(
         open_rows = torch.topk(near, count).indices.numpy() + first
     counted = _counted(snapshot, user, count)
     return np.unique(np.concatenate([found, open_rows, counted[allowed[counted]]]))
+
+
+def _cost(user: UserMemory, how: Attending) -> float:
+    """Rows that one target attends to, or what takes as long as so many."""
+    rows = len(user.memory)
+    return rows if user.older is None else rows + min(len(user.older), how.crossover.many)
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
@@ -156,5 +168,7 @@ def _take(scores: Scores, order: Tensor) -> Scores:
         attention=scores.attention[order],
         prior=scores.prior[order],
         mass=scores.mass[order],
+        error=None if scores.error is None else scores.error[order],
+        whole=None if scores.whole is None else Partial(*(x[:, order] for x in scores.whole)),
         within=None if scores.within is None else scores.within[order],
     )

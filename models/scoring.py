@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -11,49 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attending import DEFAULT_K, SOFTMAX, Attending
 from models.attention import attend, context_only, exclude_self
 from models.coarse import CoarseIndex
 from models.followers import followed
+from models.long_attention import attend_long, joined
 from models.memory import KeyValueMemory
+from models.partials import Partial
 from models.retrieval import index_heads, retrieve
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 
-Mode = Literal["auto", "exact", "coarse"]
-
-# Measured by `heed bench`: with the index at hand, coarse retrieval is faster from 60,000 rows on
-# for one target and from 100,000 on for many; and it leaves softmax mass behind.
-EXACT_UP_TO = 100_000
-DEFAULT_K = 256  # rows that coarse retrieval keeps for each head and target
 _CLUSTERED_FROM = 4_096  # rows: fewer are scanned faster than clustered
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
 _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
-
-
-@dataclass(frozen=True, slots=True)
-class Attending:
-    """How a memory is attended.
-
-    `exact` attends over every row; `coarse` over the `k` rows that FAISS finds for each head and
-    target; `auto` is exact up to `exact_up_to` rows.
-    """
-
-    temperature: float = 1.0  # of the softmax
-    hard: bool = False  # the best row of each head instead of the softmax
-    exclude_self: bool = False  # a target that is itself in the memory does not see itself
-    mode: Mode = "auto"
-    k: int | None = None
-    probes: int | None = None
-    exact_up_to: int = EXACT_UP_TO
-
-    def over(self, rows: int) -> Literal["exact", "coarse"]:
-        """What is done over a memory of this many rows."""
-        if self.mode == "auto":
-            return "exact" if rows <= self.exact_up_to else "coarse"
-        return self.mode
-
-
-SOFTMAX = Attending()
 
 
 class Scores(NamedTuple):
@@ -64,10 +34,13 @@ class Scores(NamedTuple):
     transitions: Tensor  # [T]
     attention: Tensor  # [T]
     prior: Tensor  # [T]
-    mass: Tensor  # [T] share of the full softmax that was attended, least of the heads
+    mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
     within: Tensor | None  # bool [T, H, m]: the rows that coarse retrieval kept; None = all
     mode: Literal["exact", "coarse"]
     memory: int  # rows there were to attend to
+    error: Tensor | None = None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
+    scanned: float | None = None  # rows attended one by one, mean of targets and heads; None = all
+    whole: Partial | None = None  # of a long history, what every head and target attended to
 
 
 @torch.inference_mode()
@@ -94,8 +67,13 @@ def score(
     transitions = _transitions(snapshot, user, chosen, again=not how.exclude_self)
     prior = tables.prior[chosen]
     mode = how.over(len(user))
-    within = None
-    if not len(user) or not len(chosen):
+    within = error = scanned = whole = None
+    if user.older is not None and len(chosen):
+        blocks = torch.split(chosen, _TARGETS)
+        found = joined(attend_long(snapshot, user, user.older, some, how) for some in blocks)
+        attention, mass, error, looked, whole = found
+        mode, scanned = ("coarse" if bool(error.any()) else "exact"), float(looked.mean())
+    elif not len(user) or not len(chosen):
         attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
     elif mode == "coarse":
         attention, mass, within = _attend_coarse(snapshot, user, chosen, how, indexes)
@@ -104,7 +82,10 @@ def score(
         parts = [_attend_exact(snapshot, user, block, how) for block in torch.split(chosen, step)]
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
     total = sequence + transitions + attention + prior
-    return Scores(total, sequence, transitions, attention, prior, mass, within, mode, len(user))
+    return Scores(
+        total, sequence, transitions, attention, prior, mass, within, mode, len(user),
+        error, scanned, whole,
+    )  # fmt: skip
 
 
 def head_indexes(memory: KeyValueMemory) -> tuple[CoarseIndex, ...]:

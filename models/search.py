@@ -20,12 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attending import SOFTMAX, Attending
 from models.attention import attend
 from models.catalogue import Catalogue
 from models.lexical import Hits
 from models.mass import sampled_mass
 from models.points import unit
-from models.scoring import SOFTMAX, Attending, Scores
+from models.scoring import Scores
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
 

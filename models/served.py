@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data import Events, Interactions
+from models.past import Past
 from models.scoring import score
 from models.snapshot import Snapshot
-from models.user_memory import Past, UserMemory, encode, remember
+from models.user_memory import UserMemory, encode, remember
 
 
 class ServedRanker:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.attention import context_only
 from models.heads import merge_heads
+from models.partials import Partial, merged
 
 
 class ItemTables(NamedTuple):
@@ -89,7 +90,9 @@ def candidate_keys(tables: ItemTables) -> Tensor:
     return torch.cat([tables.vectors, merge_heads(tables.outputs), tables.prior[:, None]], 1)
 
 
-def candidate_query(summary: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def candidate_query(
+    summary: Tensor, values: Tensor, bias: Tensor, beside: Partial | None = None
+) -> Tensor:
     """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
 
     The target-dependent part of the logits is left out, so each head's context is the mean of
@@ -99,7 +102,11 @@ def candidate_query(summary: Tensor, values: Tensor, bias: Tensor) -> Tensor:
         summary: h_u, [dim].
         values: [H, n, d].
         bias: [H, n]; -inf hides a row.
+        beside: the same of other rows, [H, 1].
     """
     nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
     pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
+    if beside is not None:
+        mass = bias.logsumexp(1, keepdim=True)
+        pooled = merged(Partial(pooled, mass), beside).context
     return torch.cat([summary, merge_heads(pooled)[0], summary.new_ones(1)])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,56 +14,13 @@ from models.batches import window_start
 from models.encoder import EncoderState
 from models.kinds import IGNORED, UNKNOWN, liked
 from models.memory import KeyValueMemory
+from models.older import Older
+from models.past import Past
 from models.recommender import Recommender
 from models.snapshot import Snapshot
 
-Vector = NDArray[np.float32]
-
 _FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
 FOREVER = 2**62  # microseconds or events: an age and a distance in the last bucket
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Past:
-    """What the asker did, oldest first, as rows of the catalogue; and the profile beside it."""
-
-    rows: NDArray[np.int32]  # [n] item rows, -1 = an item the catalogue does not know
-    timestamps: NDArray[np.int64]  # [n] microseconds UTC
-    weights: NDArray[np.float32]  # [n] > 0; they enter as + log w
-    visible: NDArray[np.bool_] | None = None  # [n], True = may be attended
-    vectors: Mapping[int, tuple[Vector | None, Vector | None]] = field(default_factory=dict)
-    # event -> its own key and value, of the content space [D]; they stand in for the item's, and
-    # where that has none, one stands for both
-    profile_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    profile_content: Vector | None = None  # [p, D] for profile entries that are no items
-    types: NDArray[np.int32] | None = None  # [n] by `Snapshot.type_rows`; None = none is known
-
-    @classmethod
-    def nothing(cls) -> Past:
-        """No event and no profile."""
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.float32))
-
-    def without(self, source: int) -> Past:
-        """This past without one event, or without profile entry -1 - source where that is below 0.
-
-        Raises IndexError where there is no such event or entry.
-        """
-        if source < 0:
-            entry, content = -1 - source, self.profile_content
-            return replace(
-                self,
-                profile_rows=np.delete(self.profile_rows, entry),
-                profile_content=None if content is None else np.delete(content, entry, 0),
-            )
-        return replace(
-            self,
-            rows=np.delete(self.rows, source),
-            timestamps=np.delete(self.timestamps, source),
-            weights=np.delete(self.weights, source),
-            visible=None if self.visible is None else np.delete(self.visible, source),
-            types=None if self.types is None else np.delete(self.types, source),
-            vectors={at - (at > source): own for at, own in self.vectors.items() if at != source},
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,9 +41,10 @@ class UserMemory:
     past: Past  # what this is the memory of
     at: int  # microseconds, the request's time
     encoded: Encoded | None  # what the summary was read from, unless it was given
+    older: Older | None = None  # of a long history, the events before these
 
     def __len__(self) -> int:
-        return len(self.memory)
+        return len(self.memory) + (0 if self.older is None else self.older.on_items)
 
     def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
         """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
@@ -99,7 +56,7 @@ class UserMemory:
 
     def take(self, rows: Tensor) -> UserMemory:
         """The memory of these rows [k] alone, the recent among them; places and ages stay."""
-        moved = torch.full((len(self),), -1)
+        moved = torch.full((len(self.memory),), -1)
         moved[rows] = torch.arange(len(rows))
         return UserMemory(
             self.memory.take(rows),
@@ -122,7 +79,7 @@ class UserMemory:
 class Encoded(NamedTuple):
     """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""
 
-    start: int  # the first event on an item that was read
+    start: int  # the first event on an item that was read, those that stand elsewhere counted
     events: Tensor  # [n, dim] what was read of them: `Recommender.read`
     state: EncoderState  # with their timestamps
 
@@ -159,9 +116,10 @@ def _encode(
     on_items = (rows >= 0).numpy()
     if not on_items.all():
         source, rows = source[on_items], rows[torch.from_numpy(on_items)]
-    start = window_start(len(rows), snapshot.model.config.window)
-    events = readable(snapshot, past, source[start:], rows[start:])
-    times = torch.from_numpy(past.timestamps[source[start:]])
+    start = window_start(past.before + len(rows), snapshot.model.config.window)
+    first = start - past.before
+    events = readable(snapshot, past, source[first:], rows[first:])
+    times = torch.from_numpy(past.timestamps[source[first:]])
     state, read = None, 0
     if before is not None and before.start == start and len(before.events) <= len(events):
         size = len(before.events)
@@ -200,6 +158,7 @@ def remember(
     *,
     encoded: Encoded | None = None,
     summary: Tensor | None = None,
+    older: Older | None = None,
 ) -> UserMemory:
     """The memory of a past: what cannot be seen is left out as if it had never happened.
 
@@ -209,7 +168,13 @@ def remember(
         at: the request's time, microseconds UTC; an event after it has age 0.
         encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
         summary: h_u [dim], where the caller has even that.
+        older: its first events, put together; the memory's rows are then those of the others.
     """
+    if older is not None:
+        newer = past.newest(older.count, older.on_items)
+        near = remember(snapshot, newer, at, encoded=encoded, summary=summary)
+        source = np.where(near.source < 0, near.source, near.source + older.count)
+        return replace(near, source=source, older=older)
     tables = snapshot.tables
     source, rows = attendable(snapshot, past)
     keys = _heads_last(tables.keys, rows)  # (n, H, d)

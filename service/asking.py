@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attending import Attending
 from models.explain import Reason
-from models.scoring import Attending
+from models.past import Past
 from models.snapshot import Snapshot
-from models.user_memory import Past
 from models.vocabulary import Vocabulary
 from service.embeddings import Embeddings
 from service.histories import Histories, Materialised, weights_of

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attending import DEFAULT_K, Attending
 from models.heads import split_heads
 from models.memory import KeyValueMemory
 from models.retrieval import exact, index_heads, retrieve
 from models.scorers import Additive, Scorer, cosine, scaled_dot
-from models.scoring import DEFAULT_K, Attending
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 from service.errors import Invalid, NotFound

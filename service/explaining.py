@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attending import Attending
 from models.explain import Reason, explain
 from models.left_out import scores_without
-from models.scoring import Attending, Scores
+from models.scoring import Scores
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 from service.queries import Asker
@@ -52,6 +53,7 @@ def reasons_of(
             how,
             rest=rest[place],
             within=None if scores.within is None else scores.within[place],
+            whole=None if scores.whole is None else scores.whole.of(place),
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]
@@ -70,11 +72,17 @@ def _exact(
     An event that moved several items is left out once, and then scores all of them.
     """
     moved: dict[int, list[int]] = {}
+    # The encoder reads none of the older events, so that `without` is all that they change.
+    older = 0 if user.older is None else user.older.count
     for row, each in zip(rows.tolist(), reasons, strict=True):
         for reason in each:
-            moved.setdefault(reason.source, []).append(row)
+            if not 0 <= reason.source < older:
+                moved.setdefault(reason.source, []).append(row)
     scores = scores_without(snapshot, user, moved, how)
     return [
-        [reason._replace(without_exact=scores[reason.source, row]) for reason in each]
+        [
+            reason._replace(without_exact=scores.get((reason.source, row), reason.without))
+            for reason in each
+        ]
         for row, each in zip(rows.tolist(), reasons, strict=True)
     ]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from models.scoring import Attending
+from models.attending import Attending
 from models.snapshot import Snapshot
 from models.user_memory import remember
 from service.asking import Asked, Pasts, attending

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attending import Attending
 from models.item_filter import ItemFilter
 from models.ranking import Ranked, recommend
-from models.scoring import Attending
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
 from service.asking import Asked

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attending import SOFTMAX, Attending
 from models.explain import Reason
 from models.lexical import Hits, Reading
-from models.scoring import SOFTMAX, Attending, Scores, score
+from models.scoring import Scores, score
 from models.search import Found, Matches, match, nearest, personal_bias, search
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot

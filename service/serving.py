@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from models.catalogue import Catalogue
 from models.entries import Entry
 from models.lexical import WordIndex
+from models.past import Past
 from models.scoring import score
 from models.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.trained import Trained
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from models.vocabulary import Vocabulary
 from service.apart import apart
 from service.embeddings import Embeddings

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 # keep their place.
 LAYERS = {
     "models": [
-        "scorers recency vocabulary text columns data metrics points dropout precision entropy "
+        "scorers recency vocabulary text columns data metrics points dropout precision entropy",
         "partition partials moments",
         "team pages item_filter clock shape pairs lexical search_parameters sentence_encoder",
         "candidates trends objects structures cells",
@@ -32,8 +32,10 @@ LAYERS = {
         "losses ranker trained protocols trainer cold memorising",
         "snapshot checkpoint",
         "train",
-        "presets",
-        "user_memory",
+        "presets past",
+        "older",
+        "user_memory attending",
+        "long_attention",
         "scoring",
         "explain left_out ranking search similarity served",
     ],

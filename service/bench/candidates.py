@@ -14,12 +14,13 @@ from torch import Tensor
 
 from models import coarse
 from models.catalogue import Catalogue
+from models.past import Past
 from models.ranking import CANDIDATES, EXACT_WORK, candidates
 from models.scoring import score
 from models.snapshot import INDEX_FROM, Snapshot, item_index
 from models.target_attention import candidate_keys, candidate_query
 from models.trained import Trained
-from models.user_memory import Past, UserMemory, remember
+from models.user_memory import UserMemory, remember
 from service.bench.enlarged import enlarged, moved
 from service.bench.ground import random_model
 from service.bench.timing import Spread, Told, alternate, silent

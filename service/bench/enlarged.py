@@ -11,9 +11,10 @@ from torch import Tensor
 
 from models.catalogue import Catalogue
 from models.pages import Pages
+from models.past import Past
 from models.recommender import Recommender
 from models.snapshot import Snapshot
-from models.user_memory import Past, UserMemory, remember
+from models.user_memory import UserMemory, remember
 from models.vocabulary import Vocabulary
 
 _PART = 512  # items whose distances to all others are held at once

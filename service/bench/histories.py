@@ -9,10 +9,11 @@ import numpy as np
 
 from models.batches import window_start
 from models.catalogue import Catalogue
+from models.past import Past
 from models.presets import NAMES, choose
 from models.snapshot import Snapshot
 from models.trained import Trained
-from models.user_memory import Encoded, Past, encode
+from models.user_memory import Encoded, encode
 from service.bench.ground import random_model
 from service.bench.timing import Spread, Told, alternate, silent
 

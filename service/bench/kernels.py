@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from models.attending import DEFAULT_K
 from models.attention import context_only
 from models.memory import KeyValueMemory
 from models.retrieval import exact, index_heads, retrieve
-from models.scoring import DEFAULT_K
 from service.bench.timing import Spread, Told, alternate, silent
 
 HEADS, WIDTH = 4, 16  # as the recommender's

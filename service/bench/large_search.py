@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from models.attending import SOFTMAX, Attending
 from models.catalogue import Catalogue
 from models.entries import Entry
 from models.lexical import WordIndex
-from models.scoring import SOFTMAX, Attending
 from models.search import COARSE_KEYS, search
 from models.snapshot import UNTRAINED, Snapshot
 from models.text import TextEncoder

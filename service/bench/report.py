@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from models.attending import Attending
 from models.ranking import CANDIDATES, EXACT_WORK
-from models.scoring import Attending
 from models.snapshot import INDEX_FROM
 from service.bench import candidates, ingest, latency
 from service.bench.candidates import Catalogues, Found

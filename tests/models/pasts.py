@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attending import SOFTMAX, Attending
 from models.encoder import EncoderState
-from models.scoring import SOFTMAX, Attending
+from models.past import Past
 from models.snapshot import Snapshot
-from models.user_memory import Past, UserMemory, remember
+from models.user_memory import UserMemory, remember
 from tests.models.reference_model import ReferenceModel
 from tests.models.small import DAY, TOLD, encode, random_model, random_past
 from tests.models.small import snapshot as small_snapshot

@@ -14,11 +14,11 @@ from models.catalogue import Catalogue
 from models.data import Interactions
 from models.entries import Entry
 from models.followers import Followers
+from models.past import Past
 from models.recommender import Recommender
 from models.shape import RecommenderConfig
 from models.snapshot import Snapshot
 from models.trained import Trained
-from models.user_memory import Past
 
 DIMENSION = 8  # of the text embeddings
 TYPES = ("view", "dislike", "purchase")  # of the models that know several

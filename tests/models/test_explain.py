@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.attending import Attending
 from models.attention import attend
 from models.explain import contributions, explain, gains
 from models.followers import Followers
 from models.heads import MultiHeadAttention, merge_heads, split_heads
-from models.scoring import Attending, score
+from models.past import Past
+from models.scoring import score
 from models.snapshot import Snapshot
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from tests.models import reference
 from tests.models.pasts import (
     AT,

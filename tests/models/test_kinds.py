@@ -10,16 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.attending import Attending
 from models.explain import explain
 from models.kinds import IGNORED, UNKNOWN
 from models.left_out import scores_without
+from models.past import Past
 from models.ranking import recommend
 from models.recommender import Recommender
-from models.scoring import Attending, score
+from models.scoring import score
 from models.shape import RecommenderConfig
 from models.snapshot import UNTRAINED, Snapshot
 from models.target_attention import candidate_query
-from models.user_memory import Past, encode, remember
+from models.user_memory import encode, remember
 from tests.models.pasts import AT, EVERY, HEADS, ITEMS, Loop, pasts, told_snapshot, ways
 from tests.models.small import DAY, catalogue, past, random_model, random_past
 

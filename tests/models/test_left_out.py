@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import left_out
+from models.attending import SOFTMAX, Attending
 from models.encoder import HistoryEncoder
 from models.explain import explain
 from models.left_out import scores_without
+from models.past import Past
 from models.recommender import identity
-from models.scoring import SOFTMAX, Attending, score
+from models.scoring import score
 from models.snapshot import UNTRAINED, Snapshot
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from tests.models.pasts import (
     AT,
     ITEMS,

@@ -8,9 +8,10 @@ import torch
 
 from models.data import Interactions
 from models.evaluate import Ranker
+from models.past import Past
 from models.ranker import RecommenderRanker
 from models.scoring import score
-from models.user_memory import Past, encode, remember
+from models.user_memory import encode, remember
 from tests.models.ranker_contract import RankerContract
 from tests.models.reference_model import ReferenceModel, window_start
 from tests.models.small import DAY, TOLD, random_model

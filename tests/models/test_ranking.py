@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.ranking
+from models.attending import Attending
 from models.catalogue import Catalogue
 from models.entries import Entry
 from models.explain import explain
 from models.item_filter import ItemFilter
+from models.past import Past
 from models.ranking import candidates, recommend
 from models.recommender import Recommender
-from models.scoring import Attending, score
+from models.scoring import score
 from models.snapshot import Snapshot
 from models.target_attention import candidate_keys, candidate_query
-from models.user_memory import Past, UserMemory, remember
+from models.user_memory import UserMemory, remember
 from tests.models.small import (
     DAY,
     DIMENSION,

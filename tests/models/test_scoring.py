@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.scoring import SOFTMAX, Attending, Scores, head_indexes, score
+from models.attending import SOFTMAX, Attending
+from models.past import Past
+from models.scoring import Scores, head_indexes, score
 from models.snapshot import Snapshot
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from tests.models.pasts import (
     AT,
     EVERY,

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 import models.search
 from models import coarse
+from models.attending import SOFTMAX, Attending, Mode
 from models.catalogue import Catalogue
 from models.entries import Entry
 from models.item_filter import ItemFilter
 from models.lexical import Hits
-from models.scoring import SOFTMAX, Attending, Mode, Scores, score
+from models.scoring import Scores, score
 from models.search import Found, match, nearest, personal_bias
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot

@@ -19,6 +19,7 @@ from models.dropout import PooledDropout
 from models.evaluate import Metrics, evaluate
 from models.habits import returns
 from models.losses import Losses
+from models.past import Past
 from models.protocols import next_basket
 from models.ranker import RecommenderRanker
 from models.recommender import Recommender
@@ -29,7 +30,7 @@ from models.train import Fitted, Progress, TrainConfig, fit
 from models.trained import Trained
 from models.trainer import Pace, Stage, Trainer
 from models.trends import Trends
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from tests.models.small import DAY, DIMENSION, SECOND, cycle, encode, entries
 from tests.models.training import QUICK, content, drawn_log, tiny, train
 

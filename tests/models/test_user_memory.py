@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.entries import Entry
+from models.past import Past
 from models.scoring import score
 from models.snapshot import Snapshot
-from models.user_memory import Encoded, Past, encode, remember
+from models.user_memory import Encoded, encode, remember
 from tests.models.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, appends, drawn_snapshot
 from tests.models.reference_model import ReferenceModel, window_start
 from tests.models.small import DAY, SECOND, past, random_model, random_past

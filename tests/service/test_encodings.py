@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.entries import Entry
+from models.past import Past
 from models.snapshot import Snapshot
-from models.user_memory import Encoded, Past, UserMemory, encode, remember
+from models.user_memory import Encoded, UserMemory, encode, remember
 from service import encodings
 from service.asking import Asked
 from service.encodings import Encodings

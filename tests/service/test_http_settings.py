@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from models.scoring import EXACT_UP_TO, Attending
+from models.attending import EXACT_UP_TO, Attending
 from models.text import StaticEncoder
 from service.errors import Invalid
 from service.settings import Settings, refuse_dimension, refuse_exposure, unknown_variables

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.attending import SOFTMAX
 from models.data import Interactions
-from models.scoring import SOFTMAX
 from models.served import asker
 from models.splits import Holdout
 from models.text import StaticEncoder

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.scoring import SOFTMAX, Attending, score
+from models.attending import SOFTMAX, Attending
+from models.scoring import score
 from models.user_memory import UserMemory, remember
 from service import searching
 from service.queries import Answer, Asker, Contribution, SearchQuery

@@ -15,12 +15,14 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from models.scoring import Attending, score
+from models.attending import Attending
+from models.past import Past
+from models.scoring import score
 from models.search import match, search
 from models.snapshot import UNTRAINED, Snapshot
 from models.text import StaticEncoder
 from models.trained import DESCRIPTION, FORMAT, ITEMS, WEIGHTS
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from service.embeddings import Embeddings
 from service.errors import Corrupt, HeedError, ModelRejected, NotFound
 from service.layout import MODELS_FOLDER, STORE_FILE

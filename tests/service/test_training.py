@@ -13,6 +13,7 @@ import pytest
 from models.catalogue import Catalogue
 from models.checkpoint import Checkpoint
 from models.explain import explain
+from models.past import Past
 from models.ranker import RecommenderRanker
 from models.scoring import score
 from models.served import ServedRanker
@@ -20,7 +21,7 @@ from models.snapshot import Snapshot
 from models.text import StaticEncoder
 from models.train import Progress
 from models.trained import WEIGHTS, Trained
-from models.user_memory import Past, remember
+from models.user_memory import remember
 from models.vocabulary import Vocabulary
 from service import corpora, training
 from service.embeddings import Embeddings
