@@ -58,7 +58,7 @@ class Older:
             count: how many of its events, from the first.
             at: the time at which ages are taken, microseconds UTC.
         """
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # one question may take it for several of its parts
         self.count = 0
         self.on_items = 0  # of those, on items that can be attended
         self.cells: Cells | None = None
@@ -91,8 +91,9 @@ class Older:
     @property
     def fresh(self) -> bool:
         """Whether cells should be made: there are none, or many items are newer than they are."""
-        held = 0 if self.cells is None else len(self.cells)
-        return len(self) >= CELLS_FROM and len(self) - held > max(NEAR, len(self) // _FRESH)
+        if self.cells is None:
+            return len(self) >= CELLS_FROM
+        return len(self) - len(self.cells) > max(NEAR, len(self) // _FRESH)
 
     def fits(self, snapshot: Snapshot) -> bool:
         """Whether this is what these events are in a snapshot; if so, it is of it from now on."""

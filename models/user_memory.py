@@ -42,6 +42,7 @@ class UserMemory:
     at: int  # microseconds, the request's time
     encoded: Encoded | None  # what the summary was read from, unless it was given
     older: Older | None = None  # of a long history, the events before these
+    older_count: int = 0  # how many these were
 
     def __len__(self) -> int:
         return len(self.memory) + (0 if self.older is None else self.older.on_items)
@@ -174,7 +175,7 @@ def remember(
         newer = past.newest(older.count, older.on_items)
         near = remember(snapshot, newer, at, encoded=encoded, summary=summary)
         source = np.where(near.source < 0, near.source, near.source + older.count)
-        return replace(near, source=source, older=older)
+        return replace(near, source=source, older=older, older_count=older.count)
     tables = snapshot.tables
     source, rows = attendable(snapshot, past)
     keys = _heads_last(tables.keys, rows)  # (n, H, d)

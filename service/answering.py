@@ -17,14 +17,14 @@ from models.ranking import Ranked
 from models.scoring import Scores, score
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
-from models.user_memory import UserMemory
-from service.asking import Asked, Pasts, attending
+from models.user_memory import UserMemory, remember
+from service.asking import Asked, Pasts
 from service.attending import attend_catalogue, attend_user, attend_vectors, vector_of
 from service.embeddings import Embeddings
-from service.encodings import Encodings
 from service.errors import Invalid, NotFound
 from service.explaining import reasons_of
 from service.highlighting import highlights
+from service.memories import Memories
 from service.queries import (
     Answer,
     AnsweredItem,
@@ -56,8 +56,7 @@ class Answering:
         pasts: makes the past of whoever asks.
         embeddings: encodes queries.
         workers: where computing is done, beside the event loop.
-        exact_up_to: rows up to which `auto` attends exactly.
-        encoding_cache_bytes: for what the encoder keeps of histories.
+        memories: of whoever asks.
         searching: what a match of a search is worth.
         clock: microseconds UTC.
     """
@@ -69,8 +68,7 @@ class Answering:
         embeddings: Embeddings,
         *,
         workers: Executor,
-        exact_up_to: int,
-        encoding_cache_bytes: int,
+        memories: Memories,
         searching: SearchParameters = DEFAULTS,
         clock: Callable[[], int],
     ) -> None:
@@ -78,10 +76,9 @@ class Answering:
         self._pasts = pasts
         self._embeddings = embeddings
         self._workers = workers
-        self._exact_up_to = exact_up_to
+        self._memories = memories
         self._searching = searching
         self._clock = clock
-        self._encodings = Encodings(encoding_cache_bytes)
 
     async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
@@ -92,12 +89,15 @@ class Answering:
                 raise NotFound(
                     f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue"
                 )
-        how = attending(query.asker, self._exact_up_to)
+        how = self._memories.attending(query.asker)
 
         def answer() -> tuple[Scores, list[list[Reason]]]:
-            user = self._encodings.remember(snapshot, asked, at)
-            scores = score(snapshot, user, targets, how)
-            return scores, reasons_of(snapshot, user, targets, scores, how=how, asker=query.asker)
+            with self._memories.of(snapshot, query.asker, asked, at) as user:
+                scores = score(snapshot, user, targets, how)
+                self._memories.true_error.take(snapshot, user, targets, scores, how)
+                return scores, reasons_of(
+                    snapshot, user, targets, scores, how=how, asker=query.asker
+                )
 
         scores, reasons = await self._compute(stages, "attend", answer)
         return await self._answer(
@@ -113,15 +113,16 @@ class Answering:
     async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
         """Recommend items."""
         snapshot, asked, at = await self._ask(query.asker, stages)
-        how = attending(query.asker, self._exact_up_to)
+        how = self._memories.attending(query.asker)
 
         def answer() -> tuple[Ranked, list[list[Reason]]]:
-            user = self._encodings.remember(snapshot, asked, at)
-            ranked = recommended(query, snapshot, user, asked, how)
-            reasons = reasons_of(
-                snapshot, user, ranked.rows, ranked.scores, how=how, asker=query.asker
-            )
-            return ranked, reasons
+            with self._memories.of(snapshot, query.asker, asked, at) as user:
+                ranked = recommended(query, snapshot, user, asked, how)
+                self._memories.true_error.take(snapshot, user, ranked.rows, ranked.scores, how)
+                reasons = reasons_of(
+                    snapshot, user, ranked.rows, ranked.scores, how=how, asker=query.asker
+                )
+                return ranked, reasons
 
         ranked, reasons = await self._compute(stages, "attend", answer)
         answered = await self._answer(
@@ -141,20 +142,20 @@ class Answering:
         Reasons are of the score by which it does.
         """
         snapshot, asked, at = await self._ask(query.asker, stages)
-        how = attending(query.asker, self._exact_up_to)
+        how = self._memories.attending(query.asker)
 
         def answer() -> Searched:
-            user = self._encodings.remember(snapshot, asked, at)
-            allowed = allowed_items(snapshot, query.filter)
-            return search_items(
-                query,
-                snapshot,
-                user,
-                self._embeddings.query,
-                allowed=allowed,
-                how=how,
-                parameters=self._searching,
-            )
+            with self._memories.of(snapshot, query.asker, asked, at) as user:
+                allowed = allowed_items(snapshot, query.filter)
+                return search_items(
+                    query,
+                    snapshot,
+                    user,
+                    self._embeddings.query,
+                    allowed=allowed,
+                    how=how,
+                    parameters=self._searching,
+                )
 
         searched = await self._compute(stages, "attend", answer)
         with stages("explain"):
@@ -198,23 +199,23 @@ class Answering:
             asked = vector = query.vector
         else:
             raise Invalid("/query", "one of vector, item_id and text must be given")
-        memory = query.memory
+        memory, exact_up_to = query.memory, self._memories.exact_up_to
         if isinstance(memory, VectorMemory):
             return await self._compute(
-                stages, "attend", lambda: attend_vectors(query, memory, vector, self._exact_up_to)
+                stages, "attend", lambda: attend_vectors(query, memory, vector, exact_up_to)
             )
         if not isinstance(memory, AskedUser):
             return await self._compute(
                 stages,
                 "attend",
-                lambda: attend_catalogue(query, snapshot, asked, self._exact_up_to),
+                lambda: attend_catalogue(query, snapshot, asked, exact_up_to),
             )
         asker = Asker(user_id=memory.user_id, visible=query.visible, at=query.at)
         snapshot, past, at = await self._ask(asker, stages)
 
         def answer() -> tuple[Attended, UserMemory]:
-            user = self._encodings.remember(snapshot, past, at)
-            return attend_user(query, snapshot, user, asked, self._exact_up_to), user
+            user = remember(snapshot, past.past, at)  # every event is a row
+            return attend_user(query, snapshot, user, asked, exact_up_to), user
 
         attended, user = await self._compute(stages, "attend", answer)
         sources = [int(user.source[row]) for row in attended.rows]
@@ -256,6 +257,7 @@ class Answering:
         reason = snapshot.personal if scores.memory else "popular"
         parts = ("sequence", "transitions", "attention", "prior")
         columns = zip(*(getattr(scores, part).tolist() for part in parts), strict=True)
+        errors = [None] * len(rows) if scores.error is None else scores.error.tolist()
         for place, (row, total, values, mass) in enumerate(
             zip(rows.tolist(), scores.total.tolist(), columns, scores.mass.tolist(), strict=True)
         ):
@@ -268,6 +270,14 @@ class Answering:
                     reason=reason,
                     explanation=named[place] if asker.explain else None,
                     mass=mass,
+                    error=errors[place],
                 )
             )
-        return Answer(tuple(items), snapshot.version, scores.mode, degraded=self._serving.degraded)
+        scanned = None if scores.scanned is None else round(scores.scanned)
+        return Answer(
+            tuple(items),
+            snapshot.version,
+            scores.mode,
+            degraded=self._serving.degraded,
+            scanned=scanned,
+        )

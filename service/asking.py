@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attending import Attending
+from models.attending import CROSSOVER, Attending, Crossover
+from models.clusters import MAX_ERROR
 from models.explain import Reason
 from models.past import Past
 from models.snapshot import Snapshot
@@ -26,24 +27,38 @@ class Asked:
 
     past: Past
     rows: NDArray[np.int32]  # [n] vocabulary rows of the events
-    seqs: NDArray[np.int64]  # [n] the store's number of each event; 0 = inline
-    types: Sequence[str]  # n
+    seqs: NDArray[np.integer]  # [n] the store's number of each event; 0 = inline
+    types: NDArray[np.int32]  # [n] of `type_names`
+    type_names: Sequence[str]
     interests: Sequence[str]  # of the profile, in the order of its rows
-    whole: tuple[str, int] | None = None  # user and version, where this is all that is stored
+    whole: Whole | None = None  # where this is all that is stored
 
     @property
     def seen(self) -> NDArray[np.int64]:
         """The distinct items of the events, visible or not."""
-        return np.unique(self.rows[self.rows >= 0]).astype(np.int64)
+        if not len(self.rows):
+            return np.zeros(0, np.int64)
+        named = np.zeros(int(self.rows.max()) + 2, np.bool_)  # the last for no item, -1
+        named[self.rows] = True
+        return np.flatnonzero(named[:-1])
+
+
+class Whole(NamedTuple):
+    """All that is stored of a user."""
+
+    user_id: str
+    version: int
+    epoch: int  # of the history: see `Materialised`
 
 
 class _Columns(NamedTuple):
     rows: NDArray[np.int32]
     timestamps: NDArray[np.int64]
     weights: NDArray[np.float32]
-    types: list[str]
+    types: NDArray[np.int32]  # of `type_names`
+    type_names: list[str]
     kinds: NDArray[np.int32]  # the same as the model's own numbers
-    seqs: NDArray[np.int64]
+    seqs: NDArray[np.integer]
 
 
 class Pasts:
@@ -76,16 +91,19 @@ class Pasts:
         """
         inline = asker.history or ()
         columns = self._columns(snapshot, stored, inline, at)
-        rows, timestamps, weights, types, kinds, seqs = columns
+        rows, timestamps, weights, types, type_names, kinds, seqs = columns
         vectors = {} if stored is None else self._usable(stored.vectors)
         if inline:
             order = np.argsort(timestamps, kind="stable")
             place = np.argsort(order)
             vectors = {int(place[event]): pair for event, pair in vectors.items()}
             rows, timestamps, weights = rows[order], timestamps[order], weights[order]
-            types = [types[event] for event in order.tolist()]
-            kinds, seqs = kinds[order], seqs[order]
-        visible = self._visible(snapshot, asker.visible, rows, timestamps, types)
+            types, kinds, seqs = types[order], kinds[order], seqs[order]
+        accepted = asker.visible.types
+        of_types = None
+        if accepted is not None:
+            of_types = np.array([name in accepted for name in type_names], np.bool_)[types]
+        visible = self._visible(snapshot, asker.visible, rows, timestamps, of_types)
         user = None if stored is None else stored.user  # an empty history is false
         interests = () if user is None else user.interests
         profile_rows, profile_content = self._profile(snapshot, interests)
@@ -94,8 +112,8 @@ class Pasts:
         )
         whole = None
         if stored is not None and stored.version and visible is None and not inline:
-            whole = (asker.user_id or "", stored.version)
-        return Asked(past, rows, seqs, types, interests, whole)
+            whole = Whole(asker.user_id or "", stored.version, stored.epoch)
+        return Asked(past, rows, seqs, types, type_names, interests, whole)
 
     async def explained(
         self,
@@ -141,34 +159,36 @@ class Pasts:
         at: int,
     ) -> _Columns:
         """The columns of the stored events, then the inline."""
-        types: list[str] = []
-        kinds = np.zeros(0, dtype=np.int32)
-        if stored is not None:
-            names = self._histories.types.ids  # few, however many events there are
-            types = [names[code] for code in stored.types.tolist()]
-            kinds = snapshot.type_rows(names)[stored.types]
+        # Names of types are few, however many events there are.
+        names = [] if stored is None else list(self._histories.types.ids)
         if stored is not None and not inline:
-            seqs = stored.seqs.astype(np.int64)
-            weights = weights_of(stored)
-            return _Columns(stored.rows, stored.timestamps, weights, types, kinds, seqs)
+            kinds = snapshot.type_rows(names)[stored.types]
+            return _Columns(
+                stored.rows,
+                stored.timestamps,
+                weights_of(stored),
+                stored.types,
+                names,
+                kinds,
+                stored.seqs,
+            )
         # A session's names are not kept: questions must not make the process grow.
-        types += [e.type for e in inline]
-        kinds = np.concatenate([kinds, snapshot.type_rows(e.type for e in inline)])
+        own = list(dict.fromkeys(e.type for e in inline))
+        types = np.array([len(names) + own.index(e.type) for e in inline], dtype=np.int32)
+        names = names + own
         rows = np.array([self._vocabulary.row(e.item_id) for e in inline], dtype=np.int32)
         times = [at if e.timestamp is None else e.timestamp for e in inline]
         timestamps = np.array(times, dtype=np.int64)
         weights = np.array([e.weight for e in inline], dtype=np.float32)
         seqs = np.zeros(len(inline), dtype=np.int64)
-        if stored is None:
-            return _Columns(rows, timestamps, weights, types, kinds, seqs)
-        return _Columns(
-            np.concatenate([stored.rows, rows]),
-            np.concatenate([stored.timestamps, timestamps]),
-            np.concatenate([weights_of(stored), weights]),
-            types,
-            kinds,
-            np.concatenate([stored.seqs.astype(np.int64), seqs]),
-        )
+        if stored is not None:
+            rows = np.concatenate([stored.rows, rows])
+            timestamps = np.concatenate([stored.timestamps, timestamps])
+            weights = np.concatenate([weights_of(stored), weights])
+            types = np.concatenate([stored.types, types])
+            seqs = np.concatenate([stored.seqs.astype(np.int64), seqs])
+        kinds = snapshot.type_rows(names)[types]
+        return _Columns(rows, timestamps, weights, types, names, kinds, seqs)
 
     def _usable(self, vectors: Mapping[int, Vectors]) -> dict[int, Vectors]:
         """The events' own vectors, but those of another space than this encoder's."""
@@ -185,7 +205,7 @@ class Pasts:
         wanted: Visible,
         rows: NDArray[np.int32],
         timestamps: NDArray[np.int64],
-        types: Sequence[str],
+        of_types: NDArray[np.bool_] | None,
     ) -> NDArray[np.bool_] | None:
         if wanted == Visible():
             return None
@@ -194,9 +214,8 @@ class Pasts:
             visible &= timestamps >= wanted.since
         if wanted.until is not None:
             visible &= timestamps < wanted.until
-        if wanted.types is not None:
-            accepted = wanted.types
-            visible &= np.fromiter((t in accepted for t in types), np.bool_, len(types))
+        if of_types is not None:
+            visible &= of_types
         if wanted.categories is not None:
             inside = np.append(snapshot.catalogue.in_categories(wanted.categories), [False])
             visible &= inside[np.where(rows < len(snapshot.catalogue), rows, -1)]
@@ -233,20 +252,26 @@ class Pasts:
             names.get(reason.source),
             self._vocabulary.id(row),
             titles[row] if row < len(titles) else "",
-            asked.types[reason.source],
+            asked.type_names[asked.types[reason.source]],
             int(asked.past.timestamps[reason.source]),
             *numbers,
         )
 
 
-def attending(asker: Asker, exact_up_to: int) -> Attending:
+def attending(
+    asker: Asker, exact_up_to: int, crossover: Crossover = CROSSOVER, max_error: float = MAX_ERROR
+) -> Attending:
     """How this asker's memory is attended."""
+    retrieval = asker.retrieval
     return Attending(
         asker.temperature,
         asker.hard,
         asker.exclude_self,
-        asker.retrieval.mode,
-        asker.retrieval.k,
-        asker.retrieval.probes,
+        retrieval.mode,
+        retrieval.k,
+        retrieval.probes,
         exact_up_to,
+        max_error if retrieval.max_error is None else retrieval.max_error,
+        2 if retrieval.order is None else retrieval.order,
+        crossover,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from models.older import Older
 from models.recommender import Recommender
 from models.snapshot import Snapshot
 from models.user_memory import Encoded, UserMemory, remember
@@ -35,12 +36,15 @@ class Encodings:
         """Bytes held."""
         return self._bytes
 
-    def remember(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory:
+    def remember(
+        self, snapshot: Snapshot, asked: Asked, at: int, older: Older | None = None
+    ) -> UserMemory:
         """`models.user_memory.remember`, with what the encoder did before."""
         if asked.whole is None:
             return remember(snapshot, asked.past, at)
-        user_id, _ = asked.whole
-        user = remember(snapshot, asked.past, at, encoded=self._get(snapshot, user_id))
+        user_id = asked.whole.user_id
+        encoded = self._get(snapshot, user_id)
+        user = remember(snapshot, asked.past, at, encoded=encoded, older=older)
         if user.encoded is not None:
             self._put(snapshot, user_id, user.encoded)
         return user

@@ -25,6 +25,7 @@ from service.histories import Histories
 from service.job import Job
 from service.jobs import Jobs
 from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE, STORE_FILE
+from service.memories import Memories
 from service.records import Event, Item, User
 from service.registry import Registry, Version
 from service.served_search import parameters
@@ -33,6 +34,7 @@ from service.settings import Settings, refuse_dimension
 from service.stores.base import Appended, Store
 from service.stores.sqlite import SQLiteStore
 from service.timestamps import to_rfc3339
+from service.true_error import Told
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +74,13 @@ class Engine(Answering):
             pasts,
             embeddings,
             workers=workers,
-            exact_up_to=settings.exact_up_to,
-            encoding_cache_bytes=settings.encoding_cache_bytes,
+            memories=Memories(
+                exact_up_to=settings.exact_up_to,
+                encoding_cache_bytes=settings.encoding_cache_bytes,
+                long_history_bytes=settings.long_history_bytes,
+                max_error=settings.max_error,
+                check_share=settings.check_share,
+            ),
             searching=searching,
             clock=clock,
         )
@@ -86,6 +93,8 @@ class Engine(Answering):
     async def open(self) -> None:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
         await self._serving.open()
+        loop = asyncio.get_running_loop()
+        self._measured = loop.run_in_executor(self._pool, self._memories.measure)
         self._watches = [
             asyncio.create_task(_every(_POPULARITY, self._serving.repopulate)),
             asyncio.create_task(_every(_POLL, self._serving.follow)),
@@ -97,6 +106,7 @@ class Engine(Answering):
             watch.cancel()
         await self._jobs.close()
         self._serving.close()
+        self._memories.close()
         self._embeddings.save()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         await self._store.close()
@@ -105,6 +115,10 @@ class Engine(Answering):
     def model_version(self) -> str:
         """The version that answers now."""
         return self._serving.snapshot.version
+
+    def tell_errors(self, told: Told) -> None:
+        """Have the true errors of a share of answers told, with those that were stated."""
+        self._memories.true_error.told = told
 
     # ------------------------------------------------------------------ write
 
@@ -217,8 +231,7 @@ class Engine(Answering):
             "catalogue_rows": float(len(self._serving.snapshot.catalogue)),
             "cached_histories": float(len(self._histories)),
             "cached_history_bytes": float(self._histories.nbytes),
-            "cached_encodings": float(len(self._encodings)),
-            "cached_encoding_bytes": float(self._encodings.nbytes),
+            **self._memories.stats(),
             "history_hits": float(self._histories.hits),
             "history_misses": float(self._histories.misses),
         }

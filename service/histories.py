@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ _OVERHEAD = 512  # bytes of Python objects behind one cached user, measured
 class Materialised:
     """A user's events as columns, oldest first, at one version of the store.
 
-    20 bytes an event; weights take four more only where one differs from 1.
+    20 bytes an event; weights take four more only where one differs from 1. Two of one `epoch`
+    begin with the same events: the later one was appended to.
     """
 
     version: int
@@ -32,6 +34,7 @@ class Materialised:
     weights: NDArray[np.float32] | None  # [n]; None = all 1
     vectors: Mapping[int, Vectors]
     user: User | None
+    epoch: int
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,6 +63,7 @@ class Histories:
         self._items = vocabulary
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, Materialised] = OrderedDict()
+        self._epochs = count(1)
         self.types = Vocabulary()
         self.nbytes = 0
         self.hits = 0
@@ -116,6 +120,7 @@ class Histories:
             weights,
             history.vectors,
             history.user,
+            next(self._epochs),
         )
 
     def _appended(self, known: Materialised, later: History) -> Materialised:
@@ -123,9 +128,12 @@ class Histories:
         more = self._materialise(later)
         timestamps = np.concatenate([known.timestamps, more.timestamps])
         seqs = np.concatenate([known.seqs, more.seqs])
-        order = np.lexsort((seqs, timestamps))
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
+        order: NDArray[np.int64] | slice = slice(None)
+        epoch = known.epoch
+        if len(more) and more.timestamps[0] < known.timestamps[-1]:
+            order, epoch = np.lexsort((seqs, timestamps)), more.epoch
+        place = np.empty(len(seqs), dtype=np.int64)
+        place[order] = np.arange(len(seqs))
         vectors = {int(place[at]): pair for at, pair in known.vectors.items()}
         vectors |= {int(place[at + len(known)]): pair for at, pair in more.vectors.items()}
         weights = None
@@ -141,6 +149,7 @@ class Histories:
             weights,
             vectors,
             more.user,
+            epoch,
         )
 
 

@@ -25,6 +25,7 @@ from service.asking import Asked, Pasts, attending
 from service.datasets import batches, table
 from service.embeddings import Embeddings
 from service.histories import Histories
+from service.long_histories import put_together
 from service.queries import RecommendQuery
 from service.recommending import recommended
 from service.registry import Registry
@@ -166,7 +167,7 @@ def _lists(
     recalls: list[float] = []
     item_id = snapshot.catalogue.vocabulary.id
     for user_id, each in asked:
-        user = remember(snapshot, each.past, at)
+        user = remember(snapshot, each.past, at, older=put_together(snapshot, each, at))
         ranked = recommended(query, snapshot, user, each, how)
         found = zip(ranked.rows.tolist(), ranked.scores.total.tolist(), strict=True)
         rows += [(user_id, rank, item_id(row), score) for rank, (row, score) in enumerate(found, 1)]

@@ -40,11 +40,23 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """How keys are found: exactly, or by a coarse top-`k` (`probes` for IVF) before the softmax."""
+    """How keys are found: exactly, or by a coarse top-`k` (`probes` for IVF) before the softmax.
+
+    Of a long history the older events are attended by the moments of cells, to `max_error`, where
+    neither a `k` nor `order` 0 asks for a top-k.
+    """
 
     mode: Mode = "auto"
     k: int | None = None
     probes: int | None = None
+    max_error: float | None = None  # of contexts, relative
+    order: int | None = None  # of the moments: 1 or 2; 0 = none but a top-k
+
+    @property
+    def top(self) -> bool:
+        """Whether a top-k is what is asked for."""
+        chosen = self.k is not None or self.probes is not None or self.order == 0
+        return self.mode == "coarse" and chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +233,7 @@ class AnsweredItem:
     matched: Mapping[str, float] | None = None  # search: each field's share of that weight
     highlights: Mapping[str, tuple[Marked, ...]] | None = None  # search: field -> its text, marked
     mass: float | None = None  # share of the softmax over a memory that the attended rows hold
+    error: float | None = None  # of the contexts behind the score, relative, at 99 %; None = exact
     spaces: Mapping[Space, Likeness] | None = None  # similar: in each where the item has a key
 
 
@@ -234,6 +247,7 @@ class Answer:
     degraded: bool = False
     keys: int | None = None  # search: field keys that were attended
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
+    scanned: int | None = None  # of a long history, rows attended one by one for a target, in mean
     meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # search: words that no item has -> those that they were taken for
     spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared

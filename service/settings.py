@@ -70,6 +70,25 @@ class Settings(BaseSettings):
     encoding_cache_bytes: int = Field(
         64 * _MiB, ge=0, description="Memory for what the encoder keeps of histories, in bytes."
     )
+    long_history_bytes: int = Field(
+        512 * _MiB,
+        ge=0,
+        description="Memory for the older events of long histories, put together, in bytes.",
+    )
+    max_error: float = Field(
+        0.01,
+        gt=0,
+        le=1,
+        description="How far the context of a head may be off, relative to its length, where the "
+        "older events of a long history are not attended one by one; a request may say otherwise.",
+    )
+    check_share: float = Field(
+        0.005,
+        ge=0,
+        le=1,
+        description="Share of such answers that are computed again exactly, off their path, for "
+        "the histogram heed_attention_error of /metrics.",
+    )
 
     # ---- limits
     max_body: int = Field(

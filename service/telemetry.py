@@ -31,6 +31,7 @@ STAGES = "heed.stages"
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 # Anything else a client invents is one label, or each would be a new time series.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -107,9 +108,27 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self.attention_error = Histogram(
+            "heed_attention_error",
+            "True relative error of a target's contexts over a long history, of a share of answers "
+            "computed again exactly.",
+            buckets=_ERRORS,
+            registry=self.registry,
+        )
+        self.attention_beyond = Counter(
+            "heed_attention_error_beyond_stated",
+            "Targets of those whose true error was larger than the one that was stated.",
+            registry=self.registry,
+        )
         self.in_flight = Gauge(
             "heed_http_in_flight", "Requests being answered now.", registry=self.registry
         )
+
+    def observe_error(self, true: float, stated: float) -> None:
+        """Count one target whose true error is known."""
+        self.attention_error.observe(true)
+        if true > stated:
+            self.attention_beyond.inc()
 
     def observe(self, scope: Scope, status: int, stages: Stages) -> None:
         """Count one finished request."""

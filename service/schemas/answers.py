@@ -223,7 +223,14 @@ class AnsweredItemOut(BaseModel):
         None, description="The title, and a snippet of the description, in parts."
     )
     mass: float | None = Field(
-        None, description="Share of the softmax over the asker's memory that was attended."
+        None,
+        description="Share of the softmax over the asker's memory that was attended row by row.",
+    )
+    error: float | None = Field(
+        None,
+        description="Of a long history whose older events were not attended row by row: how far a "
+        "head's context behind the score may be off, relative to its length, at 99 % confidence; "
+        "the largest of the heads.",
     )
     spaces: dict[Literal["content", "trained"], LikenessOut] | None = Field(
         None,
@@ -246,6 +253,11 @@ class AnswerOut(BaseModel):
     keys: int | None = Field(None, description="How many field keys were attended.")
     mass: float | None = Field(
         None, description="Share of the softmax over all field keys that was attended."
+    )
+    scanned: int | None = Field(
+        None,
+        description="Of a long history: how many rows were attended one by one, for a target in "
+        "the mean. Events on one item are one row.",
     )
     meant: dict[str, list[str]] | None = Field(
         None, description="Words that no item has, and those that they were taken for."
@@ -291,6 +303,8 @@ def answer_out(answer: Answer) -> dict[str, Any]:
         out["keys"] = answer.keys
     if answer.mass is not None:
         out["mass"] = answer.mass
+    if answer.scanned is not None:
+        out["scanned"] = answer.scanned
     if answer.meant:
         out["meant"] = {word: list(words) for word, words in answer.meant.items()}
     if answer.spaces is not None:
@@ -317,6 +331,8 @@ def _answered(item: AnsweredItem) -> dict[str, Any]:
         }
     if item.mass is not None:
         out["mass"] = item.mass
+    if item.error is not None:
+        out["error"] = item.error
     if item.spaces is not None:
         out["spaces"] = {
             space: {"cosine": near.cosine, "share": near.share}

@@ -64,10 +64,24 @@ class RetrievalIn(Body):
     probes: Annotated[Whole, Field(ge=1, le=MAX_PROBES)] | None = Field(
         None, description="Clusters that an inverted index opens."
     )
+    max_error: float | None = Field(
+        None,
+        strict=True,
+        allow_inf_nan=False,
+        gt=0,
+        le=1,
+        description="Of a long history: how far a head's context may be off, relative to its "
+        "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
+    )
+    order: Annotated[Whole, Field(ge=0, le=2)] | None = Field(
+        None,
+        description="How the rest of a long history is completed: 2 by means and covariances (the "
+        "default), 1 by means, 0 not at all, which leaves a top-k. 1 and 0 are for comparing.",
+    )
 
     def to_retrieval(self) -> Retrieval:
         """The domain's value."""
-        return Retrieval(self.mode, self.k, self.probes)
+        return Retrieval(self.mode, self.k, self.probes, self.max_error, self.order)
 
 
 class CategoriesIn(Body):

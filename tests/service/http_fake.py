@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -49,6 +49,9 @@ class FakeEngine:
     @property
     def model_version(self) -> str:
         return "v1"
+
+    def tell_errors(self, told: Callable[[float, float], None]) -> None:
+        self.told = told
 
     async def _work(self, query: Any) -> None:
         self.asked.append(query)

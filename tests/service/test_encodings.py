@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from models.entries import Entry
 from models.past import Past
 from models.snapshot import Snapshot
-from models.user_memory import Encoded, UserMemory, encode, remember
+from models.user_memory import UserMemory, encode, remember
 from service import encodings
-from service.asking import Asked
+from service.asking import Asked, Whole
 from service.encodings import Encodings
 from service.engine import Engine, open_engine
 from service.queries import Asker, InlineEvent, ScoreQuery, Visible
@@ -45,8 +45,8 @@ def asked(user_id: str, length: int, *, stored: bool = True) -> Asked:
     whole = random_past(sum(user_id.encode()), 30, ITEMS)
     past = Past(whole.rows[:length], whole.timestamps[:length], whole.weights[:length])
     seqs = np.arange(1, length + 1)
-    kept = (user_id, length) if stored else None
-    return Asked(past, past.rows, seqs, ["view"] * length, (), kept)
+    kept = Whole(user_id, length, 1) if stored else None
+    return Asked(past, past.rows, seqs, np.zeros(length, np.int32), ["view"], (), kept)
 
 
 def right(kept: Encodings, snapshot: Snapshot, question: Asked, at: int = 9 * DAY) -> None:
@@ -186,10 +186,10 @@ def test_an_answer_of_the_old_model_that_comes_late_is_not_kept(
     other = small_snapshot(ITEMS, random_model(2, window=8))
     kept = Encodings(PLENTY)
 
-    def slowly(now: Snapshot, past: Past, at: int, *, encoded: Encoded | None) -> UserMemory:
+    def slowly(now: Snapshot, past: Past, at: int, **more: Any) -> UserMemory:
         monkeypatch.setattr(encodings, "remember", remember)
         kept.remember(other, asked("bob", 3), DAY)
-        return remember(now, past, at, encoded=encoded)
+        return remember(now, past, at, **more)
 
     monkeypatch.setattr(encodings, "remember", slowly)
     right(kept, snapshot, asked("ann", 6))
@@ -236,14 +236,14 @@ def test_what_is_kept_is_never_older_than_the_history(world: tiny.World, tmp_pat
             if change is not None:
                 await change()
             snapshot, question, at = await engine._ask(Asker(user_id="ann", at=20), Stages())
-            right(engine._encodings, snapshot, question, at)
+            right(engine._memories.encodings, snapshot, question, at)
             seen.append(remember(snapshot, question.past, at).summary)
             assert seen[-1].any()
         for place, change in enumerate(changes[1:], 1):
             assert torch.allclose(seen[place], seen[place - 1], atol=1e-4) == (change is None)
         await engine.forget("ann")
         snapshot, question, at = await engine._ask(Asker(user_id="ann", at=20), Stages())
-        assert not engine._encodings.remember(snapshot, question, at).summary.any()
+        assert not engine._memories.encodings.remember(snapshot, question, at).summary.any()
 
     asyncio.run(_with_engine(world.copy(tmp_path / "data"), story))
 

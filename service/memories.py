@@ -1,0 +1,83 @@
+"""The memory of whoever asks: what is kept of it between questions, and held during one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+from models.attending import CROSSOVER, Attending, Crossover
+from models.snapshot import Snapshot
+from models.user_memory import UserMemory
+from service.asking import Asked, attending
+from service.crossover import measure
+from service.encodings import Encodings
+from service.long_histories import LongHistories
+from service.queries import Asker
+from service.true_error import TrueError
+
+
+class Memories:
+    """Makes memories, from caches that may be dropped at any time without changing an answer.
+
+    Args:
+        exact_up_to: rows up to which `auto` attends exactly, where no cells are at hand.
+        encoding_cache_bytes: for what the encoder keeps of histories.
+        long_history_bytes: for the older events of long histories.
+        max_error: of answers over those, where a request does not say.
+        check_share: of such answers that are computed again exactly.
+    """
+
+    def __init__(
+        self,
+        *,
+        exact_up_to: int,
+        encoding_cache_bytes: int,
+        long_history_bytes: int,
+        max_error: float,
+        check_share: float,
+    ) -> None:
+        self.exact_up_to = exact_up_to
+        self._max_error = max_error
+        self.encodings = Encodings(encoding_cache_bytes)
+        self.long = LongHistories(long_history_bytes)
+        self.true_error = TrueError(check_share)
+        self._crossover = CROSSOVER
+
+    def measure(self) -> Crossover:
+        """Find from how many items on cells are used here; until then it is a guess."""
+        self._crossover = measure()
+        return self._crossover
+
+    def attending(self, asker: Asker) -> Attending:
+        """How an asker's memory is attended."""
+        return attending(asker, self.exact_up_to, self._crossover, self._max_error)
+
+    @contextmanager
+    def of(self, snapshot: Snapshot, asker: Asker, asked: Asked, at: int) -> Iterator[UserMemory]:
+        """The memory of an asker, as it is until the block ends.
+
+        Args:
+            snapshot: the model and the catalogue.
+            asker: how it is attended; only the plain softmax can do with the older events as one.
+            asked: what they did.
+            at: the request's time, microseconds UTC.
+        """
+        plain = asker.temperature == 1 and not asker.hard and not asker.retrieval.top
+        older = self.long.of(snapshot, asked, at) if plain else None
+        with nullcontext() if older is None else older.lock:
+            yield self.encodings.remember(snapshot, asked, at, older)
+
+    def stats(self) -> Mapping[str, float]:
+        """Numbers worth a gauge."""
+        return {
+            "cached_encodings": float(len(self.encodings)),
+            "cached_encoding_bytes": float(self.encodings.nbytes),
+            "long_histories": float(len(self.long)),
+            "long_history_bytes": float(self.long.nbytes),
+            "long_histories_waiting_for_cells": float(self.long.making),
+        }
+
+    def close(self) -> None:
+        """Stop the work beside requests."""
+        self.long.close()
+        self.true_error.close()
