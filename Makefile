@@ -45,7 +45,7 @@ lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: $(STAMP) ## time the kernels against their references
+bench: $(STAMP) ## time the kernels against their references (of a running service: heed loadtest)
 	$(VENV)/bin/heed bench $(ARGS)
 
 bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SASRec (ARGS="ml-100k")

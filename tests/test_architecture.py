@@ -57,7 +57,7 @@ LAYERS = {
         "showing suggestions comparing comparing_cold",
         "schemas problems openapi auth",
         "routes playground",
-        "app loadtest",
+        "app",
         "serving_http bench",
         "cli",
     ],

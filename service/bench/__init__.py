@@ -19,13 +19,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from service.bench import candidates, histories, ingest, kernels, latency, machine, report
 from service.bench.ground import Ground, prepared
 from service.bench.processes import Cores, serving
 from service.bench.subjects import subjects
-from service.bench.timing import Told
 from service.errors import Unavailable
 from service.layout import STORE_FILE
 from service.settings import Settings
@@ -91,12 +89,12 @@ def run(
         found["data"] = ground.as_dict()
         report.machine(console, found["machine"], ground)
 
-        with _stage(console, "attention") as told:
+        with report.stage(console, "attention") as told:
             operator = kernels.measure(effort.memories, effort.kernel_rounds, told=told)
         found["kernels"] = operator.as_dict()
         report.kernels(console, operator)
 
-        with _stage(console, "candidates") as told:
+        with report.stage(console, "candidates") as told:
             ranking = candidates.measure(
                 effort.catalogues,
                 effort.candidate_rounds,
@@ -109,7 +107,7 @@ def run(
         found["candidates"] = ranking.as_dict()
         report.catalogues(console, ranking)
 
-        with _stage(console, "histories") as told:
+        with report.stage(console, "histories") as told:
             grown = histories.measure(effort.kernel_rounds, told=told)
         found["histories"] = [each.as_dict() for each in grown]
         report.histories(console, grown)
@@ -126,7 +124,7 @@ def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -
     texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
     with serving(arguments, core=cores.server, environment=SETTINGS | texts) as heed:
         memory["started"] = heed.memory()
-        with _stage(console, "ingestion") as told:
+        with report.stage(console, "ingestion") as told:
             ingested = ingest.measure(
                 ground,
                 heed,
@@ -137,7 +135,7 @@ def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -
             )
         memory["after ingestion"] = heed.memory()
         report.ingestion(console, ingested)
-        with _stage(console, "questions") as told:
+        with report.stage(console, "questions") as told:
             cases = latency.measure(
                 ground,
                 heed,
@@ -174,20 +172,6 @@ def _stored(ground: Ground) -> int:
         return sum(len(columns) for columns in store.scan())
     finally:
         asyncio.run(store.close())
-
-
-@contextmanager
-def _stage(console: Console, name: str) -> Iterator[Told]:
-    """A progress bar while something is measured; it is told how much is done, and of what."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

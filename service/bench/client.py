@@ -42,14 +42,17 @@ class Load:
         return sum(answer.status != 200 for answer in self.answers)
 
 
-def post(path: str, body: Any) -> bytes:
+def post(
+    path: str, body: Any, *, host: str = "127.0.0.1", headers: Sequence[tuple[str, str]] = ()
+) -> bytes:
     """A request, ready to be sent."""
     content = orjson.dumps(body)
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"{more}Content-Length: {len(content)}\r\n\r\n"
     )
-    return head.encode("ascii") + content
+    return head.encode("latin-1") + content
 
 
 class Connection(asyncio.Protocol):
@@ -61,6 +64,11 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._done: asyncio.Future[Answer] | None = None
         self._parser = httptools.HttpResponseParser(self)
+
+    @property
+    def open(self) -> bool:
+        """Whether it was made and neither side has hung up."""
+        return self._transport is not None
 
     async def ask(self, request: bytes) -> Answer:
         """Send a request from `post` and wait for the whole answer.
@@ -79,6 +87,7 @@ class Connection(asyncio.Protocol):
         """Hang up."""
         if self._transport is not None:
             self._transport.close()
+            self._transport = None
 
     # ------------------------------------------------------------------ called by the loop
 
@@ -111,6 +120,8 @@ class Connection(asyncio.Protocol):
         """Called by the parser."""
         self._answer.status = self._parser.get_status_code()
         self._answer.body = b"".join(self._parts)
+        if not self._parser.should_keep_alive():
+            self.close()  # as the server is about to
         if self._done is not None and not self._done.done():
             self._done.set_result(self._answer)
 

@@ -21,32 +21,39 @@ import orjson
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Response
+from pydantic import BaseModel
 
 from service.listening import configure
-from service.schemas.answers import AnswerOut, Json
-from service.schemas.ask import RecommendIn, ScoreIn
+from service.schemas.answers import AnswerOut, AppendedOut, Json
+from service.schemas.ask import RecommendIn, ScoreIn, SearchIn
+from service.schemas.base import Body
+from service.schemas.write import EventsIn
 
-BODIES: dict[str, type[ScoreIn] | type[RecommendIn]] = {"score": ScoreIn, "recommend": RecommendIn}
+BODIES: dict[str, tuple[type[Body], type[BaseModel]]] = {
+    "score": (ScoreIn, AnswerOut),
+    "recommend": (RecommendIn, AnswerOut),
+    "search": (SearchIn, AnswerOut),
+    "events": (EventsIn, AppendedOut),
+}
 
 
 def floor_app(answers: dict[str, dict[str, Any]]) -> FastAPI:
     """The app.
 
     Args:
-        answers: by name, `{"ask": "score" or "recommend", "answer": what Heed answered}`.
+        answers: by name, `{"ask": one of BODIES, "answer": what Heed answered}`.
     """
     app = FastAPI()
     for name, each in answers.items():
-        typed, plain = _handlers(BODIES[each["ask"]], each["answer"])
-        app.post(f"/typed/{name}", response_model=AnswerOut, response_model_exclude_unset=True)(
-            typed
-        )
+        body, model = BODIES[each["ask"]]
+        typed, plain = _handlers(body, each["answer"])
+        app.post(f"/typed/{name}", response_model=model, response_model_exclude_unset=True)(typed)
         app.post(f"/plain/{name}")(plain)
     return app
 
 
 def _handlers(
-    body: type[ScoreIn] | type[RecommendIn], answer: dict[str, Any]
+    body: type[Body], answer: dict[str, Any]
 ) -> tuple[Callable[..., Awaitable[Any]], Callable[..., Awaitable[Response]]]:
     async def typed(question: Any) -> Any:  # noqa: ARG001  # read, and not needed
         return answer

@@ -26,19 +26,26 @@ def described(folder: Path, cores: Cores) -> dict[str, Any]:
         cores: which ones server and client run on.
     """
     return {
+        **here(),
+        "placement": str(cores),
+        "threads_a_kernel": torch.get_num_threads(),
+        "file_system": _file_system(folder),
+        "sqlite": apsw.sqlite_lib_version(),
+    }
+
+
+def here() -> dict[str, Any]:
+    """What holds of any program that measures on this machine."""
+    return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
-        "placement": str(cores),
-        "threads_a_kernel": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "file_system": _file_system(folder),
         "load_average": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "heed": __version__,
-        "sqlite": apsw.sqlite_lib_version(),
         **{name: version(name) for name in _PACKAGES},
     }
 

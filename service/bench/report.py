@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from models.attending import Attending
@@ -18,7 +20,7 @@ from service.bench.histories import EVENTS, Grown
 from service.bench.ingest import Ingested
 from service.bench.kernels import Kernels
 from service.bench.latency import Case
-from service.bench.timing import Spread
+from service.bench.timing import Spread, Told
 
 
 def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:
@@ -43,12 +45,12 @@ def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:
         ("", f"{ground.items:,} items, {ground.users:,} users, {ground.events:,} events"),
         ("model", ground.model or "none: the identity on content"),
     ]
-    _print(console, "Where this was measured", ("what", "value"), rows, left=2)
+    table(console, "Where this was measured", ("what", "value"), rows, left=2)
 
 
 def kernels(console: Console, found: Kernels) -> None:
     """The operator, then two stages."""
-    _print(
+    table(
         console,
         "Attention over n rows, 4 heads of 16: ratio to torch's fused kernel",
         ("n", "targets", "fused kernel", "attend", "its fused path", "error", "kernel's error"),
@@ -66,7 +68,7 @@ def kernels(console: Console, found: Kernels) -> None:
         ),
         caption="Errors are relative, against float64. `attend` also gives the weights.",
     )
-    _print(
+    table(
         console,
         "Two stages: k rows by index, then exact softmax; ratio to exact",
         (
@@ -106,7 +108,7 @@ def kernels(console: Console, found: Kernels) -> None:
 def catalogues(console: Console, found: Found) -> None:
     """Candidates, then what scoring everything costs."""
     top = candidates.TOP
-    _print(
+    table(
         console,
         f"{CANDIDATES} candidates of N items: ratio to the bare product of all keys with a query",
         (
@@ -136,7 +138,7 @@ def catalogues(console: Console, found: Found) -> None:
         f"INDEX_FROM is {INDEX_FROM:,}. Recall is of the {top} best under full target attention; "
         "×n is the trained model over n near copies of each item.",
     )
-    _print(
+    table(
         console,
         "Scoring every item for a memory of m rows, and candidates only",
         ("N", "m", "N·m", "all", "candidates", "ns a pair"),
@@ -163,7 +165,7 @@ def _whose(found: Catalogues) -> str:
 
 def histories(console: Console, found: Iterable[Grown]) -> None:
     """One event more, against encoding everything again."""
-    _print(
+    table(
         console,
         f"A new event of a history of {EVENTS}: ratio to encoding it again",
         ("preset", "encoder", "encoding again", "one event", "with the window's moves", "kept"),
@@ -198,7 +200,7 @@ def ingestion(console: Console, found: Ingested) -> None:
         ),
         ("ratio of times", _ratio(found.ratio), "n/a" if shared is None else _ratio(shared)),
     ]
-    _print(
+    table(
         console,
         f"Durable events a second on one core, {ingest.BATCH:,} a request, "
         f"{ingest.CONNECTIONS} connections, {found.events:,} events",
@@ -213,7 +215,7 @@ def ingestion(console: Console, found: Ingested) -> None:
 
 def latencies(console: Console, found: Sequence[Case]) -> None:
     """Questions over HTTP."""
-    _print(
+    table(
         console,
         f"Questions over HTTP, closed loop: score {latency.TARGETS} targets, "
         f"recommend {latency.LIMIT}; beside FastAPI answering the same bytes",
@@ -249,7 +251,7 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
         caption="Milliseconds. The number in a question's name is the length of the history. The "
         "floor writes its answer with orjson, as Heed does; typed, through its response model.",
     )
-    _print(
+    table(
         console,
         "Where Heed says the time of one question went (Server-Timing, medians, ms)",
         ("question", *(names := list(found[0].stages()))),
@@ -263,7 +265,7 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
 
 def memory(console: Console, found: Mapping[str, Mapping[str, int] | None]) -> None:
     """What the serving process held."""
-    _print(
+    table(
         console,
         "Memory of the serving process",
         ("when", "resident", "highest so far"),
@@ -276,10 +278,21 @@ def memory(console: Console, found: Mapping[str, Mapping[str, int] | None]) -> N
     )
 
 
-# ------------------------------------------------------------------------------ the parts
+@contextmanager
+def stage(console: Console, name: str) -> Iterator[Told]:
+    """A progress bar while something is measured; it is told how much is done, and of what."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print(
+def table(
     console: Console,
     title: str,
     columns: Iterable[str],
@@ -289,12 +302,15 @@ def _print(
     left: int = 1,
 ) -> None:
     """A table whose first `left` columns are words and whose others are numbers."""
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    grid = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < left else "right")
+        grid.add_column(name, justify="left" if place < left else "right")
     for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        grid.add_row(*row)
+    console.print(grid)
+
+
+# ------------------------------------------------------------------------------ the parts
 
 
 def _ratio(found: Spread) -> str:

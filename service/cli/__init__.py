@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, tune-search, models, export, bench.
+"""The command line: demo, serve, import, train, evaluate, models, export, bench, loadtest.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -14,6 +14,7 @@ import typer
 from service.cli.bench import bench, bench_search
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
+from service.cli.loadtest import loadtest
 from service.cli.personal_search import evaluate_personal_search
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
@@ -41,6 +42,7 @@ app.command("evaluate")(evaluate)
 app.command("bench")(bench)
 app.command("bench-search")(bench_search)
 app.command("benchmark")(benchmark)
+app.command("loadtest")(loadtest)
 app.command("evaluate-search")(evaluate_search)
 app.command("evaluate-personal-search")(evaluate_personal_search)
 app.command("tune-search")(tune_search)

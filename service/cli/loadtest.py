@@ -1,0 +1,154 @@
+"""`heed loadtest`: how a running service holds up under a load, and up to which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from service.cli.console import err, out, threads
+from service.errors import Invalid
+
+
+def loadtest(
+    url: Annotated[str, typer.Option(help="Of a running service.")] = "http://127.0.0.1:8000",
+    rate: Annotated[
+        float, typer.Option(min=0.01, help="Requests a second; where a ramp begins.")
+    ] = 50.0,
+    duration: Annotated[
+        float, typer.Option(min=0.1, help="Seconds; of each step of a ramp.")
+    ] = 30.0,
+    warmup: Annotated[
+        float, typer.Option(min=0, help="Seconds of the same load before, which do not count.")
+    ] = 2.0,
+    arrivals: Annotated[
+        Literal["poisson", "constant"],
+        typer.Option(help="poisson: at random, as many users come; constant: evenly spaced."),
+    ] = "poisson",
+    mix: Annotated[
+        str, typer.Option(help="Shares of score, recommend, search and events.")
+    ] = "score=4,recommend=2,search=3,events=1",
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help='Of every request, such as "Authorization: Bearer …"; may be repeated.'),
+    ] = None,
+    users: Annotated[int, typer.Option(min=1, help="How many users ask, drawn at random.")] = 200,
+    targets: Annotated[int, typer.Option(min=1, max=1000, help="Items of a score.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Items of a recommendation or a search.")
+    ] = 20,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Objective: answered with success in so many milliseconds."),
+    ] = None,
+    slo_percentile: Annotated[
+        float, typer.Option(min=1, max=100, help="Of how many percent of all requests.")
+    ] = 99.0,
+    ramp: Annotated[
+        bool,
+        typer.Option(
+            "--ramp",
+            help="Raise the rate until the objective breaks, and say the highest that held; "
+            "without --slo-ms, 50.",
+        ),
+    ] = False,
+    max_rate: Annotated[float, typer.Option(min=1, help="Where a ramp ends.")] = 10_000.0,
+    floor: Annotated[
+        bool,
+        typer.Option(
+            "--floor",
+            help="Afterwards load a bare FastAPI app that answers the same bytes, started on this "
+            "machine, and give the ratio.",
+        ),
+    ] = False,
+    connections: Annotated[
+        int, typer.Option(min=1, help="Most requests with the server at once; more wait.")
+    ] = 500,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after it was due when a request has failed.")
+    ] = 10.0,
+    silence: Annotated[
+        float, typer.Option(min=0.5, help="Seconds without any answer that end the test.")
+    ] = 10.0,
+    write_to_users: Annotated[
+        bool,
+        typer.Option(
+            "--write-to-users",
+            help="Send events for the users that ask, not for users of the test's own.",
+        ),
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave what was written in the service.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write a page with plots here.")
+    ] = None,
+) -> None:
+    """Load a running service over HTTP, and say how long its answers took and what failed.
+
+    An open loop: requests leave on schedule whether or not earlier ones came back, and latency
+    counts from when each was due, so that whoever would have met a stall of the server sees it.
+
+    Users, items and words of titles come from the service itself. Events are written for users
+    named loadtest-…, who are forgotten at the end; with --write-to-users, for users who are there,
+    and each event is deleted at the end. Ctrl-C ends the load and reports what there is.
+
+    Ends with 1 where an objective did not hold or the server stopped answering.
+
+    [dim]heed loadtest --rate 100 --duration 60 --html report.html[/]
+    [dim]heed loadtest --ramp --slo-ms 50 --slo-percentile 99 --floor[/]
+    """
+    for option, path in (("--json", json_file), ("--html", html)):
+        if path is not None and not path.parent.is_dir():
+            raise Invalid(option, f"there is no folder {path.parent}; make it first")
+    threads(1)
+    from service.bench import loadtest as loads
+    from service.bench.loadtest import page
+    from service.bench.loadtest.figures import Slo
+    from service.bench.loadtest.material import parsed_headers
+
+    if ramp and slo_ms is None:
+        slo_ms = 50.0
+    found = loads.run(
+        out,
+        loads.Options(
+            url=url.rstrip("/"),
+            rate=rate,
+            duration=duration,
+            warmup=warmup,
+            arrivals=arrivals,
+            mix=mix,
+            headers=parsed_headers(header or ()),
+            users=users,
+            targets=targets,
+            limit=limit,
+            connections=connections,
+            timeout=timeout,
+            silence=silence,
+            slo=None if slo_ms is None else Slo(slo_percentile, slo_ms / 1e3),
+            ramp=ramp,
+            most=max_rate,
+            floor=floor,
+            write_to_users=write_to_users,
+            keep=keep,
+            seed=seed,
+        ),
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=1) + "\n")
+    if html is not None:
+        html.write_text(page.drawn(found), encoding="utf-8")
+        out.print(f"{html} written.", highlight=False)
+    if found["ended"] == "silent":
+        err.print("[bold red]error:[/] the server stopped answering", highlight=False)
+        raise typer.Exit(1)
+    if found["ended"] == "stopped":
+        raise typer.Exit(130)
+    objective = (
+        found["ramp"]["held"] if "ramp" in found else found["load"].get("slo", {}).get("held", True)
+    )
+    raise typer.Exit(int(not objective))
