@@ -1,0 +1,46 @@
+"""How good answers are: where held-out targets stand, and what of the exact best was found.
+
+Runs in the environments of peers too: only numpy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+ABSENT = 2**31  # a rank far beyond all that is counted
+
+
+def ranks(lists: Sequence[ArrayLike], targets: ArrayLike) -> NDArray[np.int64]:
+    """Where each target stands in its list, from 0; `ABSENT` where it does not.
+
+    Args:
+        lists: M lists of item rows, best first, of any lengths.
+        targets: item rows [M].
+
+    Raises:
+        ValueError: when there are not as many targets as lists, or a list names an item twice.
+    """
+    found = []
+    for items, target in zip(lists, np.asarray(targets).tolist(), strict=True):
+        row = np.asarray(items)
+        if len(np.unique(row)) < len(row):
+            raise ValueError("a list names an item twice")
+        at = np.flatnonzero(row == target)
+        found.append(int(at[0]) if len(at) else ABSENT)
+    return np.array(found, dtype=np.int64)
+
+
+def recall(found: Sequence[ArrayLike], best: Sequence[ArrayLike]) -> float:
+    """The share of each query's exact best that is among what was found, on the average.
+
+    Raises:
+        ValueError: when there are not as many of one as of the other, or none.
+    """
+    if len(found) != len(best) or not len(best):
+        raise ValueError(f"{len(found)} answers cannot be judged by {len(best)} exact ones")
+    shares = [np.isin(np.asarray(b), np.asarray(f)).mean()
+              for f, b in zip(found, best, strict=True)]  # fmt: skip
+    return float(np.mean(shares))
