@@ -18,7 +18,7 @@ from tests.models.small import DAY, past, random_past
 LENGTHS = (1, 3, 5, 9, 17)  # the window is 5
 
 
-def padded(pasts: list[Past], filled: int) -> tuple[torch.Tensor, ...]:
+def padded(pasts: list[Past], filled: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Items, times and lengths; the padding holds an item that nobody asked about."""
     longest = max(len(each.rows) for each in pasts)
     items = np.full((len(pasts), longest), filled, dtype=np.int64)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from service.errors import Unavailable
 
@@ -59,3 +62,37 @@ def versions(pythons: Pythons) -> dict[str, str]:
                 f"{python} has no {', '.join(missing)}: run `make bench-peers` with a network"
             )
     return found
+
+
+def ran(python: Path, module: str, arguments: list[str], what: str, console: Console) -> str:
+    """What a module of this folder writes to stdout, run with one thread; its stderr is progress.
+
+    Raises:
+        Unavailable: when it fails, with its last words.
+    """
+    one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+    command = [str(python), "-m", f"{__package__}.{module}", *arguments]
+    said: list[str] = []
+    with (
+        console.status(what) as status,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **one},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
+        try:
+            for line in process.stderr or ():
+                said.append(line)
+                status.update(f"{what}: {line.strip()[:80]}")
+            answer = process.stdout.read() if process.stdout else ""
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        words = "".join(said).strip()[-500:]
+        raise Unavailable(f"{what} ended with {process.returncode}: {words}")
+    return answer

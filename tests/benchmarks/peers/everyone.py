@@ -18,7 +18,7 @@ from service.lists import write_lists
 from service.queries import Asker, RecommendQuery
 from service.registry import Registry
 from service.settings import Settings
-from tests.benchmarks.peers.ground import Ground
+from tests.benchmarks.peers.ground import ASKED, Ground
 from tests.benchmarks.peers.questions import LIMIT
 from tests.benchmarks.peers.turns import HEED, Peer, answers
 
@@ -62,7 +62,7 @@ def _heed(ground: Ground) -> float:
                 Embeddings(open_encoder(settings.encoder), None),
                 Path(folder) / "lists.jsonl",
                 RecommendQuery(Asker(), LIMIT),
-                at=ground.latest,
+                at=ASKED,
                 exact_up_to=settings.exact_up_to,
                 told=lambda _done, _total: None,
             )

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ from service.training import fitted
 PEERS_FOLDER = "peers"
 ARRAYS = "arrays.npz"  # what peers read: they import nothing of Heed's
 USER = "user {}".format
+# 2030, the time of all questions, microseconds: so long after all events that it says nothing of
+# when the held-out event came, which alone would say much of what it is.
+ASKED = 1_893_456_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +56,10 @@ class Ground:
         """Events to fit on, cases to choose by, histories to serve, and the items' texts."""
         return self.data / ARRAYS
 
-    @property
-    def latest(self) -> int:
-        """Microseconds of the newest event of all."""
-        return int(self.task.test.history.timestamps.max())
-
     def history(self, user: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Item rows and microseconds of all that may be seen of a user, oldest first."""
         seen = self.task.test.history.user(user)
         return seen.items, seen.timestamps
-
-    def asked(self, user: int) -> int:
-        """When a user's questions are asked, microseconds: with their newest event.
-
-        When the held-out event came is not told, for that alone would say much of what it is.
-        """
-        return int(self.history(user)[1][-1])
 
 
 def prepared(
@@ -103,7 +95,8 @@ def prepared(
             importing.load(store, _Shown(source, ground), console)
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
-        np.savez(temporary / ARRAYS, **_arrays(task, content))
+        arrays: dict[str, Any] = _arrays(task, content)
+        np.savez(temporary / ARRAYS, **arrays)
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -152,9 +145,13 @@ def _train(
     Registry(folder / MODELS_FOLDER).publish(trained.pack(), described)
 
 
-def _arrays(task: Task, content: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
-    def log(name: str, events: Interactions) -> dict[str, NDArray[np.generic]]:
-        columns = {"users": events.users, "items": events.items, "timestamps": events.timestamps}
+def _arrays(task: Task, content: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def log(name: str, events: Interactions) -> dict[str, NDArray[Any]]:
+        columns: dict[str, NDArray[Any]] = {
+            "users": events.users,
+            "items": events.items,
+            "timestamps": events.timestamps,
+        }
         return {f"{name}_{column}": values for column, values in columns.items()}
 
     assert task.validation is not None  # protocol A has cases to choose by

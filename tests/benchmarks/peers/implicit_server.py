@@ -1,17 +1,16 @@
 """`implicit`'s alternating least squares behind FastAPI, in the environment of peers.
 
-    python -m tests.benchmarks.peers.implicit_server ARRAYS [fresh]
+    python -m tests.benchmarks.peers.implicit_server ARRAYS
 
 Its factors, regularisation and confidence are chosen on the validation cases, then fitted on all
-that may be seen. With `fresh` a user's factors are computed anew from the history in each request,
-as they must be for an answer to know of events since the last fit.
+that may be seen. A fresh answer computes the user's factors anew from the history, as it must to
+know of events since the fit.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -22,7 +21,7 @@ from scipy.sparse import csr_matrix
 
 from models.metrics import gains
 from tests.benchmarks.peers.quality import ranks
-from tests.benchmarks.peers.served import Lists, serve
+from tests.benchmarks.peers.served import Lists, Question, serve
 
 FACTORS = (32, 64, 128)
 REGULARIZATION = (0.01, 0.1)
@@ -30,7 +29,7 @@ ALPHA = (1.0, 5.0, 20.0)
 ITERATIONS = 15  # its default
 
 
-def main(path: str, fresh: bool) -> None:
+def main(path: str) -> None:
     """Choose, fit and serve."""
     arrays = np.load(path)
     size = (int(arrays["history_users"].max()) + 1, len(arrays["content"]))
@@ -44,29 +43,31 @@ def main(path: str, fresh: bool) -> None:
         if ndcg > best:
             best, chosen = ndcg, options
     model = _fitted(chosen, history)
-    recommend = partial(model.recommend, recalculate_user=fresh)
 
-    def one(user: int, **how: Any) -> tuple[Sequence[int], Sequence[float]]:
-        items, scores = recommend(user, history[user], **how)
+    def answer(asked: Question) -> tuple[Sequence[int], Sequence[float]]:
+        targets = asked.targets
+        items, scores = model.recommend(
+            asked.user,
+            history[asked.user],
+            N=asked.limit if targets is None else len(targets),
+            items=targets,
+            filter_already_liked_items=targets is None,
+            recalculate_user=asked.fresh,
+        )
         kept = items >= 0
         return items[kept].tolist(), scores[kept].tolist()
 
-    def score(user: int, targets: Sequence[int]) -> tuple[Sequence[int], Sequence[float]]:
-        return one(user, N=len(targets), items=targets, filter_already_liked_items=False)
-
     def everyone(limit: int) -> int:
-        rows = np.arange(size[0])
-        return len(recommend(rows, history, N=limit)[0])
+        return len(model.recommend(np.arange(size[0]), history, N=limit)[0])
 
     factors, regularization, alpha = chosen
     serve(
         Lists(
-            score,
-            lambda user, limit: one(user, N=limit),
+            answer,
             everyone,
             f"ALS, {factors} factors, regularization {regularization:g}, alpha {alpha:g}, "
             f"{ITERATIONS} iterations; chosen of {len(FACTORS) * len(REGULARIZATION) * len(ALPHA)} "
-            f"by validation (NDCG@10 {best:.3f})" + ("; recalculate_user=True" if fresh else ""),
+            f"by validation (NDCG@10 {best:.3f})",
         )
     )
 
@@ -92,4 +93,4 @@ def _matrix(arrays: Any, name: str, size: tuple[int, int]) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "fresh" in sys.argv[2:])
+    main(sys.argv[1])

@@ -27,7 +27,7 @@ from tests.benchmarks.peers.padded import Padded
 WAIT = 0.002  # seconds that a batch waits to be filled; one request alone waits them too
 
 
-class Model(litserve.LitAPI):
+class Model(litserve.LitAPI):  # type: ignore[misc]  # it is not installed where types are checked
     """Scores of targets where a request names them, else the best of what was not had."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -61,6 +61,7 @@ class Model(litserve.LitAPI):
                     out[row] = each
         return out
 
+    @torch.inference_mode()
     def _answers(self, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
         longest = max(len(each["items"]) for each in asked)
         items, times = (

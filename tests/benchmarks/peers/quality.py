@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Rows = Sequence[ArrayLike] | NDArray[np.int64]  # of each query, or [Q, k]
+
 ABSENT = 2**31  # a rank far beyond all that is counted
 
 
-def ranks(lists: Sequence[ArrayLike], targets: ArrayLike) -> NDArray[np.int64]:
+def ranks(lists: Rows, targets: ArrayLike) -> NDArray[np.int64]:
     """Where each target stands in its list, from 0; `ABSENT` where it does not.
 
     Args:
@@ -33,7 +35,7 @@ def ranks(lists: Sequence[ArrayLike], targets: ArrayLike) -> NDArray[np.int64]:
     return np.array(found, dtype=np.int64)
 
 
-def recall(found: Sequence[ArrayLike], best: Sequence[ArrayLike]) -> float:
+def recall(found: Rows, best: Rows) -> float:
     """The share of each query's exact best that is among what was found, on the average.
 
     Raises:

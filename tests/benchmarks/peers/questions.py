@@ -14,7 +14,7 @@ from service.bench.client import Answer, post
 from service.bench.timing import Told, silent
 from service.errors import Unavailable
 from service.timestamps import to_rfc3339
-from tests.benchmarks.peers.ground import USER, Ground
+from tests.benchmarks.peers.ground import ASKED, USER, Ground
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.turns import HEED, Peer, answers
 
@@ -23,7 +23,7 @@ BARE = f"{HEED}, keeping nothing"
 ALONE, BATCHES = "LitServe, one by one", "LitServe, in batches"
 SASREC = "RecTools' SASRec"
 ALS, FRESH = "implicit's ALS", "implicit's ALS, fresh"
-_PADDING = 64  # histories are padded to multiples of this many events
+PADDING = 64  # histories are padded to multiples of this many events
 _SAME = 1e-3  # by how much the same model's scores may differ
 
 
@@ -57,19 +57,18 @@ def judged(peer: Peer, ground: Ground, cases: Sequence[int], told: Told = silent
 
 def question(name: str, ground: Ground, user: int, targets: NDArray[np.int64] | None) -> bytes:
     """A request in the words of a peer: score targets, or recommend."""
-    kind = "recommend" if targets is None else "score"
     if name in (HEED, BARE):
-        body: dict[str, Any] = {"user_id": USER(user), "at": to_rfc3339(ground.asked(user))}
+        body: dict[str, Any] = {"user_id": USER(user), "at": to_rfc3339(ASKED)}
         if targets is None:
             return post("/v1/recommend", body | {"limit": LIMIT})
         return post("/v1/score", body | {"item_ids": [ground.item_ids[row] for row in targets]})
-    wanted = {"limit": LIMIT} if targets is None else {"targets": targets.tolist()}
+    wanted: dict[str, Any] = {"limit": LIMIT} if targets is None else {"targets": targets.tolist()}
     if name not in (ALONE, BATCHES):
-        return post(f"/{kind}", {"user": user} | wanted)
+        return post("/ask", {"user": user, "fresh": name == FRESH} | wanted)
     items, times = ground.history(user)
-    padding = [0] * (-len(items) % _PADDING)
+    padding = [0] * (-len(items) % PADDING)
     history = {"items": items.tolist() + padding, "timestamps": times.tolist() + padding}
-    asked = {"length": len(items), "at": ground.asked(user)}
+    asked = {"length": len(items), "at": ASKED}
     return post("/predict", history | asked | wanted)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +17,9 @@ from rich.console import Console
 from service import __version__, bench
 from service.bench.client import post
 from service.bench.processes import Cores, Server, serving
-from service.errors import Unavailable
 from service.layout import MODELS_FOLDER, STORE_FILE
 from service.settings import Settings
-from tests.benchmarks.peers.environments import ROOT, Pythons, versions
+from tests.benchmarks.peers.environments import Pythons, ran, versions
 from tests.benchmarks.peers.ground import Ground
 from tests.benchmarks.peers.questions import (
     ALONE,
@@ -65,15 +62,14 @@ def running(
         Unavailable: when one does not start, with its last words.
     """
     arrays = str(ground.arrays)
-    sasrec = {
+    sasrec: dict[str, Any] = {
         "arrays": arrays,
-        "model": str(ground.data / "sasrec.ckpt"),
+        "model": str(ground.data / f"sasrec-{epochs}-epochs.ckpt"),
         "options": sasrec_options(ground),
         "epochs": epochs,
     }
     if not Path(sasrec["model"]).exists():
-        with console.status("RecTools' SASRec is trained, once"):
-            _fit(pythons.rectools, sasrec)
+        ran(pythons.rectools, "sasrec", ["fit", json.dumps(sasrec)], f"training {SASREC}", console)
     own = Settings.read()
     texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
     bare = {"HEED_ENCODING_CACHE_BYTES": "0", "HEED_HISTORY_CACHE_BYTES": "0"}
@@ -106,9 +102,8 @@ def running(
             SASREC: started(
                 SASREC, ["-m", f"{_ROOM}.sasrec", "serve", json.dumps(sasrec)], pythons.rectools
             ),
-            ALS: started(ALS, implicit, pythons.peers),
-            FRESH: started(FRESH, [*implicit, "fresh"], pythons.peers),
         }
+        theirs[ALS] = theirs[FRESH] = started(ALS, implicit, pythons.peers)
         yield _peers(ground, heed(HEED), heed(BARE, **bare), theirs, users, versions(pythons))
 
 
@@ -172,22 +167,8 @@ def _peers(
         ),
         asking(ALS, theirs[ALS], f"implicit {version['implicit']}: {told(ALS)}",
                als + " It does not see events after the fit."),
-        asking(FRESH, theirs[FRESH], f"implicit {version['implicit']}: {told(FRESH)}", als),
+        asking(FRESH, theirs[FRESH], "the same, recalculate_user=True", als),
     ]  # fmt: skip
-
-
-def _fit(python: Path, spec: Mapping[str, Any]) -> None:
-    """Raises `Unavailable` with the last words where it fails."""
-    one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-    command = [str(python), "-m", f"{_ROOM}.sasrec", "fit", json.dumps(spec)]
-    with tempfile.TemporaryFile("w+") as words:
-        code = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **one}, stdout=words, stderr=words, check=False
-        ).returncode
-        words.seek(0)
-        said = words.read().strip()[-500:]
-    if code:
-        raise Unavailable(f"the training of {SASREC} ended with {code}: {said}")
 
 
 @contextmanager

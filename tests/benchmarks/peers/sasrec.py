@@ -24,7 +24,7 @@ from rectools.models import SASRecModel, load_model
 
 from models.metrics import gains
 from tests.benchmarks.peers.quality import ranks
-from tests.benchmarks.peers.served import Lists, serve
+from tests.benchmarks.peers.served import Lists, Question, serve
 
 _PATIENCE = 3  # judgments without a better one, after which training ends
 
@@ -70,15 +70,17 @@ def run(spec: dict[str, Any]) -> None:
     # of it is their own events, which are kept by user.
     own = {user: Dataset.construct(events) for user, events in seen.groupby(Columns.User)}
 
-    def ask(user: int, **how: Any) -> tuple[Sequence[int], Sequence[float]]:
-        found = model.recommend([user], own[user], add_rank_col=False, **how)
+    def answer(asked: Question) -> tuple[Sequence[int], Sequence[float]]:
+        targets = asked.targets
+        found = model.recommend(
+            [asked.user],
+            own[asked.user],
+            k=asked.limit if targets is None else len(targets),
+            filter_viewed=targets is None,
+            items_to_recommend=targets,
+            add_rank_col=False,
+        )
         return found[Columns.Item].tolist(), found[Columns.Score].tolist()
-
-    def score(user: int, targets: Sequence[int]) -> tuple[Sequence[int], Sequence[float]]:
-        return ask(user, k=len(targets), filter_viewed=False, items_to_recommend=targets)
-
-    def recommend(user: int, limit: int) -> tuple[Sequence[int], Sequence[float]]:
-        return ask(user, k=limit, filter_viewed=True)
 
     def everyone(limit: int) -> int:
         users = np.fromiter(own, dtype=np.int64)
@@ -87,7 +89,7 @@ def run(spec: dict[str, Any]) -> None:
 
     settings = ", ".join(f"{name} {value}" for name, value in spec["options"].items())
     chosen = f"epoch {told['epoch']} by validation (NDCG@10 {told['ndcg']:.3f})"
-    serve(Lists(score, recommend, everyone, f"SASRec, {settings}; {chosen}; else its defaults"))
+    serve(Lists(answer, everyone, f"SASRec, {settings}; {chosen}; else its defaults"))
 
 
 def _frame(arrays: Any, name: str) -> pd.DataFrame:

@@ -22,13 +22,13 @@ class Question(BaseModel):
     user: int
     targets: list[int] | None = None
     limit: int = 20
+    fresh: bool = False  # with what the user did since the model was fitted, where that costs more
 
 
 class Lists(NamedTuple):
     """How a library answers."""
 
-    score: Callable[[int, Sequence[int]], tuple[Sequence[int], Sequence[float]]]
-    recommend: Callable[[int, int], tuple[Sequence[int], Sequence[float]]]
+    answer: Callable[[Question], tuple[Sequence[int], Sequence[float]]]
     everyone: Callable[[int], int]  # lists for all users in one call; how many users
     settings: str  # chosen how, in words
 
@@ -37,14 +37,9 @@ def app_of(lists: Lists) -> FastAPI:
     """Routes of an app; plain functions, which FastAPI runs on threads beside its loop."""
     app = FastAPI()
 
-    @app.post("/score")
-    def score(question: Question) -> dict[str, Any]:
-        items, scores = lists.score(question.user, question.targets or [])
-        return {"items": list(items), "scores": list(scores)}
-
-    @app.post("/recommend")
-    def recommend(question: Question) -> dict[str, Any]:
-        items, scores = lists.recommend(question.user, question.limit)
+    @app.post("/ask")
+    def ask(question: Question) -> dict[str, Any]:
+        items, scores = lists.answer(question)
         return {"items": list(items), "scores": list(scores)}
 
     @app.post("/everyone")
