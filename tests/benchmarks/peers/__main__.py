@@ -74,7 +74,7 @@ def recommend(
     unpinned: Unpinned = False,
     json_file: JSON = None,
 ) -> None:
-    """Score 100 targets and recommend 20 items, for stored or sent histories.
+    """Heed beside LitServe, SASRec and ALS: score 100 targets, recommend 20 items.
 
     Heed and SASRec are trained once, and kept in the data directory under `peers`: remove that
     folder to train anew. On ml-1m with the preset best that takes an hour and more.
@@ -165,7 +165,7 @@ def search(
     unpinned: Unpinned = False,
     json_file: JSON = None,
 ) -> None:
-    """Search the field keys of a catalogue: over HTTP, and in one process.
+    """Heed beside Chroma over HTTP, and beside qdrant-edge in one process, on one catalogue.
 
     Each is given the least effort that finds enough of the exact ten nearest keys.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from tests.benchmarks.peers.quality import Rows, recall
+from tests.benchmarks.peers.quality import Rows
 
 GOAL = 0.99  # of the exact best
 LADDER = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -20,7 +20,7 @@ class Chosen(NamedTuple):
 
 def least(
     look: Callable[[int], Rows],
-    best: Rows,
+    judge: Callable[[Rows], float],
     *,
     goal: float = GOAL,
     ladder: Iterable[int] = LADDER,
@@ -29,13 +29,13 @@ def least(
 
     Args:
         look: what is found of each query with an effort (`ef`, clusters probed).
-        best: the exact best of the same queries.
+        judge: the recall of what was found.
         goal: the recall that is enough.
         ladder: efforts, rising, at least one.
     """
     chosen = Chosen(0, -1.0)
     for effort in ladder:
-        found = recall(look(effort), best)
+        found = judge(look(effort))
         # Where more effort finds no more, the lesser one is as good.
         if found > chosen.recall:
             chosen = Chosen(effort, found)

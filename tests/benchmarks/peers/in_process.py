@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from models import coarse
 from service.bench.timing import alternate, ratios, spread
 from tests.benchmarks.peers.effort import GOAL, LADDER, least
-from tests.benchmarks.peers.quality import recall
+from tests.benchmarks.peers.quality import Nearest
 
 TOP = 10
 HEED = "Heed's coarse index"
@@ -44,25 +44,18 @@ class Subject:
     build: float  # seconds
 
 
-def exact(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The places [Q, TOP] of the keys nearest to each query, by all products."""
-    products = queries @ keys.T
-    best: NDArray[np.int64] = np.argpartition(-products, TOP, axis=1)[:, :TOP]
-    return best
-
-
 def main(spec: Mapping[str, Any]) -> None:
     """Build each, choose each one's effort on half of the queries, time them on the others."""
     keys, queries = np.load(spec["keys"]), np.load(spec["queries"])
     half = len(queries) // 2
-    best = exact(keys, queries)
+    nearest = Nearest(keys, queries, TOP)
     with tempfile.TemporaryDirectory() as folder:
         subjects = [_heed(keys, queries), *_edges(keys, queries, Path(folder))]
         chosen = {}
         for each in subjects:
             chosen[each.name] = least(
                 lambda effort, each=each: [each.look(at, effort) for at in range(half)],  # type: ignore[misc]
-                best[:half],
+                lambda found: nearest.recall(found, range(half)),
                 goal=spec["goal"],
                 ladder=each.ladder,
             )
@@ -83,7 +76,7 @@ def main(spec: Mapping[str, Any]) -> None:
             found[each.name] = {
                 "settings": each.settings,
                 "effort": f"{each.effort} {effort}",
-                "recall": recall(answers, best[half:]),
+                "recall": nearest.recall(answers, others),
                 "build_seconds": each.build,
                 "seconds": spread(seconds).as_dict(),
                 "heed_times_as_fast": ratios(

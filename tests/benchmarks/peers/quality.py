@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Rows = Sequence[ArrayLike] | NDArray[np.int64]  # of each query, or [Q, k]
 
+_ROUNDING = 1e-5  # of a product of unit vectors in float32
 ABSENT = 2**31  # a rank far beyond all that is counted
 
 
@@ -46,3 +47,41 @@ def recall(found: Rows, best: Rows) -> float:
     shares = [np.isin(np.asarray(b), np.asarray(f)).mean()
               for f, b in zip(found, best, strict=True)]  # fmt: skip
     return float(np.mean(shares))
+
+
+class Nearest:
+    """The exact nearest keys of queries, and what share of them others find.
+
+    Keys that say the same stand at one place: of equals, whichever is found counts.
+    """
+
+    def __init__(self, keys: NDArray[np.float32], queries: NDArray[np.float32], count: int) -> None:
+        """Compare every key with every query.
+
+        Args:
+            keys: unit vectors [F, D].
+            queries: unit vectors [Q, D].
+            count: how many nearest keys, at most F.
+        """
+        self._keys, self._queries, self._count = keys, queries, count
+        least = len(keys) - count
+        # A few at a time: the products of all would need more memory than the keys.
+        self._least = np.array(
+            [np.partition(keys @ query, least)[least] for query in queries], dtype=np.float32
+        )
+
+    def recall(self, found: Rows, queries: Sequence[int]) -> float:
+        """On the average over some queries, by what was found of each: rows of keys.
+
+        Raises:
+            ValueError: when there are not as many answers as queries, or a key is named twice.
+        """
+        shares = []
+        for rows, at in zip(found, queries, strict=True):
+            row = np.asarray(rows, dtype=np.int64)
+            if len(np.unique(row)) < len(row):
+                raise ValueError("a key is named twice")
+            products = self._keys[row] @ self._queries[at]
+            good = np.count_nonzero(products >= self._least[at] - _ROUNDING)
+            shares.append(min(1.0, good / self._count))
+        return float(np.mean(shares))

@@ -34,10 +34,11 @@ from service.settings import Settings
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.peers.effort import Chosen, least
 from tests.benchmarks.peers.environments import Pythons, ran
-from tests.benchmarks.peers.quality import recall
+from tests.benchmarks.peers.quality import Nearest, recall
 from tests.benchmarks.peers.turns import HEED, Case, Peer, answers, measure
 
 TOP = 10
+COARSE = f"{HEED}, coarse"
 VECTORS = f"{HEED}, vector by /v1/attend"
 CHROMA = "Chroma"
 # Its defaults are 16 neighbours and 100 for both efs.
@@ -57,7 +58,7 @@ class Searched:
     keys: NDArray[np.float32]  # [F, D] unit vectors
     texts: tuple[str, ...]  # Q queries
     queries: NDArray[np.float32]  # [Q, D] unit vectors
-    best: NDArray[np.int64]  # [Q, TOP] places of the keys nearest to each, by all products
+    nearest: Nearest  # what of the exact ten keys others find
 
 
 @contextmanager
@@ -94,8 +95,8 @@ def catalogue(data: Path, items: int | None, count: int, told: Told) -> Iterator
         asked /= np.linalg.norm(asked, axis=1, keepdims=True)
         np.save(target / _KEYS, keys)
         np.save(target / _QUERIES, asked)
-        best = np.argpartition(-(asked @ keys.T), TOP, axis=1)[:, :TOP]
-        yield Searched(target, len(made), keys, texts, asked, best)
+        nearest = Nearest(keys, asked, TOP)
+        yield Searched(target, len(made), keys, texts, asked, nearest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,8 @@ def over_http(
             Peer(HEED, heed.port, {"search": [_search(searched, at) for at in later]},
                  "POST /v1/search: the query's text is encoded, its words are counted beside what "
                  "it means, items are weighed"),
+            Peer(COARSE, heed.port, {"search": [_search(searched, at, "coarse") for at in later]},
+                 "the same, retrieval coarse: the index names 1,000 keys"),
             Peer(VECTORS, heed.port, {"search": [_attend(searched, at) for at in later]},
                  "POST /v1/attend: the client brings the vector, every key is compared",),
             Peer(CHROMA, chroma.port, {"search": _asked(chroma.port, searched, later)},
@@ -156,13 +159,12 @@ def over_http(
                  "BM25, no typing errors, no items that hold several keys."),
         ]  # fmt: skip
         cases = measure(peers, (1, 16), rounds=rounds, requests=requests, told=told)
-        best = searched.best[half:]
         recalls = {
-            HEED: _of_itself(peers[0], searched, later),
-            VECTORS: recall([answer.json()["rows"] for answer in
-                             answers(peers[1], peers[1].questions["search"])], best),
-            CHROMA: recall(_found(peers[2]), best),
-        }  # fmt: skip
+            HEED: _of_itself(peers[0], peers[0], searched, later),
+            COARSE: _of_itself(peers[0], peers[1], searched, later),
+            VECTORS: searched.nearest.recall(_rows(peers[2]), later),
+            CHROMA: searched.nearest.recall(_found(peers[3]), later),
+        }
     return Served(peers, cases, recalls)
 
 
@@ -221,13 +223,21 @@ def _attend(searched: Searched, at: int) -> bytes:
     return post("/v1/attend", asked | {"scorer": "cosine", "limit": TOP})
 
 
-def _of_itself(peer: Peer, searched: Searched, later: Sequence[int]) -> float:
+def _of_itself(exact: Peer, peer: Peer, searched: Searched, later: Sequence[int]) -> float:
     """Of the ten best items by an exact search, words and meaning, how many are answered."""
-    exact, found = (
-        [[item["item_id"] for item in answer.json()["items"]] for answer in answers(peer, asks)]
-        for asks in ([_search(searched, at, "exact") for at in later], peer.questions["search"])
+    best, found = (
+        [[item["item_id"] for item in answer.json()["items"]] for answer in answers(each, asks)]
+        for each, asks in (
+            (exact, [_search(searched, at, "exact") for at in later]),
+            (peer, peer.questions["search"]),
+        )
     )
-    return recall(found, exact)
+    return recall(found, best)
+
+
+def _rows(peer: Peer) -> list[list[int]]:
+    """The keys that the bare operator weighs most."""
+    return [answer.json()["rows"] for answer in answers(peer, peer.questions["search"])]
 
 
 @contextmanager
@@ -252,7 +262,9 @@ def _effort(
             return _found(Peer(CHROMA, server.port, {"search": asks}, ""))
 
     ladder = (16, 32, 64, 128, 256, 512, 1024)
-    return least(look, searched.best[:half], goal=goal, ladder=ladder)
+    return least(
+        look, lambda found: searched.nearest.recall(found, range(half)), goal=goal, ladder=ladder
+    )
 
 
 def _asked(port: int, searched: Searched, rows: Sequence[int]) -> list[bytes]:
