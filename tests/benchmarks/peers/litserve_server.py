@@ -7,8 +7,12 @@ Every request brings a padded history, as its client keeps it; what arrives toge
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -97,6 +101,18 @@ def main(spec: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
+def supervise(spec: str) -> None:
+    """Serve in a session of its own and end all of it: LitServe's workers outlive their parent."""
+    command = [sys.executable, "-m", "tests.benchmarks.peers.litserve_server", spec, "inside"]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        sys.exit(process.wait())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def _announce(port: int) -> None:
     while True:
         try:
@@ -110,4 +126,7 @@ def _announce(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    if sys.argv[2:] == ["inside"]:
+        main(json.loads(sys.argv[1]))
+    else:
+        supervise(sys.argv[1])
