@@ -64,13 +64,20 @@ def versions(pythons: Pythons) -> dict[str, str]:
     return found
 
 
-def ran(python: Path, module: str, arguments: list[str], what: str, console: Console) -> str:
-    """What a module of this folder writes to stdout, run with one thread; its stderr is progress.
+def ran(
+    python: Path,
+    module: str,
+    arguments: list[str],
+    what: str,
+    console: Console,
+    threads: int = 1,
+) -> str:
+    """What a module of this folder writes to stdout; what it writes to stderr is progress.
 
     Raises:
         Unavailable: when it fails, with its last words.
     """
-    one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+    count = {f"{name}_NUM_THREADS": f"{threads}" for name in ("OMP", "MKL", "OPENBLAS")}
     command = [str(python), "-m", f"{__package__}.{module}", *arguments]
     said: list[str] = []
     with (
@@ -78,7 +85,7 @@ def ran(python: Path, module: str, arguments: list[str], what: str, console: Con
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **one},
+            env={**os.environ, **count},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

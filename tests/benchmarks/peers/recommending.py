@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -69,7 +70,14 @@ def running(
         "epochs": epochs,
     }
     if not Path(sasrec["model"]).exists():
-        ran(pythons.rectools, "sasrec", ["fit", json.dumps(sasrec)], f"training {SASREC}", console)
+        ran(
+            pythons.rectools,
+            "sasrec",
+            ["fit", json.dumps(sasrec)],
+            f"training {SASREC}",
+            console,
+            threads=os.cpu_count() or 1,  # how long it takes is not measured here
+        )
     own = Settings.read()
     texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
     bare = {"HEED_ENCODING_CACHE_BYTES": "0", "HEED_HISTORY_CACHE_BYTES": "0"}

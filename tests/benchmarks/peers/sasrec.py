@@ -61,6 +61,7 @@ def fit(spec: dict[str, Any]) -> None:
 
 def run(spec: dict[str, Any]) -> None:
     """Serve the model that was fitted."""
+    torch.set_num_threads(1)
     arrays = np.load(spec["arrays"])
     model = load_model(spec["model"])
     told = json.loads(Path(spec["model"]).with_suffix(".json").read_text())
@@ -109,7 +110,6 @@ def _lists(told: pd.DataFrame, users: Sequence[int]) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     {"fit": fit, "serve": run}[sys.argv[1]](json.loads(sys.argv[2]))
