@@ -109,7 +109,7 @@ def recommend(
     report.quality(out, "How good the lists are", good)
     caption = (
         f"{len(asking)} users ask in turn. Milliseconds. LitServe's client sends the whole "
-        f"history, padded to {questions.PADDING} events; its scores differ from Heed's by "
+        f"history, padded to a multiple of {questions.PADDING} events; its scores differ from Heed's by "
         f"{apart:.0e} at most. The others keep histories in memory."
     )
     title = f"Closed loop over HTTP: {questions.TARGETS} targets, {questions.LIMIT} items"
@@ -120,8 +120,8 @@ def recommend(
         times = ratios(own, rates[HEED])
         if name != HEED and times.low > 1:
             lost.append(
-                f"lists of all users: {name} is {times.median:.2f} times as fast. It answers all "
-                "in one product, and reads no store."
+                f"lists of all users: {name} is {times.median:.2f} times as fast. It answers "
+                "users in batches out of memory; Heed one after the other, out of its store."
             )
     report.slower(out, lost)
     _written(

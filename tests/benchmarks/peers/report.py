@@ -133,7 +133,9 @@ def lost(
 
 def times(found: Spread) -> str:
     """How many times as fast Heed is, in words; below 1, how many times as fast the other is."""
-    spelt = f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f}) times as fast"
+    low, median, high = (f"{each:.2f}" if each >= 0.1 else f"{each:.1g}"
+                         for each in (found.low, found.median, found.high))  # fmt: skip
+    spelt = f"{median} ({low}–{high}) times as fast"
     return spelt if verdict(found) != "slower" else f"{spelt}: SLOWER"
 
 
