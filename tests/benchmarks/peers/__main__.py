@@ -109,8 +109,8 @@ def recommend(
     report.quality(out, "How good the lists are", good)
     caption = (
         f"{len(asking)} users ask in turn. Milliseconds. LitServe's client sends the whole "
-        f"history, padded to a multiple of {questions.PADDING} events; its scores differ from Heed's by "
-        f"{apart:.0e} at most. The others keep histories in memory."
+        f"history, padded to a multiple of {questions.PADDING} events; its scores differ from "
+        f"Heed's by {apart:.0e} at most. The others keep histories in memory."
     )
     title = f"Closed loop over HTTP: {questions.TARGETS} targets, {questions.LIMIT} items"
     report.cases(out, title, cases, caption)
