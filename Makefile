@@ -12,9 +12,10 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # Written last, so a setup that was cut short is taken up again.
 STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
+PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test known browser lint bench bench-training bench-page lock clean
+.PHONY: help setup demo test known browser lint bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +55,10 @@ bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SA
 bench-page: $(STAMP) browser ## time the page of a data directory, from the last key to the first results (ARGS="DIR")
 	$(PY) -m tests.benchmarks.first_results $(or $(ARGS),$(HEED_DATA))
 
+bench-peers: $(STAMP) $(PEERS)/.setup $(RECTOOLS)/.peers ## measure beside what one would pick instead (ARGS="recommend", ARGS="search DIR")
+	$(PY) -m tests.benchmarks.peers $(or $(ARGS),--help) \
+	  $(if $(ARGS),--peers $(PEERS)/bin/python --rectools $(RECTOOLS)/bin/python)
+
 lock: ## resolve pyproject.toml anew into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet 'pip-tools>=7.4'
@@ -62,7 +67,7 @@ lock: ## resolve pyproject.toml anew into requirements/
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays
-	rm -rf $(VENV) $(RECTOOLS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RECTOOLS) $(PEERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # dev.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
@@ -84,6 +89,22 @@ $(RECTOOLS)/.setup: requirements/rectools.txt requirements/torch.txt
 	@set -e; pip="$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
 	$$pip $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt; \
 	$$pip -r requirements/rectools.txt -c requirements/torch.txt
+	@touch $@
+
+$(RECTOOLS)/.peers: $(RECTOOLS)/.setup tests/benchmarks/peers-rectools-requirements.txt
+	@$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  -r tests/benchmarks/peers-rectools-requirements.txt
+	@touch $@
+
+# LitServe serves Heed's own model, so Heed's libraries are there too, in the versions of its lock.
+$(PEERS)/.setup: tests/benchmarks/peers-requirements.txt requirements/runtime.txt requirements/torch.txt
+	@$(find_python); "$$python" -m venv --clear $(PEERS)
+	@echo "bench-peers: installing LitServe, implicit, Chroma and qdrant-edge into $(PEERS)"
+	@set -e; pip="$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
+	$$pip $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt; \
+	$$pip --no-deps --require-hashes -r requirements/runtime.txt; \
+	sed -n 's/ *\\$$//; /^[a-z]/p' requirements/runtime.txt > $(PEERS)/heed.txt; \
+	$$pip -r tests/benchmarks/peers-requirements.txt -c $(PEERS)/heed.txt -c requirements/torch.txt
 	@touch $@
 
 # Sets $python to $(PYTHON), or to the first Python found that will do.

@@ -109,7 +109,7 @@ def measure(
     started = time.perf_counter()
     made = list(_told(entries(source, count), "texts", count, told))
     texts = time.perf_counter() - started
-    asked = _queries(source, queries)
+    asked = queries_of(source, queries)
     started = time.perf_counter()
     catalogue = Catalogue.empty(encoder.dimension, word_index=WordIndex())
     for begin in range(0, count, _PART):
@@ -283,7 +283,7 @@ def _indexed_anew(
     return took[0], spread(samples), max(samples), len(samples)
 
 
-def _queries(source: Sequence[tuple[str, str]], count: int, seed: int = 1) -> list[str]:
+def queries_of(source: Sequence[tuple[str, str]], count: int, seed: int = 1) -> list[str]:
     """Some words in a row of the titles of real items."""
     generator = np.random.default_rng(seed)
     titles = [title.split() for title, _ in source]

@@ -98,7 +98,12 @@ def memory_of(pid: int | str = "self") -> dict[str, int] | None:
 
 @contextlib.contextmanager
 def serving(
-    arguments: Sequence[str], *, core: int | None, environment: Mapping[str, str]
+    arguments: Sequence[str],
+    *,
+    core: int | None,
+    environment: Mapping[str, str],
+    python: str = sys.executable,
+    patience: float = _START,
 ) -> Iterator[Server]:
     """A Python server on `core` until the block ends; it says its address when it listens.
 
@@ -106,6 +111,8 @@ def serving(
         arguments: of the interpreter, such as `-m service.cli serve`.
         core: which one; None = any.
         environment: its HEED_* variables; those of this process are not passed on.
+        python: the interpreter.
+        patience: seconds until it must have said its address.
 
     Raises:
         Unavailable: when it ends or stays silent, with its last words.
@@ -117,14 +124,14 @@ def serving(
     with tempfile.TemporaryFile() as words:
         with pinned(core):
             process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, *arguments],
+                [python, "-c", _LAUNCH, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=subprocess.STDOUT,
                 env={**inherited, **environment},
             )
         try:
-            yield Server(process.pid, _listening(process, words.fileno()))
+            yield Server(process.pid, _listening(process, words.fileno(), patience))
         finally:
             process.terminate()
             try:
@@ -134,9 +141,9 @@ def serving(
                 process.wait()
 
 
-def _listening(process: subprocess.Popen[bytes], words: int) -> int:
+def _listening(process: subprocess.Popen[bytes], words: int, patience: float) -> int:
     """The port that the process says it listens on."""
-    deadline = time.monotonic() + _START
+    deadline = time.monotonic() + patience
     while True:
         ended = process.poll() is not None
         said = os.pread(words, 1 << 16, 0).decode("utf-8", "replace")
@@ -144,6 +151,6 @@ def _listening(process: subprocess.Popen[bytes], words: int) -> int:
         if found:
             return int(found[1])
         if ended or time.monotonic() > deadline:
-            what = f"ended with {process.returncode}" if ended else f"was silent for {_START:g} s"
+            what = f"ended with {process.returncode}" if ended else f"was silent for {patience:g} s"
             raise Unavailable(f"a server that was to be measured {what}: {said.strip()[-500:]}")
         time.sleep(0.02)

@@ -379,8 +379,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     patch = pytest.MonkeyPatch()
     listening = bench.processes._listening
 
-    def watched(process: subprocess.Popen[bytes], words: int) -> int:
-        port = listening(process, words)
+    def watched(process: subprocess.Popen[bytes], words: int, patience: float) -> int:
+        port = listening(process, words, patience)
         servers.append(Server(process.pid, port))
         return port
 

@@ -1,0 +1,70 @@
+"""The lists of all users in one go and in one process, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.bench.client import post
+from service.bench.processes import Cores, pinned
+from service.bench.timing import Told, silent
+from service.cli.console import one_store
+from service.embeddings import Embeddings
+from service.encoders import open_encoder
+from service.layout import MODELS_FOLDER
+from service.lists import write_lists
+from service.queries import Asker, RecommendQuery
+from service.registry import Registry
+from service.settings import Settings
+from tests.benchmarks.peers.ground import ASKED, Ground
+from tests.benchmarks.peers.questions import LIMIT
+from tests.benchmarks.peers.turns import HEED, Peer, answers
+
+
+def measure(
+    ground: Ground, peers: Sequence[Peer], cores: Cores, rounds: int, told: Told = silent
+) -> dict[str, list[float]]:
+    """Users a second, round by round, everybody on the servers' core.
+
+    Args:
+        ground: whose users.
+        peers: those that answer POST /everyone; Heed writes what `heed recommend-all` does.
+        cores: of which the servers' is taken.
+        rounds: in which everybody has a turn.
+        told: how many turns are done.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in (HEED, *(peer.name for peer in peers))}
+    total = rounds * len(rates)
+    for done in range(total):
+        told(done, total)
+        number, place = divmod(done, len(rates))
+        at = (number + place) % len(rates)
+        if at == 0:
+            with pinned(cores.server):
+                rates[HEED].append(_heed(ground))
+        else:
+            peer = peers[at - 1]
+            said = answers(peer, [post("/everyone", {"user": 0, "limit": LIMIT})])[0].json()
+            rates[peer.name].append(said["users"] / said["seconds"])
+    told(total, total)
+    return rates
+
+
+def _heed(ground: Ground) -> float:
+    settings = Settings.read()
+    with tempfile.TemporaryDirectory() as folder, one_store(ground.data) as store:
+        done = asyncio.run(
+            write_lists(
+                store,
+                Registry(ground.data / MODELS_FOLDER),
+                Embeddings(open_encoder(settings.encoder), None),
+                Path(folder) / "lists.jsonl",
+                RecommendQuery(Asker(), LIMIT),
+                at=ASKED,
+                exact_up_to=settings.exact_up_to,
+                told=lambda _done, _total: None,
+            )
+        )
+    return done.users / done.seconds

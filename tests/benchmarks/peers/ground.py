@@ -1,0 +1,164 @@
+"""What all are measured on: MovieLens less what is held out, a model trained on it, both kept.
+
+Everyone fits on the same events, chooses by the same validation events, and serves the same
+histories; what each user did last is in none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from models.data import Interactions
+from models.presets import Preset, choose
+from models.protocols import Task, protocol_a
+from models.trained import Trained
+from service import corpora, datasets, importing, showing
+from service.cli.console import one_store
+from service.corpora import Corpus
+from service.embeddings import Embeddings
+from service.encoders import open_encoder
+from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
+from service.records import Event, Item
+from service.registry import Registry
+from service.settings import Settings
+from service.training import fitted
+
+PEERS_FOLDER = "peers"
+ARRAYS = "arrays.npz"  # what peers read: they import nothing of Heed's
+USER = "user {}".format
+# 2030, the time of all questions, microseconds: so long after all events that it says nothing of
+# when the held-out event came, which alone would say much of what it is.
+ASKED = 1_893_456_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A data directory to serve, and beside it what peers read."""
+
+    data: Path
+    dataset: str
+    preset: Preset
+    task: Task
+    item_ids: tuple[str, ...]  # rows of the task's items
+
+    @property
+    def arrays(self) -> Path:
+        """Events to fit on, cases to choose by, histories to serve, and the items' texts."""
+        return self.data / ARRAYS
+
+    def history(self, user: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Item rows and microseconds of all that may be seen of a user, oldest first."""
+        seen = self.task.test.history.user(user)
+        return seen.items, seen.timestamps
+
+
+def prepared(
+    dataset: str, data: Path, preset: str | None, epochs: int | None, console: Console
+) -> Ground:
+    """Import and train, unless that was done here before with the same options.
+
+    Args:
+        dataset: of MovieLens, fetched where it is not there.
+        data: where caches are and a folder is made.
+        preset: of Heed's training; None = by the size of the log.
+        epochs: instead of the preset's.
+        console: for progress.
+
+    Raises:
+        Unavailable: when it could not be fetched.
+    """
+    source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
+    encoder = open_encoder(Settings.read().encoder)
+    corpus = corpora.read_dataset(source, Embeddings(encoder, data / EMBEDDINGS_FILE))
+    task = protocol_a(corpus.log)
+    chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
+    item_ids = tuple(corpus.item_ids[row] for row in task.items)
+    name = f"{dataset}-{chosen.name}-{chosen.config.epochs}-epochs"
+    folder = data / PEERS_FOLDER / name
+    ground = Ground(folder, dataset, chosen, task, item_ids)
+    if folder.is_dir():
+        return ground
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        with one_store(temporary) as store:
+            importing.load(store, _Shown(source, ground), console)
+        content = corpus.content[task.items]
+        _train(temporary, ground, corpus, content, encoder.name, console)
+        arrays: dict[str, Any] = _arrays(task, content)
+        np.savez(temporary / ARRAYS, **arrays)
+        os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return ground
+
+
+# ------------------------------------------------------------------------------ the parts
+
+
+class _Shown(datasets.Dataset):
+    """The items of a task, and the events that may be seen."""
+
+    def __init__(self, source: datasets.Dataset, ground: Ground) -> None:
+        super().__init__(source.name, source.counts)
+        self._source, self._ground = source, ground
+        self.progress = source.progress
+
+    def items(self) -> Iterator[Item]:
+        kept = frozenset(self._ground.item_ids)
+        return (item for item in self._source.items() if item.item_id in kept)
+
+    def events(self) -> Iterator[Event]:
+        log = self._ground.task.test.history
+        rows = zip(log.users.tolist(), log.items.tolist(), log.timestamps.tolist(), strict=True)
+        for number, (user, item, time) in enumerate(rows):
+            ids = self._ground.item_ids
+            yield Event(USER(user), ids[item], f"{self.name}:{number}", "rating", 1.0, time)
+
+
+def _train(
+    folder: Path,
+    ground: Ground,
+    corpus: Corpus,
+    content: NDArray[np.float32],
+    encoder: str,
+    console: Console,
+) -> None:
+    """Publish the model of `heed evaluate`."""
+    task, preset = ground.task, ground.preset
+    with showing.bars(console) as told:
+        done = fitted(task.train, content, task.validation, preset, 0, told)
+    counts = task.train.liked().item_counts()
+    types = corpus.types[: done.model.config.types]
+    trained = Trained(done.model, ground.item_ids, counts, encoder, {}, types)
+    described = {"preset": str(preset), "epoch": done.epoch, "seconds": round(done.seconds, 1)}
+    Registry(folder / MODELS_FOLDER).publish(trained.pack(), described)
+
+
+def _arrays(task: Task, content: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def log(name: str, events: Interactions) -> dict[str, NDArray[Any]]:
+        columns: dict[str, NDArray[Any]] = {
+            "users": events.users,
+            "items": events.items,
+            "timestamps": events.timestamps,
+        }
+        return {f"{name}_{column}": values for column, values in columns.items()}
+
+    assert task.validation is not None  # protocol A has cases to choose by
+    return {
+        **log("train", task.train),
+        **log("history", task.test.history),
+        "chosen_users": task.validation.users,
+        "chosen_targets": task.validation.targets,
+        "content": content,
+    }

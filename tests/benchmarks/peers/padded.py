@@ -1,0 +1,112 @@
+"""Heed's trained model over padded histories, as somebody would serve it without Heed's store.
+
+The whole history of each user comes with the request, as rows of the model's items, and is read
+anew each time. Every event is of the model's first type and has weight 1, as ratings have.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from models.batches import window_start
+from models.followers import followed
+from models.heads import merge_heads
+from models.recommender import Recommender
+from models.target_attention import target_attention
+
+
+class Padded:
+    """The trained model over its own items; what it computes is what `models.scoring.score` does.
+
+    Args:
+        model: in eval mode.
+        content: text embeddings of its items [N, D].
+    """
+
+    def __init__(self, model: Recommender, content: NDArray[np.float32]) -> None:
+        self._model = model
+        with torch.inference_mode():
+            rows = torch.arange(model.config.items)
+            self._tables = model.tables(rows, torch.from_numpy(content))
+
+    @torch.inference_mode()
+    def scores(
+        self,
+        items: Tensor,
+        times: Tensor,
+        lengths: Tensor,
+        asked: Tensor,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """Scores [B, T] of targets, or [B, N] of every item.
+
+        Args:
+            items: int64 [B, L], oldest first; what follows the first `lengths` is padding.
+            times: int64 microseconds [B, L].
+            lengths: int64 [B], at least 1.
+            asked: int64 microseconds [B], when each asks.
+            targets: int64 [B, T] item rows; None = all.
+        """
+        tables = self._tables
+        summary = self._summaries(items, times, lengths, asked)  # (B, dim)
+        counted = self._counted(items, lengths)  # (B, S, N)
+        distance = lengths[:, None] - 1 - torch.arange(items.shape[1])  # (B, L)
+        age = (asked[:, None] - times).clamp(min=0)
+        bias = self._model.memory_bias(
+            distance.clamp(min=0), age, torch.zeros(()), torch.zeros_like(items)
+        )
+        bias = bias.masked_fill(distance < 0, -torch.inf).transpose(0, 1)  # (B, H, L)
+        keys = tables.keys[:, items].transpose(0, 1)  # (B, H, L, d)
+        values = tables.values[:, items].transpose(0, 1)
+        if targets is None:
+            sequence, prior = summary @ tables.vectors.T, tables.prior
+            attention = target_attention(tables, keys, values, bias)
+        else:
+            sequence = (tables.vectors[targets] @ summary[:, :, None])[..., 0]
+            prior = tables.prior[targets]
+            counted = counted.gather(2, targets[:, None].expand(-1, counted.shape[1], -1))
+            queries = tables.queries[:, targets].transpose(0, 1)  # (B, H, T, d)
+            context = scaled_dot_product_attention(queries, keys, values, bias[:, :, None])
+            outputs = merge_heads(tables.outputs[:, targets].transpose(0, 1))
+            attention = (merge_heads(context) * outputs).sum(-1)
+        transitions = self._model.transitions(summary, counted) if counted.shape[1] else 0.0
+        return sequence + transitions + attention + prior
+
+    def _summaries(self, items: Tensor, times: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
+        """h_u [B, dim] of the windows that the encoder reads."""
+        model = self._model
+        starts = [window_start(length, model.config.window) for length in lengths.tolist()]
+        start = torch.tensor(starts)[:, None]
+        sizes = lengths[:, None] - start
+        place = torch.arange(int(sizes.max()))
+        at = (start + place).clamp(max=items.shape[1] - 1)
+        read, when = items.gather(1, at), times.gather(1, at)
+        batch, last = torch.arange(len(items)), (sizes - 1)[:, 0]
+        newest = when[batch, last]
+        # Padding may hold anything; the time of what precedes it keeps the ages in range.
+        when = torch.where(place < sizes, when, newest[:, None])
+        told = when.clone()
+        told[batch, last] = model.within(asked, newest)
+        seen = model.read(
+            self._tables.vectors[read], torch.zeros_like(read), torch.zeros(read.shape)
+        )
+        return model.summaries(seen, when, told)[batch, last]
+
+    def _counted(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """What `Recommender.transitions` counts, [B, S, N], by newest events first."""
+        model = self._model
+        if not model.has_transitions:
+            return torch.zeros(len(items), 0, model.config.items)
+        rows = []
+        for row, length in zip(items, lengths.tolist(), strict=True):
+            newest = row[:length].flip(0)[: model.reach.depth + 1]
+            counts = [2 * followed(model.followers, newest, model.reach)]
+            if model.counts_own:
+                own = newest[: model.reach.depth]
+                counts.append(torch.bincount(own, minlength=model.config.items).float())
+            rows.append(torch.stack(counts))
+        return torch.stack(rows)
