@@ -5,9 +5,9 @@ frozen. So a view is the beginning of a private mapping of a file in memory. Row
 written behind it, where no earlier view looks; rows that change are written to a mapping of their
 own, of which the system copies no more than the pages that are written to, as after a fork.
 
-Processes that are to share the rows are forked once the files are sealed: nobody writes to them from
-then on. The next state puts what is new into a file of its process' own, which is mapped behind the
-sealed one, so that what did not change stays shared.
+Processes that are to share the rows are forked once the files are sealed: nobody writes to them
+from then on. The next state puts what is new into a file of its process' own, which is mapped
+behind the sealed one, so that what did not change stays shared.
 """
 
 from __future__ import annotations
@@ -118,13 +118,14 @@ class _File:
         if base is None:
             self._append(array)
             return
-        self._state = base._state
+        self._state = base._state  # noqa: SLF001
         self._shared = len(array) * self._each // mmap.PAGESIZE * mmap.PAGESIZE
         self._length = self._shared // self._each  # the row that the end of a page cuts follows
         if self._length:
             self._map(int(_ROOM * len(array)) + 1)
         self._append(array[self._length :])
-        self._changes = [change._replace(mapping=self._mappings + 1) for change in base._changes]
+        pending = base._changes  # noqa: SLF001
+        self._changes = [change._replace(mapping=self._mappings + 1) for change in pending]
         if self._changes:
             self._map(self._capacity)
 
@@ -194,7 +195,8 @@ class _File:
         room = np.frombuffer(mapping, dtype=self._dtype, count=count)
         self._room = room.reshape(self._capacity, *self._shape)
         if self._base is not None and self._shared:
-            _laid_over(self._room.ctypes.data, self._shared, self._base._number)
+            number = self._base._number  # noqa: SLF001
+            _laid_over(self._room.ctypes.data, self._shared, number)
         self._mappings += 1
         self._read.append((self._mappings, weakref.ref(mapping)))
         for change in self._changes:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,7 @@ from service.embeddings import Embeddings
 from service.entries import entry_of
 from service.errors import HeedError, ModelRejected
 from service.records import Item
-from service.registry import Registry
+from service.registry import Registry, Token
 from service.stores.base import Changes, Store
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,18 @@ _log = logging.getLogger(__name__)
 _PART = 20_000  # items that are read at once
 _TELL = 5.0  # seconds between two words on how far reading is
 _PATIENCE = 10.0  # seconds of encoding after which the log says how far it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What is served, for processes to begin with that are forked to share its memory."""
+
+    embeddings: Embeddings
+    vocabulary: Vocabulary
+    snapshot: Snapshot
+    counts: NDArray[np.int64]
+    catalogue_version: int
+    token: Token | None
 
 
 class Serving:
@@ -50,8 +63,9 @@ class Serving:
         executor: Executor,
         *,
         index_from: int = INDEX_FROM,
+        loaded: Loaded | None = None,
     ) -> None:
-        self.vocabulary = Vocabulary()
+        self.vocabulary = Vocabulary() if loaded is None else loaded.vocabulary
         self._store = store
         self._registry = registry
         self._embeddings = embeddings
@@ -60,8 +74,13 @@ class Serving:
         self._lock = asyncio.Lock()
         self._counts = np.zeros(0, dtype=np.int64)
         self._catalogue_version = 0
-        self._token: object = None
+        self._token: Token | None = None
         self._snapshot: Snapshot | None = None
+        if loaded is not None:
+            self._counts = loaded.counts
+            self._catalogue_version = loaded.catalogue_version
+            self._token = loaded.token
+            self._snapshot = loaded.snapshot
         self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
         self._indexing: asyncio.Task[None] | None = None
@@ -81,10 +100,17 @@ class Serving:
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model.
 
+        Of what was loaded already only what has changed since: a model that was made current
+        meanwhile and cannot be served leaves it `degraded`.
+
         Raises:
             Corrupt: naming the model file that fails its checks.
             ModelRejected: when the current model does not fit this service.
         """
+        if self._snapshot is not None:
+            await self.current()
+            await self.follow()
+            return
         loop = asyncio.get_running_loop()
         self._token = self._registry.current_token()
         await self._count()
@@ -95,6 +121,17 @@ class Serving:
             return self._load(self._registry.current(), catalogue)
 
         self._snapshot = await loop.run_in_executor(self._executor, build)
+
+    def loaded(self) -> Loaded:
+        """What is served now, for the `Serving` of another process to begin with."""
+        return Loaded(
+            self._embeddings,
+            self.vocabulary,
+            self.snapshot,
+            self._counts,
+            self._catalogue_version,
+            self._token,
+        )
 
     async def settled(self) -> None:
         """Return when no indexes are in the making."""

@@ -83,6 +83,13 @@ def serve(
     data: Data = DATA,
     host: Annotated[str | None, typer.Option(help="Address to bind; HEED_HOST.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; HEED_PORT.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that serve the port and share the memory of what was loaded, one for "
+            "each core; HEED_WORKERS. Caches and limits are each worker's own."
+        ),
+    ] = None,
     insecure: Annotated[
         bool | None,
         typer.Option(
@@ -93,7 +100,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve over HTTP. Every other setting is an environment variable HEED_*."""
-    _serve(data, host, port, insecure, examples=False)
+    _serve(data, host, port, insecure, workers=workers, examples=False)
 
 
 # ---------------------------------------------------------------------------------- the parts
@@ -111,7 +118,13 @@ def main() -> None:
 
 
 def _serve(
-    data: Path, host: str | None, port: int | None, insecure: bool | None, *, examples: bool
+    data: Path,
+    host: str | None,
+    port: int | None,
+    insecure: bool | None,
+    *,
+    workers: int | None = None,
+    examples: bool,
 ) -> None:
     # Requests run beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
@@ -119,5 +132,6 @@ def _serve(
     from service.settings import Settings
 
     given = {"data": data, "host": host, "port": port, "insecure": insecure}
+    given["workers"] = workers
     settings = Settings.read({k: v for k, v in given.items() if v is not None})
     serving_http.run(settings, out, examples=examples)

@@ -80,7 +80,7 @@ def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forked_processes_share_what_did_not_change() -> None:
-    """Two processes go on from one state, each for itself, and hold memory for what is new alone."""
+    """Two processes go on from one state, each for itself, with memory of what is new alone."""
     first = rows(0, 20_000, 250, np.float32)  # 20 MB
     origin = Pages(first).updated(np.arange(0), first[:0], first[:7])
     pages.seal()
@@ -94,7 +94,11 @@ def test_forked_processes_share_what_did_not_change() -> None:
                 before = _private()
                 state = origin
                 steps = [
-                    (at * seed, rows(seed + at, 1, 250, np.float32), rows(at, seed, 250, np.float32))
+                    (
+                        at * seed,
+                        rows(seed + at, 1, 250, np.float32),
+                        rows(at, seed, 250, np.float32),
+                    )
                     for at in range(30)
                 ]
                 for at, one, more in steps:
@@ -111,10 +115,10 @@ def test_forked_processes_share_what_did_not_change() -> None:
         children.append((pid, reading))
     for pid, reading in children:
         with os.fdopen(reading) as told:
-            right, grown = told.read().split()
+            answer, size = told.read().split()
         os.waitpid(pid, 0)
-        assert right == "True"
-        assert int(grown) < first.nbytes / 4
+        assert answer == "True"
+        assert int(size) < first.nbytes / 4
     np.testing.assert_array_equal(origin.array, expected)
 
 
