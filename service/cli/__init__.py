@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.bench import bench, bench_search
+from service.cli.bench import bench, bench_search, bench_workers
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.personal_search import evaluate_personal_search
@@ -40,6 +40,7 @@ app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("bench")(bench)
 app.command("bench-search")(bench_search)
+app.command("bench-workers")(bench_workers)
 app.command("benchmark")(benchmark)
 app.command("evaluate-search")(evaluate_search)
 app.command("evaluate-personal-search")(evaluate_personal_search)
