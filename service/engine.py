@@ -24,7 +24,13 @@ from service.errors import Corrupt, Incompatible, Invalid, ModelRejected, NotFou
 from service.histories import Histories
 from service.job import Job
 from service.jobs import Jobs
-from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE, STORE_FILE
+from service.layout import (
+    EMBEDDINGS_FILE,
+    INDEXING_LOCK,
+    MODELS_FOLDER,
+    SEARCH_FILE,
+    STORE_FILE,
+)
 from service.records import Event, Item, User
 from service.registry import Registry, Version
 from service.served_search import parameters
@@ -69,7 +75,8 @@ class Engine(Answering):
             if loaded is None
             else loaded.embeddings
         )
-        serving = Serving(store, registry, embeddings, workers, loaded=loaded)
+        turns = settings.data / INDEXING_LOCK if settings.workers > 1 else None
+        serving = Serving(store, registry, embeddings, workers, loaded=loaded, turns=turns)
         self._histories = Histories(store, serving.vocabulary, settings.history_cache_bytes)
         pasts = Pasts(store, self._histories, serving.vocabulary, embeddings)
         super().__init__(

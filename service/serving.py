@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ from models.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.trained import Trained
 from models.user_memory import Past, remember
 from models.vocabulary import Vocabulary
+from service import durable
 from service.apart import apart
 from service.embeddings import Embeddings
 from service.entries import entry_of
@@ -64,6 +68,7 @@ class Serving:
         *,
         index_from: int = INDEX_FROM,
         loaded: Loaded | None = None,
+        turns: Path | None = None,
     ) -> None:
         self.vocabulary = Vocabulary() if loaded is None else loaded.vocabulary
         self._store = store
@@ -71,6 +76,7 @@ class Serving:
         self._embeddings = embeddings
         self._executor = executor
         self._index_from = index_from
+        self._turns = turns  # a file that is locked by whoever makes indexes
         self._lock = asyncio.Lock()
         self._counts = np.zeros(0, dtype=np.int64)
         self._catalogue_version = 0
@@ -255,13 +261,14 @@ class Serving:
         return catalogue.updated(entries, changes.deleted, self._encode)
 
     async def _index(self) -> None:
-        """New indexes, made on a thread of their own while requests are answered from the old."""
+        """New indexes, made on a thread of their own while requests are answered from the old.
+
+        Processes that serve the same catalogue do so one after the other.
+        """
         base = self.snapshot
         started = time.monotonic()
         try:
-            indexed = await apart(
-                partial(base.indexing, index_from=self._index_from), "heed-indexing"
-            )
+            indexed = await apart(partial(self._indexed, base), "heed-indexing")
             async with self._lock:
                 if self.snapshot.model is base.model:  # another one came with its own indexes
                     loop = asyncio.get_running_loop()
@@ -274,6 +281,10 @@ class Serving:
             _log.exception("the catalogue was not indexed anew")
         finally:
             self._indexing = None
+
+    def _indexed(self, base: Snapshot) -> Snapshot:
+        with nullcontext() if self._turns is None else durable.locked(self._turns, math.inf):
+            return base.indexing(index_from=self._index_from)
 
     async def _activate(self, version: str) -> Snapshot:
         loop = asyncio.get_running_loop()
