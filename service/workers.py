@@ -107,10 +107,7 @@ class Workers:
 
     def _bury(self) -> None:
         """Note who died, and when the next one starts."""
-        for place in self._places:
-            ended = self._ended(place)
-            if ended is None:
-                continue
+        for place, pid, code in self._ended():
             now = time.monotonic()
             young = now - place.started < _SOUND
             place.delay = min(_MOST, max(_FIRST, 2 * place.delay)) if young else 0.0
@@ -118,21 +115,29 @@ class Workers:
             _log.error(
                 "worker %d (process %d) %s; the next one starts %s",
                 place.number,
-                ended[0],
-                _how(ended[1]),
+                pid,
+                _how(code),
                 f"in {place.delay:g} s" if place.delay else "now",
             )
 
-    @staticmethod
-    def _ended(place: _Place) -> tuple[int, int] | None:
-        """Process and status of a worker that has ended."""
-        if not place.pid:
-            return None
-        pid, status = os.waitpid(place.pid, os.WNOHANG)
-        if not pid:
-            return None
-        place.pid = 0
-        return pid, os.waitstatus_to_exitcode(status)
+    def _ended(self) -> list[tuple[_Place, int, int]]:
+        """The workers that have ended: where, which process, and its exit code.
+
+        Others that have ended were given to this process as the first of a container; nobody asks
+        after them.
+        """
+        found: list[tuple[_Place, int, int]] = []
+        places = {place.pid: place for place in self._places if place.pid}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if not pid:
+                return found
+            if pid in places:
+                places[pid].pid = 0
+                found.append((places[pid], pid, os.waitstatus_to_exitcode(status)))
 
     def _stop(self) -> None:
         """Tell all to stop, wait, and kill who does not."""
@@ -146,8 +151,7 @@ class Workers:
                 deadline += self._grace
             if self._heard(max(0.0, min(left, 1.0))) == signal.SIGINT:
                 self._tell(signal.SIGINT)  # told twice by Ctrl-C, they stop at once
-            for place in self._places:
-                self._ended(place)
+            self._ended()
 
     def _tell(self, what: signal.Signals) -> None:
         for place in self._places:

@@ -223,8 +223,10 @@ async def _measure(
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 done = await _round(servers[name], sent)
-                if done.load.failed:
-                    raise Unavailable(f"{name} did not answer {done.load.failed} of {question}")
+                for answer in done.load.answers:
+                    if answer.status != 200:
+                        what = f"{answer.status}: {answer.body[:300]!r}"
+                        raise Unavailable(f"{name} answered {question} with {what}")
                 if turn >= 0:
                     found[name].append(done)
         cases.append(Case(question, found))
