@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.errors import Unavailable
 
-_START = 60.0  # seconds for a server to say its address, on a machine that has other work
+_START = 180.0  # seconds for a server to say its address, on a machine that has other work
 _STOP = 15.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
