@@ -99,6 +99,12 @@ class WordIndex:
         self._index.reload()
         return Words(self._index.searcher(), self._schema)
 
+    def rest(self) -> None:
+        """End the threads of those who write, until there is something to write again."""
+        if self._writer is not None:
+            self._writer.wait_merging_threads()
+            self._writer = None
+
 
 class Words:
     """The words of all items, as they were at one time."""

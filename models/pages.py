@@ -4,10 +4,15 @@ A catalogue of a million items is gigabytes of vectors, and every view of it tha
 frozen. So a view is the beginning of a private mapping of a file in memory. Rows that are new are
 written behind it, where no earlier view looks; rows that change are written to a mapping of their
 own, of which the system copies no more than the pages that are written to, as after a fork.
+
+Processes that are to share the rows are forked once the files are sealed: nobody writes to them
+from then on. The next state puts what is new into a file of its process' own, which is mapped
+behind the sealed one, so that what did not change stays shared.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -23,6 +28,7 @@ T = TypeVar("T", bound=np.generic)
 SMALL = 1 << 20  # bytes up to which a copy is simpler, and as fast
 _ROOM = 1.5  # times the rows there are, for those to come: what is not written takes no memory
 _CHANGED = 1 / 8  # share of the rows from which a copy of all is simpler
+_MAP_FIXED = 0x10  # of Linux' mmap(2), which Python's module does not name
 
 
 class Pages(Generic[T]):
@@ -59,12 +65,20 @@ class Pages(Generic[T]):
             array[at] = rows
             return Pages(array)
         file = self._file
+        if file is not None and file.sealed:
+            file = file.continued()
         if file is None or not file.follows(self._state, len(at)):
             file = _File(self.array)
         array, state = file.updated(at, rows, more)
         pages = Pages(array)
         pages._file, pages._state = file, state
         return pages
+
+
+def seal() -> None:
+    """Let no array that there is now write to its file again; to be done before a fork."""
+    for file in list(_FILES):
+        file.seal()
 
 
 class _Change(NamedTuple):
@@ -76,13 +90,22 @@ class _Change(NamedTuple):
 
 
 class _File:
-    """The rows of one line of views, of which each follows the one before."""
+    """The rows of one line of views, of which each follows the one before.
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    Args:
+        array: the rows so far.
+        base: a file that holds these rows, and that nobody writes to any more.
+    """
+
+    def __init__(self, array: NDArray[Any], base: _File | None = None) -> None:
         self._lock = threading.Lock()
+        self.sealed = False
         self._shape, self._dtype = array.shape[1:], array.dtype
         self._each = int(np.prod(self._shape, dtype=np.int64)) * array.dtype.itemsize
         self._number = _in_memory()
+        self._base = base
+        # Bytes at the beginning that are read from the base. They are holes in this file.
+        self._shared = 0
         weakref.finalize(self, os.close, self._number)
         self._state = 0  # how often it was updated
         self._length = 0
@@ -91,7 +114,33 @@ class _File:
         self._read: list[tuple[int, weakref.ref[mmap.mmap]]] = []  # mappings that are still read
         self._changes: list[_Change] = []
         self._room: NDArray[Any] = array[:0]
-        self._append(array)
+        _FILES.add(self)
+        if base is None:
+            self._append(array)
+            return
+        self._state = base._state  # noqa: SLF001
+        self._shared = len(array) * self._each // mmap.PAGESIZE * mmap.PAGESIZE
+        self._length = self._shared // self._each  # the row that the end of a page cuts follows
+        if self._length:
+            self._map(int(_ROOM * len(array)) + 1)
+        self._append(array[self._length :])
+        pending = base._changes  # noqa: SLF001
+        self._changes = [change._replace(mapping=self._mappings + 1) for change in pending]
+        if self._changes:
+            self._map(self._capacity)
+
+    def seal(self) -> None:
+        """Write what changed as far as that can be, and nothing any more from now on."""
+        with self._lock:
+            self._settle()
+            self.sealed = True
+
+    def continued(self) -> _File | None:
+        """A file that follows this sealed one, or None where all must be copied."""
+        if self._base is not None or not hasattr(os, "memfd_create"):
+            return None
+        with self._lock:
+            return _File(self._room[: self._length], self)
 
     def follows(self, state: int, more: int) -> bool:
         """Whether a view is the latest, so that the next may follow it here.
@@ -145,19 +194,42 @@ class _File:
         count = self._capacity * int(np.prod(self._shape, dtype=np.int64))
         room = np.frombuffer(mapping, dtype=self._dtype, count=count)
         self._room = room.reshape(self._capacity, *self._shape)
+        if self._base is not None and self._shared:
+            number = self._base._number  # noqa: SLF001
+            _laid_over(self._room.ctypes.data, self._shared, number)
         self._mappings += 1
         self._read.append((self._mappings, weakref.ref(mapping)))
         for change in self._changes:
             self._room[change.at] = change.rows
 
     def _settle(self) -> None:
-        """Write to the file what every mapping has that is still read."""
         self._read = [(number, mapping) for number, mapping in self._read if mapping() is not None]
         oldest = min((number for number, _ in self._read), default=self._mappings)
+        stay: list[_Change] = []  # the base is not written to
         while self._changes and self._changes[0].mapping <= oldest:
             change = self._changes.pop(0)
-            for place, row in zip(change.at.tolist(), change.rows, strict=True):
+            own = change.at * self._each >= self._shared
+            for place, row in zip(change.at[own].tolist(), change.rows[own], strict=True):
                 os.pwrite(self._number, row.tobytes(), place * self._each)
+            if not own.all():
+                stay.append(_Change(change.mapping, change.at[~own], change.rows[~own]))
+        self._changes[:0] = stay
+
+
+_FILES: weakref.WeakSet[_File] = weakref.WeakSet()
+
+
+def _laid_over(address: int, size: int, number: int) -> None:
+    """Map the beginning of a file over what is mapped there, privately."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    ]
+    rights, how = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    if function(address, size, rights, how, number, 0) != address:
+        raise OSError(ctypes.get_errno(), "the rows of a sealed file could not be mapped")
 
 
 def _in_memory() -> int:

@@ -92,6 +92,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.settings = settings
     app.state.traffic = traffic
     app.state.metrics = metrics
+    app.state.siblings = None
     for room in (items, events, users, ask, attend, batch, models, health, playground):
         app.include_router(room.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way

@@ -47,6 +47,11 @@ class Embeddings:
             self._load(path)
 
     @property
+    def encoder(self) -> TextEncoder:
+        """What reads the texts."""
+        return self._encoder
+
+    @property
     def name(self) -> str:
         """What identifies the space of the vectors."""
         return self._encoder.name
@@ -138,7 +143,9 @@ class Embeddings:
         except SafetensorError:
             return
         hashes = parts["hashes"].tobytes()
-        self._vectors = Pages(parts["vectors"])
+        # In a file in memory from the start, which other processes may share.
+        none = parts["vectors"][:0]
+        self._vectors = Pages(none).updated(_NONE, none, parts["vectors"])
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
 

@@ -24,12 +24,18 @@ from service.errors import Corrupt, Incompatible, Invalid, ModelRejected, NotFou
 from service.histories import Histories
 from service.job import Job
 from service.jobs import Jobs
-from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE, STORE_FILE
+from service.layout import (
+    EMBEDDINGS_FILE,
+    INDEXING_LOCK,
+    MODELS_FOLDER,
+    SEARCH_FILE,
+    STORE_FILE,
+)
 from service.memories import Memories
 from service.records import Event, Item, User
 from service.registry import Registry, Version
 from service.served_search import parameters
-from service.serving import Serving
+from service.serving import Loaded, Serving
 from service.settings import Settings, refuse_dimension
 from service.stores.base import Appended, Store
 from service.stores.sqlite import SQLiteStore
@@ -54,19 +60,25 @@ class Engine(Answering):
         encoder: TextEncoder,
         searching: SearchParameters = DEFAULTS,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        loaded: Loaded | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._registry = registry
         workers = ThreadPoolExecutor(
-            max(1, min(4, os.cpu_count() or 1)),
+            compute_threads(settings.workers),
             thread_name_prefix="heed-compute",
             # A pool thread starts with OpenMP's default; requests run beside each other instead.
             initializer=torch.set_num_threads,
             initargs=(1,),
         )
-        embeddings = Embeddings(encoder, settings.data / EMBEDDINGS_FILE)
-        serving = Serving(store, registry, embeddings, workers)
+        embeddings = (
+            Embeddings(encoder, settings.data / EMBEDDINGS_FILE)
+            if loaded is None
+            else loaded.embeddings
+        )
+        turns = settings.data / INDEXING_LOCK if settings.workers > 1 else None
+        serving = Serving(store, registry, embeddings, workers, loaded=loaded, turns=turns)
         self._histories = Histories(store, serving.vocabulary, settings.history_cache_bytes)
         pasts = Pasts(store, self._histories, serving.vocabulary, embeddings)
         super().__init__(
@@ -89,6 +101,7 @@ class Engine(Answering):
             settings.data, self._training, on_success=self._trained, threads=os.cpu_count() or 1
         )
         self._watches: list[asyncio.Task[None]] = []
+        self._tell: Callable[[], Awaitable[object]] = _nobody
 
     async def open(self) -> None:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
@@ -110,6 +123,18 @@ class Engine(Answering):
         self._embeddings.save()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         await self._store.close()
+
+    def tell(self, others: Callable[[], Awaitable[object]]) -> None:
+        """Have others told that a model was activated here, before whoever did it is answered.
+
+        Args:
+            others: has them `follow`.
+        """
+        self._tell = others
+
+    async def follow(self) -> None:
+        """Serve what another process made current, now rather than in half a second."""
+        await self._serving.follow()
 
     @property
     def model_version(self) -> str:
@@ -203,6 +228,7 @@ class Engine(Answering):
             snapshot = await self._serving.activate(version)
         except (Corrupt, Incompatible) as error:
             raise ModelRejected(error.detail) from error
+        await self._tell()
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
@@ -265,6 +291,7 @@ class Engine(Answering):
         version = (job.result or {}).get("version")
         if isinstance(version, str):
             await self._serving.activate(version)
+            await self._tell()
 
 
 # name -> least value, or the values there are
@@ -275,8 +302,20 @@ TRAIN_OPTIONS: Mapping[str, int | tuple[str, ...]] = {
 }
 
 
-async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None) -> Engine:
+def compute_threads(workers: int) -> int:
+    """Threads that compute in each of so many processes: together not many more than cores."""
+    return max(1, min(4, -(-(os.cpu_count() or 1) // workers)))
+
+
+async def open_engine(
+    settings: Settings, *, encoder: TextEncoder | None = None, loaded: Loaded | None = None
+) -> Engine:
     """An engine on the settings' data directory, ready to answer.
+
+    Args:
+        settings: of the service.
+        encoder: of texts; by default the one that the settings name.
+        loaded: what the process has loaded already that this one was forked from.
 
     Raises:
         Corrupt: naming the file of the store, of the model or of the search parameters that fails
@@ -284,19 +323,23 @@ async def open_engine(settings: Settings, *, encoder: TextEncoder | None = None)
         ModelRejected: when the current model does not fit this service.
         Invalid: when there is no such text encoder, or its dimension is not the configured one.
     """
-    encoder = encoder or open_encoder(settings.encoder)
+    encoder = encoder or (loaded.embeddings.encoder if loaded else open_encoder(settings.encoder))
     refuse_dimension(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
     searching = parameters(settings.data / SEARCH_FILE, encoder.name)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
-    engine = Engine(settings, store, registry, encoder=encoder, searching=searching)
+    engine = Engine(settings, store, registry, encoder=encoder, searching=searching, loaded=loaded)
     try:
         await engine.open()
     except BaseException:
         await engine.close()
         raise
     return engine
+
+
+async def _nobody() -> None:
+    """There are no others to tell."""
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +25,13 @@ from models.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.trained import Trained
 from models.user_memory import remember
 from models.vocabulary import Vocabulary
+from service import durable
 from service.apart import apart
 from service.embeddings import Embeddings
 from service.entries import entry_of
 from service.errors import HeedError, ModelRejected
 from service.records import Item
-from service.registry import Registry
+from service.registry import Registry, Token
 from service.stores.base import Changes, Store
 
 _log = logging.getLogger(__name__)
@@ -34,6 +39,18 @@ _log = logging.getLogger(__name__)
 _PART = 20_000  # items that are read at once
 _TELL = 5.0  # seconds between two words on how far reading is
 _PATIENCE = 10.0  # seconds of encoding after which the log says how far it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What is served, for processes to begin with that are forked to share its memory."""
+
+    embeddings: Embeddings
+    vocabulary: Vocabulary
+    snapshot: Snapshot
+    counts: NDArray[np.int64]
+    catalogue_version: int
+    token: Token | None
 
 
 class Serving:
@@ -51,18 +68,26 @@ class Serving:
         executor: Executor,
         *,
         index_from: int = INDEX_FROM,
+        loaded: Loaded | None = None,
+        turns: Path | None = None,
     ) -> None:
-        self.vocabulary = Vocabulary()
+        self.vocabulary = Vocabulary() if loaded is None else loaded.vocabulary
         self._store = store
         self._registry = registry
         self._embeddings = embeddings
         self._executor = executor
         self._index_from = index_from
+        self._turns = turns  # a file that is locked by whoever makes indexes
         self._lock = asyncio.Lock()
         self._counts = np.zeros(0, dtype=np.int64)
         self._catalogue_version = 0
-        self._token: object = None
+        self._token: Token | None = None
         self._snapshot: Snapshot | None = None
+        if loaded is not None:
+            self._counts = loaded.counts
+            self._catalogue_version = loaded.catalogue_version
+            self._token = loaded.token
+            self._snapshot = loaded.snapshot
         self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
         self._indexing: asyncio.Task[None] | None = None
@@ -82,10 +107,17 @@ class Serving:
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model.
 
+        Of what was loaded already only what has changed since: a model that was made current
+        meanwhile and cannot be served leaves it `degraded`.
+
         Raises:
             Corrupt: naming the model file that fails its checks.
             ModelRejected: when the current model does not fit this service.
         """
+        if self._snapshot is not None:
+            await self.current()
+            await self.follow()
+            return
         loop = asyncio.get_running_loop()
         self._token = self._registry.current_token()
         await self._count()
@@ -96,6 +128,17 @@ class Serving:
             return self._load(self._registry.current(), catalogue)
 
         self._snapshot = await loop.run_in_executor(self._executor, build)
+
+    def loaded(self) -> Loaded:
+        """What is served now, for the `Serving` of another process to begin with."""
+        return Loaded(
+            self._embeddings,
+            self.vocabulary,
+            self.snapshot,
+            self._counts,
+            self._catalogue_version,
+            self._token,
+        )
 
     async def settled(self) -> None:
         """Return when no indexes are in the making."""
@@ -219,13 +262,14 @@ class Serving:
         return catalogue.updated(entries, changes.deleted, self._encode)
 
     async def _index(self) -> None:
-        """New indexes, made on a thread of their own while requests are answered from the old."""
+        """New indexes, made on a thread of their own while requests are answered from the old.
+
+        Processes that serve the same catalogue do so one after the other.
+        """
         base = self.snapshot
         started = time.monotonic()
         try:
-            indexed = await apart(
-                partial(base.indexing, index_from=self._index_from), "heed-indexing"
-            )
+            indexed = await apart(partial(self._indexed, base), "heed-indexing")
             async with self._lock:
                 if self.snapshot.model is base.model:  # another one came with its own indexes
                     loop = asyncio.get_running_loop()
@@ -238,6 +282,10 @@ class Serving:
             _log.exception("the catalogue was not indexed anew")
         finally:
             self._indexing = None
+
+    def _indexed(self, base: Snapshot) -> Snapshot:
+        with nullcontext() if self._turns is None else durable.locked(self._turns, math.inf):
+            return base.indexing(index_from=self._index_from)
 
     async def _activate(self, version: str) -> Snapshot:
         loop = asyncio.get_running_loop()

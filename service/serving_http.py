@@ -8,23 +8,38 @@ import logging
 import os
 import signal
 import socket
+import sys
+from functools import partial
 from types import FrameType
+from typing import Any
 
+import orjson
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
 from service.app import create_app
 from service.engine import open_engine
+from service.errors import Invalid
 from service.listening import configure
-from service.settings import Settings, refuse_exposure, unknown_variables
+from service.loading import load
+from service.routes import health
+from service.serving import Loaded
+from service.settings import PREFIX, Settings, refuse_exposure, unknown_variables
+from service.siblings import Siblings, meeting_points
 from service.suggestions import suggest
+from service.workers import Workers
+
+_FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
+_GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
 
 
 class _Server(uvicorn.Server):
     """Says where it listens, and what to try, once it does."""
 
-    def __init__(self, config: uvicorn.Config, console: Console, examples: list[str]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, console: Console | None, examples: list[str]
+    ) -> None:
         super().__init__(config)
         self._console = console
         self._examples = examples
@@ -41,7 +56,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Bind, then speak."""
         await super().startup(sockets=sockets)
-        if not self.started:
+        if not self.started or self._console is None:
             return
         port = self.servers[0].sockets[0].getsockname()[1]
         host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
@@ -71,19 +86,117 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
         handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
     )
 
-    async def serve() -> None:
-        engine = await open_engine(settings)
-        tries = await suggest(engine) if examples else []
-        app = create_app(settings, engine=engine)
-        # What is loaded by now stays: the collector need not walk it again at every generation,
-        # which is a fifth of the time of ingestion otherwise.
-        gc.collect()
-        gc.freeze()
-        config = configure(app, settings.host, settings.port, settings.drain)
-        await _Server(config, console, tries).serve()
-
+    if settings.workers > 1:
+        _share(settings, console, examples=examples)
+        return
     with asyncio.Runner(loop_factory=_loop) as runner:
-        runner.run(serve())
+        runner.run(_serve(settings, console, examples=examples))
+
+
+async def _serve(
+    settings: Settings,
+    console: Console | None,
+    *,
+    examples: bool,
+    loaded: Loaded | None = None,
+    sockets: list[socket.socket] | None = None,
+    siblings: Siblings | None = None,
+) -> None:
+    """One process' part: all of it, unless it has siblings.
+
+    Args:
+        settings: of the service.
+        console: where a person reads that it listens; None says nothing.
+        examples: whether to say what to try.
+        loaded: what it was forked with.
+        sockets: to listen on, where it shares the port.
+        siblings: with whom.
+    """
+    engine = await open_engine(settings, loaded=loaded)
+    tries = await suggest(engine) if examples and console else []
+    app = create_app(settings, engine=engine)
+    app.state.siblings = siblings
+    # What is loaded by now stays: the collector need not walk it again at every generation,
+    # which is a fifth of the time of ingestion otherwise.
+    gc.collect()
+    gc.freeze()
+    config = configure(app, settings.host, settings.port, settings.drain)
+    server = _Server(config, console, tries)
+    if siblings is None:
+        await server.serve(sockets)
+        return
+    engine.tell(partial(siblings.ask, "follow", _FOLLOW))
+
+    async def follow() -> bytes:
+        await engine.follow()
+        return engine.model_version.encode()
+
+    async def measured() -> bytes:
+        return orjson.dumps(await health.measured(app))
+
+    answering = await siblings.answer({"follow": follow, "metrics": measured})
+    try:
+        await server.serve(sockets)
+    finally:
+        answering.close()
+
+
+def _share(settings: Settings, console: Console, *, examples: bool) -> None:
+    """Load once, and fork processes that share what was loaded and the port.
+
+    Each listens on a socket of its own, and the system spreads connections evenly over those. Of
+    one socket that all listen on, whoever wakes first would take all connections of a burst.
+    """
+    if sys.platform != "linux":
+        raise Invalid("", f"{PREFIX}WORKERS is {settings.workers}, but only Linux can share so: 1")
+    claimed = _claimed(settings.host, settings.port)
+    loaded = load(settings)
+    points = meeting_points(settings.workers)
+
+    def work(number: int, first: bool) -> None:
+        form = logging.Formatter(f"worker {number}: %(message)s")
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(form)
+        speaks = console if number == 0 and first else None
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            runner.run(
+                _serve(
+                    settings,
+                    speaks,
+                    examples=examples,
+                    loaded=loaded,
+                    sockets=[_bound(one.family, one.getsockname(), shared=True) for one in claimed],
+                    siblings=Siblings(points, number),
+                )
+            )
+
+    Workers(settings.workers, work, grace=settings.drain + _GRACE).run()
+
+
+def _claimed(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of a host, which keeps it for the workers. Raises OSError."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    claimed = []
+    for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+        # Alone first: that sockets share a port must not hide that another service is there.
+        _bound(family, address, shared=False).close()
+        claimed.append(_bound(family, address, shared=True))
+    return claimed
+
+
+def _bound(family: int, address: Any, *, shared: bool) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    return one
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -37,6 +37,12 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address to bind.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to bind; 0 picks a free one.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve the port and share what was loaded; on Linux.",
+    )
     insecure: bool = Field(
         False,
         description="Allow an address that other machines can reach although anyone could then "
@@ -65,10 +71,14 @@ class Settings(BaseSettings):
         description="Rows up to which retrieval mode `auto` attends exactly; coarse beyond.",
     )
     history_cache_bytes: int = Field(
-        256 * _MiB, ge=0, description="Memory for materialised user histories, in bytes."
+        256 * _MiB,
+        ge=0,
+        description="Memory for materialised user histories, in bytes, in each worker.",
     )
     encoding_cache_bytes: int = Field(
-        64 * _MiB, ge=0, description="Memory for what the encoder keeps of histories, in bytes."
+        64 * _MiB,
+        ge=0,
+        description="Memory for what the encoder keeps of histories, in bytes, in each worker.",
     )
     long_history_bytes: int = Field(
         512 * _MiB,
@@ -95,17 +105,19 @@ class Settings(BaseSettings):
         _MiB, ge=1, description="Largest request body, in bytes; NDJSON streams are excepted."
     )
     max_held: int = Field(
-        256 * _MiB, ge=1, description="Bytes of all bodies held at once; more are refused with 429."
+        256 * _MiB,
+        ge=1,
+        description="Bytes of all bodies that a worker holds at once; more are refused with 429.",
     )
     max_ndjson_line: int = Field(
         256 * _KiB, ge=1, description="Longest line of an NDJSON stream, in bytes."
     )
     max_targets: int = Field(1000, ge=1, description="Most targets that one request may score.")
     max_in_flight: int = Field(
-        64, ge=1, description="Requests worked on at once; more are refused with 429."
+        64, ge=1, description="Requests a worker works on at once; more are refused with 429."
     )
     max_streams: int = Field(
-        4, ge=1, description="NDJSON streams read at once; more are refused with 429."
+        4, ge=1, description="NDJSON streams a worker reads at once; more are refused with 429."
     )
     deadline: float = Field(
         1.0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 from prometheus_client import (
@@ -32,6 +32,8 @@ STAGES = "heed.stages"
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
+# Name, documentation, type, and of each sample its name, labels and value.
+Family = tuple[str, str, str, Sequence[tuple[str, Mapping[str, str], float]]]
 # Anything else a client invents is one label, or each would be a new time series.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -145,6 +147,48 @@ class Metrics:
         now = CollectorRegistry()
         now.register(_Gauges(gauges))
         return generate_latest(self.registry) + generate_latest(now)
+
+    def families(self, gauges: Mapping[str, float]) -> list[Family]:
+        """Everything as plain values, for another process to show."""
+        return [
+            (
+                family.name,
+                family.documentation,
+                family.type,
+                [(each.name, dict(each.labels), each.value) for each in family.samples],
+            )
+            for family in (*self.registry.collect(), *_Gauges(gauges).collect())
+        ]
+
+
+def together(workers: Mapping[int, Sequence[Family]]) -> bytes:
+    """What several workers measured, in the text format: each series with its `worker`.
+
+    They are not added up here: a worker that is started again counts from 0, which whoever reads
+    the sum of them could not tell from a worker that is gone.
+
+    Args:
+        workers: of each its `families`, by number.
+    """
+    found: dict[str, Metric] = {}
+    for number, families in sorted(workers.items()):
+        for name, documentation, kind, samples in families:
+            metric = found.setdefault(name, Metric(name, documentation, kind))
+            for sample, labels, value in samples:
+                metric.add_sample(sample, {**labels, "worker": str(number)}, value)
+    registry = CollectorRegistry()
+    registry.register(_Given(found.values()))
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    """What is known already."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
 
 
 class _Gauges(Collector):

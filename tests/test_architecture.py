@@ -40,7 +40,7 @@ LAYERS = {
         "explain left_out ranking search similarity served",
     ],
     "service": [
-        "errors names timestamps durable child layout listening memory apart",
+        "errors names timestamps durable child layout listening memory apart workers siblings",
         "team",
         "records queries settings",
         "manifest staging telemetry limits job",
@@ -51,7 +51,7 @@ LAYERS = {
         "memories recommending searching",
         "similar",
         "answering attending lists",
-        "engine jobs training",
+        "engine jobs training loading",
         "benchmarking search_quality",
         "cold_start personal_search",
         "showing suggestions comparing comparing_cold",
@@ -78,8 +78,8 @@ ONLY = {
     "fastapi": HTTP,
     "starlette": HTTP,
     "uvicorn": "listening serving_http bench",
-    "models": f"{ENGINE} histories registry jobs team corpora training benchmarking cold_start "
-    "comparing comparing_cold showing encoders served_search search_quality "
+    "models": f"{ENGINE} histories registry jobs team corpora training loading benchmarking "
+    "cold_start comparing comparing_cold showing encoders served_search search_quality "
     "personal_search bench cli",
     "service.engine": "suggestions app serving_http bench",
 }

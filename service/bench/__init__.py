@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 
 from service.bench import candidates, histories, ingest, kernels, latency, machine, report
+from service.bench import workers as several
 from service.bench.ground import Ground, prepared
 from service.bench.processes import Cores, serving
 from service.bench.subjects import subjects
@@ -116,13 +117,53 @@ def run(
     return found
 
 
+def run_workers(
+    console: Console, workers: int, *, data: Path | None, items: int, rounds: int, requests: int
+) -> dict[str, Any]:
+    """Measure several workers beside one, print it, and return it as plain values.
+
+    Args:
+        console: for progress and tables.
+        workers: how many are several; at least 2.
+        data: a data directory whose store and models are copied; None generates a data set.
+        items: how many to generate.
+        rounds: of each question.
+        requests: to each server in each round.
+
+    Raises:
+        NotFound: when there is nothing to measure in `data`.
+        Unavailable: when a server does not start, or does not answer.
+    """
+    with _stoppable(), _one_thread(), prepared(data, items=items) as ground:
+        found = {
+            "machine": machine.described(ground.data, Cores.choose()),
+            "data": ground.as_dict(),
+        }
+        with report.stage(console, "questions") as told:
+            shared = several.measure(
+                ground,
+                workers,
+                rounds=rounds,
+                requests=requests,
+                environment=SETTINGS | _texts(),
+                told=told,
+            )
+    for table in several.shown(shared):
+        console.print(table)
+    return found | shared.as_dict()
+
+
+def _texts() -> dict[str, str]:
+    """The variables that name what reads texts."""
+    own = Settings.read()
+    return {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
+
+
 def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -> dict[str, Any]:
     """What needs a server."""
     arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
     memory = {}
-    own = Settings.read()
-    texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
-    with serving(arguments, core=cores.server, environment=SETTINGS | texts) as heed:
+    with serving(arguments, core=cores.server, environment=SETTINGS | _texts()) as heed:
         memory["started"] = heed.memory()
         with report.stage(console, "ingestion") as told:
             ingested = ingest.measure(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.errors import Unavailable
 
-_START = 60.0  # seconds for a server to say its address, on a machine that has other work
+_START = 180.0  # seconds for a server to say its address, on a machine that has other work
 _STOP = 15.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -52,13 +52,13 @@ class Cores:
 
 
 @contextlib.contextmanager
-def pinned(core: int | None) -> Iterator[None]:
-    """Run this thread, and what it starts meanwhile, on one core."""
+def pinned(core: int | frozenset[int] | None) -> Iterator[None]:
+    """Run this thread, and what it starts meanwhile, on one core, or on some."""
     if core is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, {core} if isinstance(core, int) else core)
     try:
         yield
     finally:
@@ -73,17 +73,38 @@ class Server:
     port: int
 
     def cpu_seconds(self) -> float | None:
-        """Processor time of all its threads so far; None where there is no /proc."""
+        """Processor time of it and of its workers so far; None where there is no /proc."""
+        ticks = 0
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            for pid in self.processes():
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])  # utime, stime: 14 and 15 of proc(5)
         except OSError:
             return None
-        ticks = int(fields[11]) + int(fields[12])  # utime, stime: fields 14 and 15 of proc(5)
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def processes(self) -> list[int]:
+        """The one that was started, then its workers. Raises OSError where there is no /proc."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [self.pid, *map(int, children.split())]
+
+    def shares(self) -> list[dict[str, int]]:
+        """Bytes of each of its processes; see `share_of`. Raises OSError without /proc."""
+        return [share_of(pid) for pid in self.processes()]
 
     def memory(self) -> dict[str, int] | None:
         """Bytes resident now and at the highest; None where there is no /proc."""
         return memory_of(self.pid)
+
+
+def busy_seconds() -> float | None:
+    """Processor time that everything on this machine has used; None where there is no /proc."""
+    try:
+        first = Path("/proc/stat").read_text().partition("\n")[0].split()
+    except OSError:
+        return None
+    user, nice, system, _idle, _waiting, *rest = map(int, first[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_of(pid: int | str = "self") -> dict[str, int] | None:
@@ -96,11 +117,25 @@ def memory_of(pid: int | str = "self") -> dict[str, int] | None:
     return {"resident": 1024 * int(sizes["VmRSS"]), "highest": 1024 * int(sizes["VmHWM"])}
 
 
+def share_of(pid: int) -> dict[str, int]:
+    """Bytes that a process holds alone and with others, and its part of all, of proc(5).
+
+    Raises OSError where there is no /proc.
+    """
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = {name: 1024 * int(size) for name, size in re.findall(r"(\w+): +(\d+) kB", rollup)}
+    return {
+        "private": sizes["Private_Clean"] + sizes["Private_Dirty"],
+        "shared": sizes["Shared_Clean"] + sizes["Shared_Dirty"],
+        "proportional": sizes["Pss"],
+    }
+
+
 @contextlib.contextmanager
 def serving(
     arguments: Sequence[str],
     *,
-    core: int | None,
+    core: int | frozenset[int] | None,
     environment: Mapping[str, str],
     python: str = sys.executable,
     patience: float = _START,
@@ -109,7 +144,7 @@ def serving(
 
     Args:
         arguments: of the interpreter, such as `-m service.cli serve`.
-        core: which one; None = any.
+        core: which one, or which; None = any.
         environment: its HEED_* variables; those of this process are not passed on.
         python: the interpreter.
         patience: seconds until it must have said its address.

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.bench import bench, bench_search
+from service.cli.bench import bench, bench_search, bench_workers
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.loadtest import loadtest
@@ -41,6 +41,7 @@ app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("bench")(bench)
 app.command("bench-search")(bench_search)
+app.command("bench-workers")(bench_workers)
 app.command("benchmark")(benchmark)
 app.command("loadtest")(loadtest)
 app.command("evaluate-search")(evaluate_search)
@@ -85,6 +86,13 @@ def serve(
     data: Data = DATA,
     host: Annotated[str | None, typer.Option(help="Address to bind; HEED_HOST.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; HEED_PORT.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that serve the port and share the memory of what was loaded, one for "
+            "each core; HEED_WORKERS. Caches and limits are each worker's own."
+        ),
+    ] = None,
     insecure: Annotated[
         bool | None,
         typer.Option(
@@ -95,7 +103,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve over HTTP. Every other setting is an environment variable HEED_*."""
-    _serve(data, host, port, insecure, examples=False)
+    _serve(data, host, port, insecure, workers=workers, examples=False)
 
 
 # ---------------------------------------------------------------------------------- the parts
@@ -113,7 +121,13 @@ def main() -> None:
 
 
 def _serve(
-    data: Path, host: str | None, port: int | None, insecure: bool | None, *, examples: bool
+    data: Path,
+    host: str | None,
+    port: int | None,
+    insecure: bool | None,
+    *,
+    workers: int | None = None,
+    examples: bool,
 ) -> None:
     # Requests run beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
@@ -121,5 +135,6 @@ def _serve(
     from service.settings import Settings
 
     given = {"data": data, "host": host, "port": port, "insecure": insecure}
+    given["workers"] = workers
     settings = Settings.read({k: v for k, v in given.items() if v is not None})
     serving_http.run(settings, out, examples=examples)

@@ -1,4 +1,4 @@
-"""`heed bench` and `heed bench-search`: what is fast, as ratios of one run."""
+"""`heed bench`, `bench-search` and `bench-workers`: what is fast, as ratios of one run."""
 
 from __future__ import annotations
 
@@ -67,3 +67,28 @@ def bench_search(
     out.print(large_search.shown(found))
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+
+
+def bench_workers(
+    workers: Annotated[int, typer.Option(min=2, help="How many to compare with one.")] = 2,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
+    ] = None,
+    items: Annotated[int, typer.Option(min=100, help="Of a generated catalogue.")] = 4_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each question, the servers in turns.")] = 9,
+    requests: Annotated[int, typer.Option(min=16, help="To each server in each round.")] = 320,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Measure what several workers answer and hold beside one, over HTTP.
+
+    The client shares the cores of the servers where there are none beside them, and takes from
+    what they could do: the table says how much.
+    """
+    threads(1)
+    from service import bench as benches
+
+    report = benches.run_workers(
+        out, workers, data=data, items=items, rounds=rounds, requests=requests
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 
-from fastapi import APIRouter, Request
+import orjson
+from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 from starlette.types import Scope
 
 from service.limits import Traffic
 from service.problems import documented, problem
-from service.routes.context import In
+from service.routes.context import Engine, In
 from service.schemas.answers import Json, LiveOut, ReadyOut
-from service.telemetry import Metrics
+from service.siblings import Siblings
+from service.telemetry import Family, Metrics, together
 
 router = APIRouter(tags=["run"])
+
+_PATIENCE = 1.0  # seconds for the other workers to say what they measured
 
 _EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
 
@@ -56,7 +60,24 @@ async def ready(request: Request, context: In) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(request: Request, context: In) -> Response:
-    """Counters, gauges and histograms in the text format of Prometheus."""
-    measured: Metrics = request.app.state.metrics
-    gauges = {k: float(v) for k, v in (await context.engine.stats()).items() if math.isfinite(v)}
-    return Response(measured.render(gauges), media_type=CONTENT_TYPE_LATEST)
+    """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
+    siblings: Siblings | None = request.app.state.siblings
+    if siblings is None:
+        own: Metrics = request.app.state.metrics
+        text = own.render(await _gauges(context.engine))
+    else:
+        others = await siblings.ask("metrics", _PATIENCE)
+        all_of_them = {number: orjson.loads(told) for number, told in others.items()}
+        text = together({**all_of_them, siblings.number: await measured(request.app)})
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def measured(app: FastAPI) -> list[Family]:
+    """What this process measured."""
+    own: Metrics = app.state.metrics
+    return own.families(await _gauges(app.state.engine))
+
+
+async def _gauges(engine: Engine) -> dict[str, float]:
+    stats = await engine.stats()
+    return {name: float(value) for name, value in stats.items() if math.isfinite(value)}

@@ -32,10 +32,10 @@ class Server:
         self.data = data
         self.killed = False
         self._log = data.with_name(data.name + ".log")
-        named = {"deadline": 60, "drain": 60} | settings
+        named = {"port": 0, "deadline": 60, "drain": 60} | settings
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--data", str(data)],
+                [sys.executable, "-m", "service.cli", "serve", "--data", str(data)],
                 cwd=ROOT,
                 env={**os.environ, **{f"HEED_{k.upper()}": str(v) for k, v in named.items()}},
                 stdin=subprocess.DEVNULL,

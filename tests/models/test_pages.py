@@ -50,6 +50,8 @@ def test_every_state_stays_as_a_copy_of_it_would(data: st.DataObject) -> None:
         states.append((before.updated(at, changed, more), expected))
         if data.draw(st.booleans(), "forget") and len(states) > 2:
             del states[1]
+        if data.draw(st.integers(0, 3), "seal") == 0:
+            pages.seal()
         for state, copy in states:
             assert state.array.dtype == copy.dtype
             np.testing.assert_array_equal(state.array, copy)
@@ -75,6 +77,60 @@ def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         assert state.mapped
         assert not np.shares_memory(longer.array, state.array)
     assert written <= state.array.nbytes + 402 * one.nbytes
+
+
+def test_forked_processes_share_what_did_not_change() -> None:
+    """Two processes go on from one state, each for itself, with memory of what is new alone."""
+    first = rows(0, 20_000, 250, np.float32)  # 20 MB
+    origin = Pages(first).updated(np.arange(0), first[:0], first[:7])
+    pages.seal()
+    expected = np.concatenate([first, first[:7]])
+    children = []
+    for seed in (1, 2):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                before = _private()
+                state = origin
+                steps = [
+                    (
+                        at * seed,
+                        rows(seed + at, 1, 250, np.float32),
+                        rows(at, seed, 250, np.float32),
+                    )
+                    for at in range(30)
+                ]
+                for at, one, more in steps:
+                    state = state.updated(np.array([at]), one, more)
+                grown = _private() - before
+                own = np.concatenate([expected, *(more for _, _, more in steps)])
+                for at, one, _ in steps:
+                    own[at] = one
+                right = np.array_equal(state.array, own) and np.array_equal(origin.array, expected)
+                os.write(writing, f"{right} {grown}".encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        children.append((pid, reading))
+    for pid, reading in children:
+        with os.fdopen(reading) as told:
+            answer, size = told.read().split()
+        os.waitpid(pid, 0)
+        assert answer == "True"
+        assert int(size) < first.nbytes / 4
+    np.testing.assert_array_equal(origin.array, expected)
+
+
+def _private() -> int:
+    """Bytes of memory that this process has for itself."""
+    gc.collect()
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * sum(
+        int(line.split()[1])
+        for line in rollup.splitlines()
+        if line.startswith(("Private_Dirty", "Private_Clean"))
+    )
 
 
 def test_views_that_are_let_go_of_hold_no_file() -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from service import bench, datasets
 from service.bench import machine
 from service.bench.processes import Cores, pinned
+from service.bench.report import stage
 from service.bench.timing import ratios, spread
 from service.errors import HeedError
 from tests.benchmarks.peers import everyone, ground, questions, recommending, report, searching
@@ -97,12 +98,12 @@ def recommend(
             apart = questions.same_model(found, where)
             good = {}
             for peer in found:
-                with bench._stage(out, f"judging {peer.name}") as told:
+                with stage(out, f"judging {peer.name}") as told:
                     good[peer.name] = questions.judged(peer, where, judged, told)
-            with bench._stage(out, "asking in turns") as told:
+            with stage(out, "asking in turns") as told:
                 cases = measure(found, (1, 16), rounds=rounds, requests=requests, told=told)
         at_once = [peer for peer in found if peer.name in (questions.SASREC, questions.ALS)]
-        with bench._stage(out, "lists of all users") as told:
+        with stage(out, "lists of all users") as told:
             rates = everyone.measure(where, at_once, cores, min(rounds, 5), told)
     stated = {peer.name: peer.settings for peer in found}
     report.settings(out, f"{dataset}: who is asked ({cores})", stated)
@@ -174,14 +175,14 @@ def search(
     out, _, cores = _started(unpinned)
     version = versions(Pythons(peers, rectools))
     with ExitStack() as stack:
-        with bench._stage(out, "storing items") as told:
+        with stage(out, "storing items") as told:
             where = searching.catalogue(data, items, queries, told)
             searched = stack.enter_context(where)
         size = f"{searched.items:,} items, {len(searched.keys):,} keys of {searched.keys.shape[1]}"
         indexes = searching.in_process(
             searched, peers, cores, goal=goal, rounds=rounds, console=out
         )
-        with pinned(cores.client), bench._stage(out, "asking in turns") as told:
+        with pinned(cores.client), stage(out, "asking in turns") as told:
             served = searching.over_http(
                 searched,
                 Pythons(peers, rectools),
