@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.past import Past, remember
+from models.past import Past
 from models.scoring import score
 from models.snapshot import Snapshot
+from models.user_memory import remember
 from tests.benchmarks.peers.padded import Padded
 from tests.models.pasts import AT, TRAINED, basket_snapshot, drawn_snapshot
 from tests.models.small import DAY, past, random_past
