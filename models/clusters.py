@@ -18,6 +18,7 @@ from models.partials import Partial, attended, merged
 
 MAX_ERROR = 0.01
 _GAIN = 3.0  # by which the next level lessens the error, about
+_HOPE = 10.0  # times the error that is wanted: what opening cells of the last level may still mend
 _HOPELESS = 1e6  # times the error that is wanted: as far off as matters
 _GROUPS = 4  # times as many cells are opened for the next group of targets
 _WORTH = 16  # opening more than this share of the cells is no less work than every row
@@ -83,14 +84,18 @@ def _look_closer(
             kept[head, left] = new[0]
 
     last, number = len(cells.levels) - 1, 0
-    while len(left := wanting()):
+    while number < last and len(left := wanting()):
+        off = (tail.error[head, left] / max_error).clamp(max=_HOPELESS)
+        lost = left[off > _HOPE * _GAIN ** (last - number)]
+        if len(lost):
+            keep(lost, _every(cells, only, query[None, lost], near(lost)))
+            continue
         # Over as many levels at once as the error says.
-        off = min(_HOPELESS, float(tail.error[head, left].median()) / max_error)
-        number = min(last, number + max(1, math.ceil(math.log(off, _GAIN))))
+        number = min(last, number + max(1, math.ceil(math.log(float(off.median()), _GAIN))))
         aim = max_error if number == last else None
         keep(left, expanded(cells, number, only, asked[None, left], near(left), aim=aim))
-        if number == last:
-            break
+    if not last and len(left := wanting()):  # so few rows are soon attended
+        keep(left, _every(cells, only, query[None, left], near(left)))
     most, opened = cells.levels[-1].log_mass.shape[1] // _WORTH, _GROUPS
     while len(left := wanting()):
         some = left[tail.toward[head, left] <= opened] if opened <= most else left

@@ -124,7 +124,8 @@ class _Estimate:
         moved = (residuals[..., :wide] - residuals[..., wide:] * centre) / mass
         expected = self._expected(centre, total).div_(len(residuals))  # (G, T, C)
         # The variance of what the sample says, (G, T): it may itself have missed what matters.
-        doubt = torch.maximum(moved.var(0).sum(-1) / len(residuals), expected.sum(-1))
+        apart = (moved - moved.mean(0)).square_().sum((0, -1)) / (len(moved) - 1)  # var(0) is slow
+        doubt = torch.maximum(apart / len(moved), expected.sum(-1))
         if order == 2:
             step = moved.mean(0).square().sum(-1)
             sure = (1 - _DOUBT * doubt / step.clamp(min=1e-30))[..., None]

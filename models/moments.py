@@ -117,5 +117,5 @@ def joined(found: Moments, about: Tensor) -> Moments:
 def products(query: Tensor) -> Tensor:
     """What multiplies the covariances in qᵀΣq: [..., d] -> [..., d (d + 1) / 2]."""
     first, second = torch.triu_indices(query.shape[-1], query.shape[-1])
-    both = query[..., first] * query[..., second]
-    return both * torch.where(first == second, 1.0, 2.0)
+    both = query.index_select(-1, first).mul_(query.index_select(-1, second))
+    return both.mul_(torch.where(first == second, 1.0, 2.0))

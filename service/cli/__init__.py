@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.bench import bench, bench_search, bench_workers
+from service.cli.bench import app as bench
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.loadtest import loadtest
@@ -39,9 +39,7 @@ app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
 app.command("train")(train)
 app.command("evaluate")(evaluate)
-app.command("bench")(bench)
-app.command("bench-search")(bench_search)
-app.command("bench-workers")(bench_workers)
+app.add_typer(bench, name="bench")
 app.command("benchmark")(benchmark)
 app.command("loadtest")(loadtest)
 app.command("evaluate-search")(evaluate_search)

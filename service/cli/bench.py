@@ -1,4 +1,4 @@
-"""`heed bench`, `bench-search` and `bench-workers`: what is fast, as ratios of one run."""
+"""`heed bench` and what it has beside: what is fast, as ratios of one run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ import typer
 from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out, threads
 from service.errors import Invalid
 
+app = typer.Typer(invoke_without_command=True)
+
 _FEW = 100  # items, with fewer of which there is nothing to copy
 
 
+@app.callback()
 def bench(
+    context: typer.Context,
     data: Annotated[
         Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:
-    """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run."""
+    """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run.
+
+    attention, search and workers measure more of one thing each: heed bench attention --help.
+    """
+    if context.invoked_subcommand is not None:
+        return
     threads(1)
     from service import bench as benches
 
@@ -30,6 +39,51 @@ def bench(
         json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
+@app.command("attention")
+def bench_attention(
+    data: Data = DATA,
+    encoder: Encoder = ENCODER,
+    random: Annotated[
+        bool, typer.Option("--random", help="Drawn keys alone: no model is needed.")
+    ] = False,
+    most: Annotated[int, typer.Option(min=1_000, help="Events of the longest memory.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each timing, in turns.")] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="At most 100 targets and 100,000 events.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also write a PNG here.")] = None,
+) -> None:
+    """Measure attention over memories of a hundred to a million events.
+
+    Ours beside torch's fused kernel over every event, and beside a softmax over the k nearest rows
+    that FAISS finds; errors against float64. The keys are those of the model in --data: items that
+    its longest users took, as often as they did, and mixed so that no two rows are alike; then
+    drawn ones. All of it takes a quarter of an hour on one core and 6 GB of memory.
+    """
+    threads(1)
+    from service.bench import long_runs
+
+    cases = long_runs.run(
+        out,
+        None if random else data,
+        encoder,
+        most=100_000 if quick else most,
+        targets=(1, 100) if quick else (1, 100, 1_000),
+        rounds=rounds,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps([each.as_dict() for each in cases], indent=1) + "\n")
+    if plot is not None:
+        from service.bench import long_report
+
+        try:
+            long_report.plot(cases, plot)
+        except ModuleNotFoundError:
+            raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'") from None
+
+
+@app.command("search")
 def bench_search(
     items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue that is searched.")] = (
         1_000_000
@@ -69,6 +123,7 @@ def bench_search(
         json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
 
 
+@app.command("workers")
 def bench_workers(
     workers: Annotated[int, typer.Option(min=2, help="How many to compare with one.")] = 2,
     data: Annotated[

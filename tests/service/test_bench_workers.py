@@ -1,4 +1,4 @@
-"""`heed bench-workers`: one worker and several answer alike, and what they took is theirs."""
+"""`heed bench workers`: one worker and several answer alike, and what they took is theirs."""
 
 from __future__ import annotations
 
