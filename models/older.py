@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +47,15 @@ def split(events: int, window: int) -> int:
     return max(0, (events - kept) // _STEP * _STEP)
 
 
+class _Alike(NamedTuple):
+    """Events of one item, age and type, which differ in their weight alone: P groups."""
+
+    of: NDArray[np.int32]  # [count] the group of each event; P where it cannot be attended
+    places: NDArray[np.int64]  # [P] of the item
+    codes: NDArray[np.int64]  # [P] the column of the biases
+    loudest: NDArray[np.float32]  # [P] the largest weight
+
+
 class Older:
     """The first `count` events of a past. Not for several threads at once: `lock` is for that."""
 
@@ -71,6 +81,7 @@ class Older:
         self._weights = np.zeros((self._factors.shape[0], 0))
         self._at = at
         self._past = past
+        self._groups: _Alike | None = None
         self.grow(snapshot, past, count)
 
     def __len__(self) -> int:
@@ -86,6 +97,7 @@ class Older:
     def nbytes(self) -> int:
         """Bytes held, without the history and without the tables."""
         own = self._place.nbytes + self._items.nbytes + self._weights.nbytes + self._missing.nbytes
+        own += 0 if self._groups is None else sum(part.nbytes for part in self._groups)
         return own + (0 if self.cells is None else self.cells.nbytes)
 
     @property
@@ -264,25 +276,37 @@ class Older:
             return np.zeros(0, np.int64), np.zeros((len(query), 0), np.float32)
         log_share = torch.cat(weight, 1)
         share = (log_share - log_share.logsumexp(1, keepdim=True)).exp()
-        gains = torch.cat(gain, 1)
-        # No event contributes more than all heads of its item do, whatever their signs.
-        bound = (share * gains.abs()).sum(0)
-        order = torch.argsort(bound, descending=True)
-        places = self._placed(slice(0, self.count))
-        taken = top
-        while True:
-            chosen = order[:taken].numpy()
-            events = np.flatnonzero(np.isin(places, chosen))
-            own = places[events]
-            bias = self._factors[:, self._codes(events, self._at)] + self._loudness(events)
-            part = np.exp(bias) / self._weights[:, own]
-            each = np.abs((part * (share * gains).numpy()[:, own]).sum(0))
-            best = np.sort(each)[::-1][:top]
-            least = best[-1] if len(best) == top else 0.0
-            if taken >= len(order) or float(bound[order[taken]]) <= least:
-                keep = np.argsort(-each, kind="stable")[:top]
-                return events[keep], bias[:, keep].astype(np.float32)
-            taken *= 2
+        worth = (share * torch.cat(gain, 1)).double().numpy()  # (H, m) of all events on an item
+        alike = self._alike()
+        unit = np.exp(self._factors[:, alike.codes])  # (H, P)
+        with np.errstate(invalid="ignore"):
+            part = np.nan_to_num(unit / self._weights[:, alike.places])
+        each = (part * worth[:, alike.places]).sum(0)  # of an event of weight 1
+        # The foremost events are among those that are alike to the foremost.
+        chosen = np.argsort(-np.abs(each) * alike.loudest, kind="stable")[:top]
+        marked = np.zeros(len(each) + 1, np.bool_)
+        marked[chosen] = True
+        events = np.flatnonzero(marked[alike.of])
+        size = np.abs(each[alike.of[events]]) * self._past.weights[events]
+        events = events[np.argsort(-size, kind="stable")[:top]]
+        bias = self._factors[:, self._codes(events, self._at)] + self._loudness(events)
+        return events, bias.astype(np.float32)
+
+    def _alike(self) -> _Alike:
+        """The events in groups of one item, age and type; as long as no age has changed."""
+        if self._groups is None:
+            events = np.arange(self.count)
+            places = self._placed(slice(0, self.count))
+            columns = self._factors.shape[1]
+            ids = places.astype(np.int64) * columns + self._codes(events, self._at)
+            held = places >= 0
+            groups, of = np.unique(ids[held], return_inverse=True)
+            loudest = np.zeros(len(groups), np.float32)
+            np.maximum.at(loudest, of, self._past.weights[: self.count][held])
+            every = np.full(self.count, len(groups), np.int32)  # the last group: of no item
+            every[held] = of
+            self._groups = _Alike(every, groups // columns, groups % columns, loudest)
+        return self._groups
 
     # ------------------------------------------------------------------ the parts
 
@@ -330,11 +354,17 @@ class Older:
         """Add what events weigh to their items, or take it off; the places of those."""
         places = self._place[self._past.rows[events]]
         loudness = self._past.weights[events].astype(np.float64) * sign
-        touched = np.unique(places).astype(np.int64)
-        for own, factors in zip(self._weights, np.exp(self._factors), strict=True):
-            np.add.at(own, places, factors[codes] * loudness)
+        self._groups = None
+        touched = np.zeros(len(self), np.bool_)
+        touched[places] = True
+        for head, factors in enumerate(np.exp(self._factors)):
+            own, more = self._weights[head], factors[codes] * loudness
+            if len(events) > len(own) // 4:
+                np.add(own, np.bincount(places, more, minlength=len(own)), out=own)
+            else:
+                np.add.at(own, places, more)
             own[touched] = own[touched].clip(0)  # what rounding leaves of nothing
-        return touched
+        return np.flatnonzero(touched)
 
     def _told(self, places: NDArray[np.int64]) -> None:
         """Let the cells have the weights of some items as they are now."""

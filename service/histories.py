@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ class Histories:
             self._kept.move_to_end(user_id)
             return known
         self.misses += 1
+        # Whoever asks may be out of time before a very long history is read: it is kept then all
+        # the same, and the next one to ask finds it.
+        return await asyncio.shield(asyncio.ensure_future(self._read(user_id, known)))
+
+    async def _read(self, user_id: str, known: Materialised | None) -> Materialised:
         if known is not None and len(known):
             newest = int(known.seqs.max())
             later = await self._store.history(user_id, after=newest)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -187,3 +190,27 @@ async def test_any_number_of_types(histories: Histories, store: SQLiteStore) -> 
     await store.append([event(n, type=f"type {n}") for n in range(40_000)])
     found = await histories.get("u")
     assert histories.types.id(int(found.types[-1])) == "type 39999"
+
+
+async def test_what_nobody_waited_for_to_the_end_is_kept(
+    histories: Histories, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that ran out of time has read the history for the next one."""
+    await store.append([event(1), event(2)])
+    read, gate = store.history, asyncio.Event()
+
+    async def slowly(*given: Any, **named: Any) -> Any:
+        await gate.wait()
+        return await read(*given, **named)
+
+    monkeypatch.setattr(store, "history", slowly)
+    with anyio.move_on_after(0.01) as scope:
+        await histories.get("u")
+    assert scope.cancelled_caught
+    assert len(histories) == 0
+    gate.set()
+    for _ in range(10_000):
+        await asyncio.sleep(0)
+    monkeypatch.setattr(store, "history", None)  # nothing is read again
+    assert len(await histories.get("u")) == 2
+    assert histories.hits == 1
