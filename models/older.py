@@ -80,18 +80,13 @@ class Older:
         self._factors = self._biases(snapshot)
         self._weights = np.zeros((self._factors.shape[0], 0))
         self._at = at
-        self._past = past
+        self.past = past  # whose first events these are; any that begins with the same will do
         self._groups: _Alike | None = None
         self.grow(snapshot, past, count)
 
     def __len__(self) -> int:
         """How many distinct items there are."""
         return len(self._items)
-
-    @property
-    def past(self) -> Past:
-        """Whose first events these are."""
-        return self._past
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +139,7 @@ class Older:
         self._place[new] = len(self._items) + np.arange(len(new))
         self._items = np.concatenate([self._items, new])
         self._weights = np.pad(self._weights, ((0, 0), (0, len(new))))
-        self._past, self.count = past, count
+        self.past, self.count = past, count
         self.on_items += len(items)
         events = np.flatnonzero(usable) + part.start
         touched = self._add(events, self._codes(events, self._at), 1.0)
@@ -153,7 +148,7 @@ class Older:
     @torch.inference_mode()
     def advance(self, at: int) -> None:
         """Let ages be those of a request's time."""
-        times = self._past.timestamps[: self.count]
+        times = self.past.timestamps[: self.count]
         edges = age_edges().numpy()
         # The events of at least each bucket are the first so many: as time goes on, more.
         before = np.searchsorted(times, self._at - edges, side="right")
@@ -287,7 +282,7 @@ class Older:
         marked = np.zeros(len(each) + 1, np.bool_)
         marked[chosen] = True
         events = np.flatnonzero(marked[alike.of])
-        size = np.abs(each[alike.of[events]]) * self._past.weights[events]
+        size = np.abs(each[alike.of[events]]) * self.past.weights[events]
         events = events[np.argsort(-size, kind="stable")[:top]]
         bias = self._factors[:, self._codes(events, self._at)] + self._loudness(events)
         return events, bias.astype(np.float32)
@@ -302,7 +297,7 @@ class Older:
             held = places >= 0
             groups, of = np.unique(ids[held], return_inverse=True)
             loudest = np.zeros(len(groups), np.float32)
-            np.maximum.at(loudest, of, self._past.weights[: self.count][held])
+            np.maximum.at(loudest, of, self.past.weights[: self.count][held])
             every = np.full(self.count, len(groups), np.int32)  # the last group: of no item
             every[held] = of
             self._groups = _Alike(every, groups // columns, groups % columns, loudest)
@@ -325,35 +320,35 @@ class Older:
 
     def _placed(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
         """The place of each event's item; -1 for what cannot be attended."""
-        rows = self._past.rows[events]
+        rows = self.past.rows[events]
         places = self._place.take(rows, mode="clip")
         hidden = (rows < 0) | (rows >= len(self._place))
-        if self._past.types is not None:
-            hidden |= self._past.types[events] == IGNORED
+        if self.past.types is not None:
+            hidden |= self.past.types[events] == IGNORED
         places[hidden] = -1
         return places
 
     def _codes(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
         """The column of the biases for each of some events."""
-        ages = np.maximum(at - self._past.timestamps[events], 0)
+        ages = np.maximum(at - self.past.timestamps[events], 0)
         buckets = np.searchsorted(age_edges().numpy(), ages, side="right")
-        if self._past.types is None:
+        if self.past.types is None:
             types = np.full(len(events), UNKNOWN)
         else:
-            types = self._past.types[events].astype(np.int64)
+            types = self.past.types[events].astype(np.int64)
         count = self._factors.shape[1] // AGE_BUCKETS - 1
         types = np.where((types >= 0) & (types < count), types, count)
         return types * AGE_BUCKETS + buckets
 
     def _loudness(self, events: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.log(self._past.weights[events].astype(np.float64))
+        return np.log(self.past.weights[events].astype(np.float64))
 
     def _add(
         self, events: NDArray[np.int64], codes: NDArray[np.int64], sign: float
     ) -> NDArray[np.int64]:
         """Add what events weigh to their items, or take it off; the places of those."""
-        places = self._place[self._past.rows[events]]
-        loudness = self._past.weights[events].astype(np.float64) * sign
+        places = self._place[self.past.rows[events]]
+        loudness = self.past.weights[events].astype(np.float64) * sign
         self._groups = None
         touched = np.zeros(len(self), np.bool_)
         touched[places] = True

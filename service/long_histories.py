@@ -67,19 +67,22 @@ class LongHistories:
             return None
         count = split(len(past.rows), snapshot.model.config.window)
         with self._lock:
-            epoch, older = self._kept.pop(whole.user_id, (0, None))
+            epoch, older = self._kept.get(whole.user_id, (0, None))
         if older is not None:
             with older.lock:
-                if epoch != whole.epoch or older.count > count or not older.fits(snapshot):
+                if epoch != whole.epoch or not older.fits(snapshot):
                     older = None
                 elif older.count < count:
                     older.advance(at)
                     older.grow(snapshot, past, count)
+                elif older.count <= len(past.rows):
+                    older.past = past  # what was before the last event may be let go of
         older = put_together(snapshot, asked, at) if older is None else older
         if older is None:
             return None
         with self._lock:
             self._kept[whole.user_id] = (whole.epoch, older)
+            self._kept.move_to_end(whole.user_id)
             held = sum(each.nbytes for _, each in self._kept.values())
             while held > self._max_bytes and self._kept:
                 _, (_, dropped) = self._kept.popitem(last=False)

@@ -65,6 +65,8 @@ class Memories:
         plain = asker.temperature == 1 and not asker.hard and not asker.retrieval.top
         older = self.long.of(snapshot, asked, at) if plain else None
         with nullcontext() if older is None else older.lock:
+            if older is not None and older.count > len(asked.past.rows):
+                older = None  # it grew meanwhile, by more than this question knows of
             yield self.encodings.remember(snapshot, asked, at, older)
 
     def stats(self) -> Mapping[str, float]:
