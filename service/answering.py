@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -46,6 +47,8 @@ from service.telemetry import Stages
 
 T = TypeVar("T")
 Rows = NDArray[np.int64]
+
+_AT_ONCE = 120_000  # targets times rows that are attended in a millisecond or two
 
 
 class Answering:
@@ -99,7 +102,8 @@ class Answering:
                     snapshot, user, targets, scores, how=how, asker=query.asker
                 )
 
-        scores, reasons = await self._compute(stages, "attend", answer)
+        work = math.inf if query.asker.explain else len(targets) * max(1, len(asked.rows))
+        scores, reasons = await self._compute(stages, "attend", answer, work)
         return await self._answer(
             snapshot,
             query.asker,
@@ -170,7 +174,7 @@ class Answering:
             with stages("highlight"):
                 spans_of = partial(words.marks, reading)
                 told = tuple(
-                    replace(found, highlights={} if item is None else highlights(item, spans_of))
+                    found._replace(highlights={} if item is None else highlights(item, spans_of))
                     for found, item in zip(answered.items, items, strict=True)
                 )
             answered = replace(answered, items=told)
@@ -234,9 +238,16 @@ class Answering:
             snapshot = await self._serving.current()
         return snapshot, self._pasts.past(snapshot, asker, stored, at), at
 
-    async def _compute(self, stages: Stages, stage: str, work: Callable[[], T]) -> T:
-        """Run `work` off the event loop."""
+    async def _compute(
+        self, stages: Stages, stage: str, work: Callable[[], T], size: float = math.inf
+    ) -> T:
+        """Run `work` off the event loop, or on it where it takes less than going there and back.
+
+        size: targets times rows; inf = not known.
+        """
         with stages(stage):
+            if size <= _AT_ONCE:
+                return work()
             return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     async def _answer(
@@ -258,9 +269,10 @@ class Answering:
         parts = ("sequence", "transitions", "attention", "prior")
         columns = zip(*(getattr(scores, part).tolist() for part in parts), strict=True)
         errors = [None] * len(rows) if scores.error is None else scores.error.tolist()
-        for place, (row, total, values, mass) in enumerate(
-            zip(rows.tolist(), scores.total.tolist(), columns, scores.mass.tolist(), strict=True)
-        ):
+        numbers = zip(
+            rows.tolist(), scores.total.tolist(), columns, scores.mass.tolist(), strict=True
+        )
+        for place, (row, total, values, mass) in enumerate(numbers):
             items.append(
                 AnsweredItem(
                     catalogue.vocabulary.id(row),

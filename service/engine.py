@@ -106,6 +106,7 @@ class Engine(Answering):
     async def open(self) -> None:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
         await self._serving.open()
+        torch.set_num_threads(1)  # of this thread: what it computes itself takes no time
         loop = asyncio.get_running_loop()
         self._measured = loop.run_in_executor(self._pool, self._memories.measure)
         self._watches = [

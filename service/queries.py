@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,8 +219,7 @@ class Likeness:
     share: float  # of the item's weight
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredItem:
+class AnsweredItem(NamedTuple):
     """One item of an answer. Fields that a job does not produce are None."""
 
     item_id: str

@@ -137,7 +137,7 @@ def serving(
     *,
     core: int | frozenset[int] | None,
     environment: Mapping[str, str],
-    python: str = sys.executable,
+    python: str | None = None,
     patience: float = _START,
 ) -> Iterator[Server]:
     """A Python server on `core` until the block ends; it says its address when it listens.
@@ -146,7 +146,7 @@ def serving(
         arguments: of the interpreter, such as `-m service.cli serve`.
         core: which one, or which; None = any.
         environment: its HEED_* variables; those of this process are not passed on.
-        python: the interpreter.
+        python: the interpreter; this one if left out.
         patience: seconds until it must have said its address.
 
     Raises:
@@ -159,7 +159,7 @@ def serving(
     with tempfile.TemporaryFile() as words:
         with pinned(core):
             process = subprocess.Popen(
-                [python, "-c", _LAUNCH, *arguments],
+                [python or sys.executable, "-c", _LAUNCH, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=subprocess.STDOUT,

@@ -152,7 +152,7 @@ async def test_a_past_has_the_models_numbers(engine: Engine) -> None:
     kinds = [event.type for event in sent]
     kinds[5:5] = ["dislike"]
     kinds.append("share")
-    assert list(asked.types) == kinds
+    assert [asked.type_names[code] for code in asked.types] == kinds
     expected = [names.index(kind) if kind in names else UNKNOWN for kind in kinds]
     assert asked.past.types is not None
     assert asked.past.types.tolist() == expected
