@@ -20,7 +20,6 @@ from models.partition import balanced
 CELL = 64  # rows of the smallest cells, at least: smaller ones cost as much as their rows
 _COARSEST = 256  # cells of the first level, at most
 _FINEST = 4_096  # cells of the last, at most
-_DOUBLINGS = 2  # from one level to the next
 _SAMPLES = 4  # rows of each cell that are sampled
 _BLOCK = 65_536  # rows gathered at once
 
@@ -195,14 +194,8 @@ class Cells:
         """The moments of each level, fewest cells first."""
         found = [_stacked([self._of_members(head) for head in range(self.heads)])]
         while found[0].mass.shape[1] > _COARSEST:
-            wider = found[0]
-            for _ in range(_DOUBLINGS):
-                heads = (Moments(*parts) for parts in zip(*wider, strict=True))
-                pairs = [
-                    joined(each, about) for each, about in zip(heads, self._about, strict=True)
-                ]
-                wider = _stacked(pairs)
-            found.insert(0, wider)
+            heads = (Moments(*parts) for parts in zip(*found[0], strict=True))
+            found.insert(0, _stacked([joined(*of) for of in zip(heads, self._about, strict=True)]))
         return found
 
     def _of_members(self, head: int) -> Moments:

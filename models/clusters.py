@@ -17,11 +17,12 @@ from models.expansion import Tail, expanded
 from models.partials import Partial, attended, merged
 
 MAX_ERROR = 0.01
-_GAIN = 3.0  # by which the next level lessens the error, about
+_GAIN = 1.75  # by which twice as many cells lessen the error, about
 _HOPE = 10.0  # times the error that is wanted: what opening cells of the last level may still mend
+_SMALL = 200  # rows of a cell, of which so few are attended in less time than cells are opened in
 _HOPELESS = 1e6  # times the error that is wanted: as far off as matters
 _GROUPS = 4  # times as many cells are opened for the next group of targets
-_WORTH = 16  # opening more than this share of the cells is no less work than every row
+_WORTH = 64  # gathering the rows of one cell in so many takes as long as attending to every row
 
 
 @torch.inference_mode()
@@ -84,9 +85,10 @@ def _look_closer(
             kept[head, left] = new[0]
 
     last, number = len(cells.levels) - 1, 0
+    hope = _HOPE if cells.levels[last].size > _SMALL else 1.0
     while number < last and len(left := wanting()):
         off = (tail.error[head, left] / max_error).clamp(max=_HOPELESS)
-        lost = left[off > _HOPE * _GAIN ** (last - number)]
+        lost = left[off > hope * _GAIN ** (last - number)]
         if len(lost):
             keep(lost, _every(cells, only, query[None, lost], near(lost)))
             continue

@@ -19,7 +19,7 @@ from models.cells import Cells, Level
 from models.moments import products
 from models.partials import Partial
 
-CONFIDENT = 1.6  # standard errors that 99 of 100 contexts are within
+CONFIDENT = 1.3  # standard errors that 99 of 100 contexts are within, on keys of trained models
 _STEEP = 20.0  # a variance of scores beyond which an expansion says nothing
 _FAR = 60.0  # by how much a row's score may be above its cell's before e^ of it is cut
 _DOUBT = 2.0  # variances of the correction that are taken off it

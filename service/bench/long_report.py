@@ -120,29 +120,34 @@ def plot(cases: Sequence[Case], path: Path) -> None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     times, errors = figure.subplots(1, 2)
     hundred = [each for each in cases if each.targets == 100]
+    k = max(NAMED_K)
     for name in dict.fromkeys(each.name for each in hundred):
         own = [each for each in hundred if each.name == name]
-        events = [each.events for each in own]
-        (line,) = times.plot(events, [1e3 * each.ours.median for each in own], "o-", label=name)
+        if len(own) < 2 and len(hundred) > 1:
+            continue  # of one length there is no line
+        (line,) = times.plot(
+            [each.events for each in own], [1e3 * each.ours.median for each in own], "o-",
+            label=f"ours: {name}",
+        )  # fmt: skip
         cells = [each for each in own if each.path == "cells"]
-        errors.plot(
-            [each.events for each in cells],
-            [100 * each.off.context_median for each in cells],
-            "o-", color=line.get_color(), label=f"{name}: ours",
-        )  # fmt: skip
-        tops = [each for each in own if each.equal is not None]
-        errors.plot(
-            [each.events for each in tops],
-            [100 * each.top_k[each.equal].context_median for each in tops if each.equal],
-            "x--", color=line.get_color(), label=f"{name}: top-k of equal time",
-        )  # fmt: skip
+        tops = [each for each in own if k in each.top_k]
+        for some, off, style, what in (
+            (cells, [each.off for each in cells], "o-", "ours"),
+            (tops, [each.top_k[k] for each in tops], "x--", f"the {k} nearest alone"),
+        ):
+            if some:
+                errors.plot(
+                    [each.events for each in some],
+                    [100 * found.context_median for found in off],
+                    style, color=line.get_color(), label=f"{what}: {name}",
+                )  # fmt: skip
     longest = dict.fromkeys(each.events for each in hundred)
     fused = {each.events: each.reference.median for each in hundred}
     times.plot(
         list(longest), [1e3 * fused[n] for n in longest], "k--", label="fused kernel, every event"
     )
     times.set(xscale="log", yscale="log", xlabel="events", ylabel="ms for 100 targets")
-    errors.set(xscale="log", yscale="log", xlabel="events", ylabel="relative error of contexts, %")
+    errors.set(xscale="log", yscale="log", xlabel="events", ylabel="median error of contexts, %")
     for axes in (times, errors):
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)
