@@ -25,8 +25,8 @@ setup: $(STAMP) ## create or refresh .venv
 demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 	$(VENV)/bin/heed demo
 
-test: $(STAMP) browser ## run the tests (ARGS="-k name")
-	$(PY) -m pytest $(ARGS)
+test: $(STAMP) browser ## run the tests, a core each for some (ARGS="-k name")
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile $(ARGS)
 
 known: $(STAMP) ## search PyVideo for known items and record where they are found (PYVIDEO=DIR)
 	@test -e "$(PYVIDEO)/videos.jsonl.gz" || { echo "name a folder with PyVideo's videos.jsonl.gz: make known PYVIDEO=DIR" >&2; exit 1; }

@@ -25,6 +25,7 @@ from service.embeddings import Embeddings
 from service.errors import Invalid, NotFound
 from service.explaining import reasons_of
 from service.highlighting import highlights
+from service.long_histories import LONG
 from service.memories import Memories
 from service.queries import (
     Answer,
@@ -102,7 +103,9 @@ class Answering:
                     snapshot, user, targets, scores, how=how, asker=query.asker
                 )
 
-        work = math.inf if query.asker.explain else len(targets) * max(1, len(asked.rows))
+        # Of longer histories the older events may be held by whoever else attends to them.
+        known = not query.asker.explain and len(asked.rows) < LONG
+        work = len(targets) * max(1, len(asked.rows)) if known else math.inf
         scores, reasons = await self._compute(stages, "attend", answer, work)
         return await self._answer(
             snapshot,
