@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests import tiny
@@ -11,3 +13,11 @@ from tests import tiny
 def world(tmp_path_factory: pytest.TempPathFactory) -> tiny.World:
     """The small world with two trained models. Copy it before you change it."""
     return tiny.make(tmp_path_factory.mktemp("world") / "data")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let processes that share the tests refuse those of one id, of which they would run one."""
+    names = Counter(item.nodeid for item in items)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice and hasattr(config, "workerinput"):
+        raise pytest.UsageError(f"run these without -n, for they have one id: {', '.join(twice)}")
