@@ -97,6 +97,8 @@ def attend_long(
         found = older.attend(query, beside, max_error=how.max_error, order=how.order, cells=cells)
         if how.exclude_self:
             found = older.without(found, query, targets)
+            if bool((found.error > how.max_error).any()):  # what is left is off by more of itself
+                found = older.without(older.attend(query, beside, cells=False), query, targets)
     return Found(
         (found.partial.context * outputs).sum((0, 2)),
         (found.covered - found.partial.log_mass).exp().clamp(max=1.0).amin(0),

@@ -25,7 +25,7 @@ from models.expansion import Tail
 from models.kinds import IGNORED, UNKNOWN
 from models.partials import Partial, Rows, attended, merged
 from models.past import Past
-from models.recency import AGE_BUCKETS, age_edges
+from models.recency import AGE_BUCKETS, age_bucket, age_edges
 from models.snapshot import Snapshot
 
 NEAR = 1_024  # of the newest events, at least, are attended one by one: see `split`
@@ -35,6 +35,7 @@ _FRESH = 8  # one in so many items may be newer than the cells before they are m
 _BLOCK = 65_536  # rows gathered at once
 _QUERIES = 65_536  # items whose queries say what the queries to come look at
 _DISTANT = 1 << 30  # events: a position in the last bucket
+_EDGES = age_edges().numpy()
 
 
 def split(events: int, window: int) -> int:
@@ -149,10 +150,9 @@ class Older:
     def advance(self, at: int) -> None:
         """Let ages be those of a request's time."""
         times = self.past.timestamps[: self.count]
-        edges = age_edges().numpy()
         # The events of at least each bucket are the first so many: as time goes on, more.
-        before = np.searchsorted(times, self._at - edges, side="right")
-        after = np.searchsorted(times, at - edges, side="right")
+        before = np.searchsorted(times, self._at - _EDGES, side="right")
+        after = np.searchsorted(times, at - _EDGES, side="right")
         low, high = np.minimum(before, after), np.maximum(before, after)
         moved = np.unique(
             np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)])
@@ -308,7 +308,7 @@ class Older:
     @torch.inference_mode()
     def _biases(self, snapshot: Snapshot) -> NDArray[np.float64]:
         """The bias of each age bucket and type, [H, (types + 1) · AGE_BUCKETS], type-major."""
-        ages = torch.cat([torch.zeros(1, dtype=torch.int64), age_edges()])
+        ages = torch.cat([torch.zeros(1, dtype=torch.int64), torch.from_numpy(_EDGES)])
         types = torch.tensor([*range(snapshot.model.config.types), UNKNOWN])
         found = snapshot.model.memory_bias(
             torch.full((1, 1), _DISTANT),
@@ -330,15 +330,15 @@ class Older:
 
     def _codes(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
         """The column of the biases for each of some events."""
-        ages = np.maximum(at - self.past.timestamps[events], 0)
-        buckets = np.searchsorted(age_edges().numpy(), ages, side="right")
+        buckets = age_bucket(torch.from_numpy(at - self.past.timestamps[events])).numpy()
         if self.past.types is None:
             types = np.full(len(events), UNKNOWN)
         else:
             types = self.past.types[events].astype(np.int64)
         count = self._factors.shape[1] // AGE_BUCKETS - 1
         types = np.where((types >= 0) & (types < count), types, count)
-        return types * AGE_BUCKETS + buckets
+        codes: NDArray[np.int64] = types * AGE_BUCKETS + buckets
+        return codes
 
     def _loudness(self, events: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.log(self.past.weights[events].astype(np.float64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -18,9 +18,10 @@ _HEADS, _WIDTH = 4, 16  # as the recommender's
 _ROUNDS = 5
 
 
+@cache
 @torch.inference_mode()
 def measure() -> Crossover:
-    """Both ways over the same rows, alternating; less than a second.
+    """Both ways over the same rows, alternating, once a process; less than a second.
 
     What cells take does not depend on how many rows they hold, what attending each takes is
     proportional to it: so they cross where the rows times the ratio of both are.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ class TrueError:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._waiting = 0
+        self._room = threading.Semaphore(_WAITING)
         self._worker = ThreadPoolExecutor(
             1, "heed-true-error", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -48,10 +50,11 @@ class TrueError:
         """Perhaps compute an answer again, later. The arguments are those of its scores."""
         if self.told is None or scores.error is None or not bool(scores.error.any()):
             return
-        if self._waiting >= _WAITING or random.random() >= self._share:
+        if random.random() >= self._share or not self._room.acquire(blocking=False):
             return
-        self._waiting += 1
-        self._worker.submit(self._compare, snapshot, user, rows[:_TARGETS], scores, how)
+        self._worker.submit(
+            self._compare, partial(self._tell, snapshot, user, rows[:_TARGETS], scores, how)
+        )
 
     def settle(self) -> None:
         """Wait until no answer waits to be compared."""
@@ -61,20 +64,13 @@ class TrueError:
         """Compare no more."""
         self._worker.shutdown(cancel_futures=True)
 
-    def _compare(
-        self,
-        snapshot: Snapshot,
-        user: UserMemory,
-        rows: NDArray[np.int32] | NDArray[np.int64],
-        scores: Scores,
-        how: Attending,
-    ) -> None:
+    def _compare(self, tell: Callable[[], None]) -> None:
         try:
-            self._tell(snapshot, user, rows, scores, how)
+            tell()
         except Exception:  # noqa: BLE001 - nobody waits for it
             _log.exception("an answer could not be compared with its exact one")
         finally:
-            self._waiting -= 1
+            self._room.release()
 
     def _tell(
         self,

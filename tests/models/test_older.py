@@ -201,3 +201,22 @@ def test_another_softmax_is_refused() -> None:
     for how in (Attending(temperature=0.5), Attending(hard=True)):
         with pytest.raises(ValueError, match="at temperature 1"):
             score(snapshot, together, EVERY, how)
+
+
+def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
+    """Without a target's own, loud item, what is left is as near as asked."""
+    snapshot = small_snapshot(MANY, random_model(5, items=MANY, window=WINDOW))
+    whole = a_past(20_000, MANY)
+    weights = whole.weights.copy()
+    weights[whole.rows == 7] *= 3_000
+    whole = replace(whole, weights=weights)
+    at = int(whole.timestamps[-1]) + DAY
+    older = Older(snapshot, whole, split(20_000, WINDOW), at)
+    older.adopt(*older.clustered(snapshot))
+    user, targets = remember(snapshot, whole, at, older=older), np.array([7, 8, 9])
+    how = Attending(mode="coarse", max_error=0.2, exclude_self=True)
+    found = score(snapshot, user, targets, how)
+    assert found.error is not None
+    assert float(found.error.max()) <= 0.2
+    wanted = score(snapshot, remember(snapshot, whole, at), targets, Attending(exclude_self=True))
+    torch.testing.assert_close(found.attention, wanted.attention, atol=0.1, rtol=0.1)
