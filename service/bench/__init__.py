@@ -7,31 +7,34 @@ measured in the same minute on the same core, does not. Medians of many rounds, 
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from service.bench import candidates, histories, ingest, kernels, latency, machine, report
+from service.bench import (
+    candidates,
+    histories,
+    ingest,
+    kernels,
+    large_recommending,
+    latency,
+    machine,
+    report,
+)
 from service.bench import workers as several
+from service.bench.conditions import environment, one_thread, served, stoppable
 from service.bench.ground import Ground, prepared
-from service.bench.processes import Cores, serving
-from service.bench.subjects import subjects
+from service.bench.in_process import jobs
+from service.bench.processes import Cores, Server
+from service.bench.questions import LIMIT, TARGETS, questions
+from service.bench.subjects import Subjects, subjects
+from service.bench.timing import Told
 from service.errors import Unavailable
 from service.layout import STORE_FILE
-from service.settings import Settings
 from service.stores.sqlite import SQLiteStore
-
-# What is measured is speed, so no request may be cut off for being slow on a busy machine.
-SETTINGS = {"HEED_DEADLINE": "60", "HEED_LOG_LEVEL": "warning"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def run(
     cores = Cores.choose()
     found: dict[str, Any] = {"quick": effort is QUICK}
     sizes = {"items": effort.items, "users": effort.users}
-    with _stoppable(), _one_thread(), prepared(data, **sizes) as ground:
+    with stoppable(), one_thread(), prepared(data, **sizes) as ground:
         found["machine"] = machine.described(ground.data, cores)
         found["data"] = ground.as_dict()
         report.machine(console, found["machine"], ground)
@@ -95,13 +98,14 @@ def run(
         found["kernels"] = operator.as_dict()
         report.kernels(console, operator)
 
+        own = subjects(ground)
         with report.stage(console, "candidates") as told:
             ranking = candidates.measure(
                 effort.catalogues,
                 effort.candidate_rounds,
                 histories=effort.histories,
                 users=effort.judges,
-                own=subjects(ground),
+                own=(own.snapshot, [each.memory for each in own.users]),
                 enlarge=data is not None,
                 told=told,
             )
@@ -113,8 +117,63 @@ def run(
         found["histories"] = [each.as_dict() for each in grown]
         report.histories(console, grown)
 
-        found |= _over_http(console, ground, cores, effort)
+        found |= _over_http(console, ground, own, cores, effort)
     return found
+
+
+def run_service(console: Console, *, data: Path | None, quick: bool = False) -> dict[str, Any]:
+    """Measure what is asked over HTTP alone, print it, and return it as plain values.
+
+    The arguments and errors are those of `run`.
+    """
+    effort, cores = QUICK if quick else FULL, Cores.choose()
+    sizes = {"items": effort.items, "users": effort.users}
+    with stoppable(), one_thread(), prepared(data, **sizes) as ground:
+        found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
+        report.machine(console, found["machine"], ground)
+        with served(ground, cores) as heed:
+            found["http"] = _questions(console, ground, subjects(ground), heed, cores, effort)
+    return found
+
+
+def run_recommending(
+    console: Console, items: int, *, data: Path | None, quick: bool = False
+) -> dict[str, Any]:
+    """Measure recommending from a large catalogue, print it, and return it as plain values.
+
+    Args:
+        console: for progress and tables.
+        items: of the catalogue, at least.
+        data: a data directory whose items are copied; None generates them.
+        quick: fewer rounds.
+
+    Raises:
+        Invalid: when `data` has no trained model.
+        NotFound: when there is nothing to measure in `data`.
+        Unavailable: when the server does not start, or does not answer.
+    """
+    effort, cores = QUICK if quick else FULL, Cores.choose()
+    sizes = {"items": effort.items, "users": effort.users}
+    with stoppable(), one_thread(), prepared(data, **sizes) as ground, ExitStack() as stages:
+
+        def told(name: str) -> Told:
+            stages.close()  # one bar at a time
+            return stages.enter_context(report.stage(console, name))
+
+        found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
+        report.machine(console, found["machine"], ground)
+        large = large_recommending.measure(
+            ground,
+            subjects(ground),
+            items,
+            cores,
+            environment(),
+            rounds=effort.http_rounds,
+            requests=effort.requests,
+            told=told,
+        )
+    console.print(large_recommending.shown(large))
+    return found | large.as_dict()
 
 
 def run_workers(
@@ -134,7 +193,7 @@ def run_workers(
         NotFound: when there is nothing to measure in `data`.
         Unavailable: when a server does not start, or does not answer.
     """
-    with _stoppable(), _one_thread(), prepared(data, items=items) as ground:
+    with stoppable(), one_thread(), prepared(data, items=items) as ground:
         found = {
             "machine": machine.described(ground.data, Cores.choose()),
             "data": ground.as_dict(),
@@ -145,7 +204,7 @@ def run_workers(
                 workers,
                 rounds=rounds,
                 requests=requests,
-                environment=SETTINGS | _texts(),
+                environment=environment(),
                 told=told,
             )
     for table in several.shown(shared):
@@ -153,17 +212,12 @@ def run_workers(
     return found | shared.as_dict()
 
 
-def _texts() -> dict[str, str]:
-    """The variables that name what reads texts."""
-    own = Settings.read()
-    return {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
-
-
-def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -> dict[str, Any]:
+def _over_http(
+    console: Console, ground: Ground, own: Subjects, cores: Cores, effort: Effort
+) -> dict[str, Any]:
     """What needs a server."""
-    arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
     memory = {}
-    with serving(arguments, core=cores.server, environment=SETTINGS | _texts()) as heed:
+    with served(ground, cores) as heed:
         memory["started"] = heed.memory()
         with report.stage(console, "ingestion") as told:
             ingested = ingest.measure(
@@ -176,17 +230,8 @@ def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -
             )
         memory["after ingestion"] = heed.memory()
         report.ingestion(console, ingested)
-        with report.stage(console, "questions") as told:
-            cases = latency.measure(
-                ground,
-                heed,
-                cores,
-                rounds=effort.http_rounds,
-                requests=effort.requests,
-                told=told,
-            )
+        asked = _questions(console, ground, own, heed, cores, effort)
         memory["after questions"] = heed.memory()
-        report.latencies(console, cases)
         report.memory(console, memory)
     stored = _stored(ground)
     if stored != ground.events + ingested.events:
@@ -194,15 +239,30 @@ def _over_http(console: Console, ground: Ground, cores: Cores, effort: Effort) -
             f"{ingested.events:,} events were acknowledged beside the {ground.events:,} there "
             f"were, and {stored:,} are stored"
         )
+    return {"ingest": ingested.as_dict(), "http": asked, "memory": memory}
+
+
+def _questions(
+    console: Console, ground: Ground, own: Subjects, heed: Server, cores: Cores, effort: Effort
+) -> dict[str, Any]:
+    """What is asked of a server, beside the floor and the job alone."""
+    asked = questions(ground)
+    with report.stage(console, "questions") as told:
+        cases = latency.measure(
+            asked,
+            jobs(ground, own, asked),
+            heed,
+            cores,
+            rounds=effort.http_rounds,
+            requests=effort.requests,
+            told=told,
+        )
+    report.latencies(console, cases)
     return {
-        "ingest": ingested.as_dict(),
-        "http": {
-            "targets": latency.TARGETS,
-            "limit": latency.LIMIT,
-            "loop": "closed",
-            "cases": [case.as_dict() for case in cases],
-        },
-        "memory": memory,
+        "targets": TARGETS,
+        "limit": LIMIT,
+        "loop": "closed",
+        "cases": [case.as_dict() for case in cases],
     }
 
 
@@ -213,31 +273,3 @@ def _stored(ground: Ground) -> int:
         return sum(len(columns) for columns in store.scan())
     finally:
         asyncio.run(store.close())
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for each kernel, as the service has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM end this as Ctrl-C does, so that servers and folders do not stay behind."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say what signals do
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -31,6 +31,7 @@ from service.stores.sqlite_file import checksum_vfs
 
 LENGTHS = (200, 1_000)  # events of the users whose questions are timed
 _OTHERS = 18
+_TITLES = 1_000
 _DAY = 86_400_000_000  # microseconds
 _WORDS = (
     *("river", "stone", "garden", "winter", "letter", "music", "shadow", "engine", "harbour"),
@@ -49,6 +50,7 @@ class Ground:
     users: int
     events: int
     item_ids: tuple[str, ...]  # the catalogue's
+    titles: tuple[str, ...]  # of some of them
     askers: tuple[tuple[str, int], ...]  # users whose questions are timed, and their events
     others: tuple[str, ...]  # some more users, at random
     model: str | None  # the version that serves
@@ -188,11 +190,12 @@ def _copy(data: Path, target: Path) -> None:
 
 
 def _described(target: Path, source: str) -> Ground:
-    async def look() -> tuple[dict[str, int], list[str], list[tuple[str, int]], list[str]]:
+    async def look() -> Ground:
         store = SQLiteStore(target / STORE_FILE)
         try:
             counts = await store.counts()
-            ids = [item.item_id for item in store.scan_items() if not item.hidden]
+            listed = {i.item_id: i.title for i in store.scan_items() if not i.hidden}
+            titles = [title for title in listed.values() if title]
             seen = np.zeros(0, dtype=np.int64)
             names: list[str] = []
             for columns in store.scan():
@@ -200,23 +203,22 @@ def _described(target: Path, source: str) -> Ground:
                 more = np.bincount(columns.users, minlength=max(len(names), len(seen)))
                 more[: len(seen)] += seen
                 seen = more
-            if not ids or not names:
+            if not listed or not names:
                 raise NotFound(f"there is nothing to measure in {source}: no items, or no events")
             nearest = dict.fromkeys(int(np.abs(seen - length).argmin()) for length in LENGTHS)
-            others = random.Random(0).sample(names, min(_OTHERS, len(names)))
-            return counts, ids, [(names[at], int(seen[at])) for at in nearest], others
+            return Ground(
+                data=target,
+                source=source,
+                items=len(listed),
+                users=counts["users"],
+                events=counts["events"],
+                item_ids=tuple(listed),
+                titles=tuple(random.Random(0).sample(titles, min(_TITLES, len(titles)))),
+                askers=tuple((names[at], int(seen[at])) for at in nearest),
+                others=tuple(random.Random(0).sample(names, min(_OTHERS, len(names)))),
+                model=Registry(target / MODELS_FOLDER).current(),
+            )
         finally:
             await store.close()
 
-    counts, ids, askers, others = asyncio.run(look())
-    return Ground(
-        data=target,
-        source=source,
-        items=len(ids),
-        users=counts["users"],
-        events=counts["events"],
-        item_ids=tuple(ids),
-        askers=tuple(askers),
-        others=tuple(others),
-        model=Registry(target / MODELS_FOLDER).current(),
-    )
+    return asyncio.run(look())

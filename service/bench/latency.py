@@ -1,13 +1,17 @@
-"""Latency of questions over HTTP, beside a bare FastAPI app that answers the same bytes.
+"""Questions over HTTP, beside a bare FastAPI app that answers the same bytes, and beside the job.
 
 A closed loop: each connection asks again when it was answered. What an open-loop load does to the
 tail is for `loadtest` to say.
+
+What the service adds to a job is its time for a request over the time of the bare app and of the
+job alone together. With c connections that never rest, a request takes its latency / c of the
+server's time (Little's law, L = λW: https://doi.org/10.1287/opre.9.3.383).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,28 +20,15 @@ import orjson
 import uvloop
 
 from service.bench.client import Load, closed_loop, connected, post
-from service.bench.ground import Ground
+from service.bench.in_process import Job, timed
 from service.bench.processes import Cores, Server, pinned, serving
+from service.bench.questions import Question
 from service.bench.timing import Spread, Told, ratios, silent
 from service.errors import Unavailable
 
-TARGETS = 100
-LIMIT = 20
 CONCURRENCY = (1, 16)
 FLOORS = ("plain", "typed")
-_VARIANTS = 16  # requests of one kind with other targets
 _PERCENTILES = (50, 95, 99)
-_AT = "2030-01-01T00:00:00Z"  # of every request: the same question then has the same answer
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One kind of question, by one user."""
-
-    name: str  # score-200
-    ask: str  # score or recommend
-    events: int  # of the user's history
-    bodies: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +39,7 @@ class Case:
     events: int
     connections: int
     loads: Mapping[str, Sequence[Load]]  # by server, one for each round
+    alone: Sequence[float]  # median seconds of the job in this process, for each round
     processor: Mapping[str, float | None]  # seconds of the server for each request
     answer_bytes: Mapping[str, int]
 
@@ -64,6 +56,25 @@ class Case:
             for server in ("heed", floor)
         }
         return ratios(medians["heed"], medians[floor])
+
+    def added(self, floor: str) -> Spread:
+        """Heed's time for a request over the floor's and the job's together, round by round."""
+        each = {
+            server: [float(np.median(load.latencies)) / self.connections for load in loads]
+            for server, loads in self.loads.items()
+        }
+        together = [a + b for a, b in zip(each[floor], self.alone, strict=True)]
+        return ratios(each["heed"], together)
+
+    def over(self, floor: str) -> Spread:
+        """Heed's latency without the floor's, over the job's, round by round."""
+        medians = {
+            server: [float(np.median(load.latencies)) for load in self.loads[server]]
+            for server in ("heed", floor)
+        }
+        return ratios(
+            [a - b for a, b in zip(medians["heed"], medians[floor], strict=True)], self.alone
+        )
 
     def rate(self, server: str) -> float:
         """Requests answered a second."""
@@ -98,6 +109,8 @@ class Case:
                 for server in self.loads
             },
             "ratio_to_floor": {floor: self.ratio(floor).as_dict() for floor in FLOORS},
+            "job_seconds": float(np.median(self.alone)),
+            "ratio_to_floor_and_job": {floor: self.added(floor).as_dict() for floor in FLOORS},
             "requests_per_second": {server: self.rate(server) for server in self.loads},
             "processor_seconds": dict(self.processor),
             "answer_bytes": dict(self.answer_bytes),
@@ -105,55 +118,44 @@ class Case:
         }
 
 
-def questions(ground: Ground, seed: int = 0) -> list[Question]:
-    """Score and recommend, for each of the ground's askers."""
-    rng = random.Random(seed)
-    count = min(TARGETS, len(ground.item_ids))
-    found = []
-    for user, events in ground.askers:
-        scores: list[dict[str, Any]] = [
-            {"user_id": user, "at": _AT, "item_ids": rng.sample(ground.item_ids, count)}
-            for _ in range(_VARIANTS)
-        ]
-        found.append(Question(f"score-{events}", "score", events, scores))
-        asked: dict[str, Any] = {"user_id": user, "at": _AT, "limit": LIMIT}
-        found.append(Question(f"recommend-{events}", "recommend", events, [asked]))
-    return found
-
-
 def measure(
-    ground: Ground,
+    asked: Sequence[Question],
+    works: Mapping[str, Sequence[Job]],
     heed: Server,
     cores: Cores,
     *,
     rounds: int,
     requests: int,
+    concurrency: Sequence[int] = CONCURRENCY,
     told: Told = silent,
 ) -> list[Case]:
-    """Ask Heed and the floor in turns.
+    """Ask Heed and the floor in turns, and do the job alone.
 
     Args:
-        ground: whose users ask about whose items.
-        heed: serves it.
-        cores: one for the servers, one for this client.
+        asked: the questions.
+        works: by question, what is timed in this process beside it.
+        heed: answers them.
+        cores: one for the servers and the job, one for this client.
         rounds: of each question at each concurrency.
-        requests: to each server in each round.
+        requests: to each server in each round, and how often the job is done.
+        concurrency: connections, one number after the other.
         told: how many rounds are done.
 
     Raises:
         Unavailable: when Heed does not answer, or the floor answers otherwise.
     """
-    asked = questions(ground)
     with pinned(cores.client):
         answers = uvloop.run(_answers(heed, asked))
-    path = ground.data / "answers.json"
-    path.write_bytes(orjson.dumps(answers))
-    arguments = ["-m", "service.bench.floor", str(path)]
-    with (
-        serving(arguments, core=cores.server, environment={}) as floor,
-        pinned(cores.client),
-    ):
-        return uvloop.run(_measure(asked, answers, heed, floor, rounds, requests, told))
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(orjson.dumps(answers))
+        file.flush()
+        arguments = ["-m", "service.bench.floor", file.name]
+        with (
+            serving(arguments, core=cores.server, environment={}) as floor,
+            pinned(cores.client),
+        ):
+            run = _Run({"heed": heed, "floor": floor}, works, cores.server, rounds, requests)
+            return uvloop.run(run.measure(asked, answers, concurrency, told))
 
 
 # ------------------------------------------------------------------------------ the parts
@@ -173,48 +175,82 @@ async def _answers(heed: Server, asked: Sequence[Question]) -> dict[str, dict[st
     return found
 
 
-async def _measure(
-    asked: Sequence[Question],
-    answers: Mapping[str, Mapping[str, Any]],
-    heed: Server,
-    floor: Server,
-    rounds: int,
-    requests: int,
-    told: Told,
-) -> list[Case]:
-    cases: list[Case] = []
-    total = len(asked) * len(CONCURRENCY) * rounds
-    for question in asked:
-        ways = {
-            "heed": (heed, f"/v1/{question.ask}"),
-            **{name: (floor, f"/{name}/{question.name}") for name in FLOORS},
+@dataclass(frozen=True, slots=True)
+class _Run:
+    servers: Mapping[str, Server]  # heed and floor
+    works: Mapping[str, Sequence[Job]]
+    core: int | None  # of the servers
+    rounds: int
+    requests: int
+
+    async def measure(
+        self,
+        asked: Sequence[Question],
+        answers: Mapping[str, Mapping[str, Any]],
+        concurrency: Sequence[int],
+        told: Told,
+    ) -> list[Case]:
+        cases: list[Case] = []
+        total = len(asked) * len(concurrency) * self.rounds
+        for question in asked:
+            ways = self._ways(question)
+            sizes = {
+                name: await _checked(server, sent[0], answers[question.name]["answer"])
+                for name, (server, sent) in ways.items()
+            }
+            for server, sent in ways.values():
+                async with connected(server.port, max(concurrency)) as connections:
+                    await closed_loop(connections, sent)  # to warm up
+            timed(self.works[question.name], len(self.works[question.name]))
+            for count in concurrency:
+                cases.append(
+                    await self._case(
+                        question,
+                        ways,
+                        count,
+                        sizes,
+                        lambda done: told(len(cases) * self.rounds + done, total),
+                    )
+                )
+        told(total, total)
+        return cases
+
+    def _ways(self, question: Question) -> dict[str, tuple[Server, list[bytes]]]:
+        """The server of each name, and what is sent to it."""
+        paths = {"heed": f"/v1/{question.ask}"}
+        paths |= {name: f"/{name}/{question.name}" for name in FLOORS}
+        return {
+            name: (
+                self.servers["heed" if name == "heed" else "floor"],
+                [post(path, body) for body in question.bodies],
+            )
+            for name, path in paths.items()
         }
-        made = {
-            name: [post(path, body) for body in question.bodies] for name, (_, path) in ways.items()
-        }
-        sizes = {
-            name: await _checked(server, made[name][0], answers[question.name]["answer"])
-            for name, (server, _) in ways.items()
-        }
-        for name, (server, _) in ways.items():
-            async with connected(server.port, max(CONCURRENCY)) as connections:
-                await closed_loop(connections, made[name])  # to warm up
-        for concurrency in CONCURRENCY:
-            loads: dict[str, list[Load]] = {name: [] for name in ways}
-            used: dict[str, list[float | None]] = {name: [] for name in ways}
-            for done in range(rounds):
-                told(len(cases) * rounds + done, total)
-                for name, (server, _) in ways.items():
-                    sent = [made[name][at % len(made[name])] for at in range(requests)]
-                    # New each time: the servers hang up on whoever is silent for some seconds.
-                    async with connected(server.port, concurrency) as connections:
-                        before = server.cpu_seconds()
-                        loads[name].append(await closed_loop(connections, sent))
-                        used[name].append(_less(server.cpu_seconds(), before))
-            each = {name: _mean(seconds, requests) for name, seconds in used.items()}
-            cases.append(Case(question.name, question.events, concurrency, loads, each, sizes))
-    told(total, total)
-    return cases
+
+    async def _case(
+        self,
+        question: Question,
+        ways: Mapping[str, tuple[Server, list[bytes]]],
+        concurrency: int,
+        sizes: Mapping[str, int],
+        told: Callable[[int], None],
+    ) -> Case:
+        loads: dict[str, list[Load]] = {name: [] for name in ways}
+        used: dict[str, list[float | None]] = {name: [] for name in ways}
+        alone: list[float] = []
+        for done in range(self.rounds):
+            told(done)
+            for name, (server, made) in ways.items():
+                sent = [made[at % len(made)] for at in range(self.requests)]
+                # New each time: the servers hang up on whoever is silent for some seconds.
+                async with connected(server.port, concurrency) as connections:
+                    before = server.cpu_seconds()
+                    loads[name].append(await closed_loop(connections, sent))
+                    used[name].append(_less(server.cpu_seconds(), before))
+            with pinned(self.core):
+                alone.append(float(np.median(timed(self.works[question.name], self.requests))))
+        each = {name: _mean(seconds, self.requests) for name, seconds in used.items()}
+        return Case(question.name, question.events, concurrency, loads, alone, each, sizes)
 
 
 async def _checked(server: Server, request: bytes, wanted: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -13,13 +14,14 @@ from rich.table import Table
 from models.attending import Attending
 from models.ranking import CANDIDATES, EXACT_WORK
 from models.snapshot import INDEX_FROM
-from service.bench import candidates, ingest, latency
+from service.bench import candidates, ingest
 from service.bench.candidates import Catalogues, Found
 from service.bench.ground import Ground
 from service.bench.histories import EVENTS, Grown
 from service.bench.ingest import Ingested
 from service.bench.kernels import Kernels
 from service.bench.latency import Case
+from service.bench.questions import LIMIT, TARGETS
 from service.bench.timing import Spread, Told
 
 
@@ -217,8 +219,8 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
     """Questions over HTTP."""
     table(
         console,
-        f"Questions over HTTP, closed loop: score {latency.TARGETS} targets, "
-        f"recommend {latency.LIMIT}; beside FastAPI answering the same bytes",
+        f"Questions over HTTP, closed loop: score {TARGETS} targets, "
+        f"recommend and search {LIMIT}; beside FastAPI answering the same bytes",
         (
             "question",
             "at once",
@@ -230,6 +232,8 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
             "p99",
             "ratio",
             "to typed",
+            "job",
+            "added",
             "req/s",
             "core ms",
             "failed",
@@ -242,6 +246,8 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
                 *(f"{1e3 * each.percentile('plain', p):.2f}" for p in (50, 95, 99)),
                 _ratio(each.ratio("plain")),
                 _ratio(each.ratio("typed")),
+                f"{1e3 * float(np.median(each.alone)):.2f}",
+                _ratio(each.added("typed")),
                 f"{each.rate('heed'):.0f}",
                 "n/a" if each.processor["heed"] is None else f"{1e3 * each.processor['heed']:.2f}",
                 f"{each.failed}",
@@ -249,7 +255,9 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
             for each in found
         ),
         caption="Milliseconds. The number in a question's name is the length of the history. The "
-        "floor writes its answer with orjson, as Heed does; typed, through its response model.",
+        "floor writes its answer with orjson, as Heed does; typed, through its response model. "
+        "Job: what is computed, alone in a process. Added: Heed's time for a request (its median "
+        "latency over the connections) to that of typed and the job together.",
     )
     table(
         console,

@@ -1,15 +1,17 @@
-"""The snapshot and some users' memories of a data set, in this process."""
+"""The snapshot and some users of a data set, in this process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory, remember
-from service.asking import Pasts
+from service.asking import Asked, Pasts
 from service.bench.ground import Ground
+from service.bench.questions import AT
 from service.embeddings import Embeddings
 from service.encoders import open_encoder
 from service.histories import Histories
@@ -20,13 +22,28 @@ from service.serving import Serving
 from service.settings import Settings
 from service.stores.sqlite import SQLiteStore
 
-_AT = 1_893_456_000_000_000  # 2030: the time of the questions, microseconds UTC
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A user, as of the time of the questions."""
+
+    asked: Asked
+    memory: UserMemory
 
 
-def subjects(ground: Ground) -> tuple[Snapshot, Sequence[UserMemory]]:
-    """What the service would serve, and the memories of the askers and of other users."""
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What the service would serve, and whom."""
 
-    async def load() -> tuple[Snapshot, list[UserMemory]]:
+    snapshot: Snapshot
+    embeddings: Embeddings
+    users: Sequence[Subject]  # the askers of the ground, then its others
+
+
+def subjects(ground: Ground) -> Subjects:
+    """Load what the service would, with the memories of the askers and of other users."""
+
+    async def load() -> Subjects:
         store = SQLiteStore(ground.data / STORE_FILE)
         try:
             encoder = open_encoder(Settings.read().encoder)
@@ -37,12 +54,12 @@ def subjects(ground: Ground) -> tuple[Snapshot, Sequence[UserMemory]]:
                 await serving.open()
             histories = Histories(store, serving.vocabulary, 64 << 20)
             pasts = Pasts(store, histories, serving.vocabulary, embeddings)
-            memories = []
+            users = []
             for user in [user for user, _ in ground.askers] + list(ground.others):
                 stored = await pasts.history(user)
-                asked = pasts.past(serving.snapshot, Asker(user), stored, _AT)
-                memories.append(remember(serving.snapshot, asked.past, _AT))
-            return serving.snapshot, memories
+                asked = pasts.past(serving.snapshot, Asker(user), stored, AT)
+                users.append(Subject(asked, remember(serving.snapshot, asked.past, AT)))
+            return Subjects(serving.snapshot, embeddings, users)
         finally:
             await store.close()
 

@@ -18,16 +18,14 @@ from typing import Any, NamedTuple
 import uvloop
 from rich.table import Table
 
-from service.bench import latency
 from service.bench.client import Load, closed_loop, connected, post
 from service.bench.ground import Ground
 from service.bench.processes import Server, busy_seconds, pinned, serving
+from service.bench.questions import questions
 from service.bench.timing import Spread, Told, ratios, silent, spread
 from service.errors import Unavailable
 
 CONNECTIONS = 16
-_QUERIES = 16
-_WORDS = 3  # of a title, that are searched for
 _QUIET = 0.15  # cores that other processes keep busy, at most
 
 
@@ -209,10 +207,9 @@ async def _measure(
     shortest = min(events for _, events in ground.askers)
     asked = {
         question.name: (question.ask, question.bodies)
-        for question in latency.questions(ground)
-        if question.events == shortest
+        for question in questions(ground)
+        if question.events in {0, shortest}
     }
-    asked["search"] = ("search", await _searches(next(iter(servers.values()))))
     cases: list[Case] = []
     for question, (path, bodies) in asked.items():
         sent = [post(f"/v1/{path}", bodies[at % len(bodies)]) for at in range(requests)]
@@ -248,15 +245,6 @@ async def _round(server: Server, sent: Sequence[bytes]) -> Round:
     if after[2] is not None and before[2] is not None:
         others = max(0.0, after[2] - before[2] - served - client)
     return Round(load, served, client, others)
-
-
-async def _searches(server: Server) -> list[dict[str, Any]]:
-    """Words of titles, as questions."""
-    async with connected(server.port, 1) as (connection,):
-        request = f"GET /v1/items?limit={_QUERIES} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        answer = await connection.ask(request.encode("ascii"))
-    titles = [item.get("title") or item["item_id"] for item in answer.json()["items"]]
-    return [{"query": " ".join(title.split()[:_WORDS]), "limit": latency.LIMIT} for title in titles]
 
 
 def shown(found: Shared) -> list[Table]:

@@ -27,7 +27,8 @@ def bench(
 ) -> None:
     """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run.
 
-    attention, search and workers measure more of one thing each: heed bench attention --help.
+    attention, recommend, search, service and workers measure more of one thing each: see their
+    --help.
     """
     if context.invoked_subcommand is not None:
         return
@@ -83,6 +84,28 @@ def bench_attention(
             raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'") from None
 
 
+@app.command("recommend")
+def bench_recommend(
+    items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue, at least.")] = 1_000_000,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Measure recommending from a large catalogue over HTTP, beside the bare index that it asks.
+
+    The items are near copies of those that the model in --data was trained on: as many of each as
+    make the catalogue large enough.
+    """
+    threads(1)
+    from service import bench as benches
+
+    report = benches.run_recommending(out, items, data=data, quick=quick)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+
+
 @app.command("search")
 def bench_search(
     items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue that is searched.")] = (
@@ -121,6 +144,26 @@ def bench_search(
     out.print(large_search.shown(found))
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+
+
+@app.command("service")
+def bench_service(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+) -> None:
+    """Measure what HTTP adds to the job: score, recommend and search, one and 16 at once.
+
+    Beside a bare FastAPI app that answers the same bytes, and the same jobs without a service.
+    """
+    threads(1)
+    from service import bench as benches
+
+    report = benches.run_service(out, data=data, quick=quick)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 @app.command("workers")

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,23 @@ import torch
 from rich.console import Console
 
 from models import ranking
-from models.scoring import score
+from models.ranking import Ranked
+from models.scoring import Scores, score
 from service import bench
-from service.bench import candidates, ingest, kernels, latency
-from service.bench.client import closed_loop, connected, post
+from service.bench import candidates, conditions, ingest, kernels, latency
+from service.bench.client import Load, closed_loop, connected, post
 from service.bench.ground import Ground, prepared, random_model
+from service.bench.in_process import jobs
 from service.bench.kernels import Coarse, Kernels
+from service.bench.latency import Case
 from service.bench.processes import Cores, Server, pinned, serving
+from service.bench.questions import TARGETS, questions
+from service.bench.subjects import subjects
 from service.bench.timing import Spread, alternate, ratios, spread
 from service.errors import NotFound, Unavailable
 from service.layout import MODELS_FOLDER, STORE_FILE
 from service.records import Event, Item
+from service.searching import Searched
 from service.stores.sqlite import SQLiteStore
 from service.timestamps import to_rfc3339
 from tests.models import reference
@@ -222,7 +229,7 @@ def test_a_random_model_is_the_same_again_and_leaves_the_generator_alone() -> No
 
 def test_requests_and_rows_are_the_same_events() -> None:
     """What is sent and what SQLite writes agree event by event, and no id comes twice."""
-    ground = Ground(Path(), "", 3, 0, 0, ("a", "b", "c"), (), (), None)
+    ground = Ground(Path(), "", 3, 0, 0, ("a", "b", "c"), (), (), (), None)
     made = ingest.batches(ground, 3)
     users: dict[int, str] = {}
     seen: set[str] = set()
@@ -455,7 +462,7 @@ def test_the_floor_answers_the_same_bytes(ran: dict[str, Any]) -> None:
     cases = ran["report"]["http"]["cases"]
     assert [(case["question"], case["connections"]) for case in cases] == [
         (name, connections)
-        for name in ("score-200", "recommend-200", "score-1000", "recommend-1000")
+        for name in ("score-200", "recommend-200", "score-1000", "recommend-1000", "search")
         for connections in latency.CONCURRENCY
     ]
     for case in cases:
@@ -465,6 +472,8 @@ def test_the_floor_answers_the_same_bytes(ran: dict[str, Any]) -> None:
         assert sizes["heed"] == sizes["plain"] > 1000
         assert sizes["typed"] == pytest.approx(sizes["heed"], rel=0.02)  # floats spelt otherwise
         assert {"attend", "store", "total"} <= case["stages"].keys()
+        assert case["job_seconds"] > 0
+        assert case["ratio_to_floor_and_job"]["typed"]["median"] > 0
         for seconds in case["seconds"].values():
             assert 0 < seconds["p50"] <= seconds["p95"] <= seconds["p99"]
 
@@ -472,10 +481,65 @@ def test_the_floor_answers_the_same_bytes(ran: dict[str, Any]) -> None:
 def test_questions_are_about_items_that_exist() -> None:
     """Targets are distinct items of the catalogue, and the same questions come again."""
     ids = tuple(f"i{n}" for n in random.Random(0).sample(range(1000), 300))
-    ground = Ground(Path(), "", 300, 1, 5, ids, (("ada", 5),), (), None)
-    asked = latency.questions(ground)
-    assert asked == latency.questions(ground)
-    assert [question.name for question in asked] == ["score-5", "recommend-5"]
+    titles = ("The river of stone and glass", "Winter")
+    ground = Ground(Path(), "", 300, 1, 5, ids, titles, (("ada", 5),), (), None)
+    asked = questions(ground)
+    assert asked == questions(ground)
+    assert [question.name for question in asked] == ["score-5", "recommend-5", "search"]
     for body in asked[0].bodies:
-        assert len(set(body["item_ids"])) == latency.TARGETS
+        assert len(set(body["item_ids"])) == TARGETS
         assert set(body["item_ids"]) <= set(ids)
+    assert {body["query"] for body in asked[2].bodies} == {"The river of", "Winter"}
+    assert [q.name for q in questions(replace(ground, titles=()))] == ["score-5", "recommend-5"]
+
+
+def test_what_http_adds_is_beside_the_floor_and_the_job() -> None:
+    """Of 4 connections a request takes a quarter of its latency; round by round, by hand."""
+
+    def loads(*milliseconds: float) -> list[Load]:
+        return [Load(1.0, [each / 1e3] * 3) for each in milliseconds]
+
+    case = Case(
+        "score-5",
+        5,
+        4,
+        {"heed": loads(12, 8, 16), "plain": loads(2, 2, 4), "typed": loads(4, 4, 8)},
+        [0.002, 0.001, 0.003],
+        {},
+        {},
+    )
+    assert case.added("typed").median == pytest.approx(1.0)  # 3 / (1 + 2), 2 / (1 + 1), 4 / (2 + 3)
+    assert case.added("typed").low == pytest.approx(0.9)
+    assert case.added("plain").median == pytest.approx(1.2)  # 3 / 2.5, 2 / 1.5, 4 / 4
+
+
+def test_the_job_alone_is_what_is_answered() -> None:
+    """The same items in the same order as over HTTP, for every kind of question."""
+    with prepared(None, items=300, users=4) as ground:
+        asked = questions(ground)
+        own = subjects(ground)
+        works, ids = jobs(ground, own, asked), own.snapshot.catalogue.vocabulary
+        arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
+
+        async def answers() -> dict[str, list[str]]:
+            found = {}
+            async with connected(server.port, 1) as (connection,):
+                for each in asked:
+                    answer = await connection.ask(post(f"/v1/{each.ask}", each.bodies[0]))
+                    found[each.name] = [item["item_id"] for item in answer.json()["items"]]
+            return found
+
+        with serving(arguments, core=None, environment=conditions.SETTINGS) as server:
+            said = asyncio.run(answers())
+        assert {each.ask for each in asked} == {"score", "recommend", "search"}
+        for each in asked:
+            found = works[each.name][0]()
+            if each.ask == "score":
+                assert isinstance(found, Scores)
+                assert len(found.total) == len(said[each.name])
+            elif each.ask == "recommend":
+                assert isinstance(found, Ranked)
+                assert [ids.id(row) for row in found.rows.tolist()] == said[each.name]
+            else:
+                assert isinstance(found, Searched)
+                assert [ids.id(row) for row in found.found.rows.tolist()] == said[each.name]

@@ -14,8 +14,8 @@ import torch
 import typer
 from rich.console import Console
 
-from service import bench, datasets
-from service.bench import machine
+from service import datasets
+from service.bench import conditions, machine
 from service.bench.processes import Cores, pinned
 from service.bench.report import stage
 from service.bench.timing import ratios, spread
@@ -244,7 +244,7 @@ def _written(path: Path | None, data: Path, cores: Cores, found: Mapping[str, An
 def main(run: Callable[[], None] = app) -> None:
     """Errors of the domain and of files are said in a line."""
     try:
-        with bench._stoppable():
+        with conditions.stoppable():
             run()
     except (HeedError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)

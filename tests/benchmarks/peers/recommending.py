@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from service import __version__, bench
+from service import __version__
+from service.bench import conditions
 from service.bench.client import post
 from service.bench.processes import Cores, Server, serving
 from service.layout import MODELS_FOLDER, STORE_FILE
@@ -100,7 +101,7 @@ def running(
         def heed(name: str, **more: str) -> Server:
             own = stack.enter_context(_copied(ground.data))
             serve = ["-m", "service.cli", "serve", "--data", str(own), "--port", "0"]
-            return started(name, serve, None, **bench.SETTINGS, **texts, **more)
+            return started(name, serve, None, **conditions.SETTINGS, **texts, **more)
 
         litserve = ["-m", f"{_ROOM}.litserve_server"]
         implicit = ["-m", f"{_ROOM}.implicit_server", arrays]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.catalogue import Catalogue
-from service import bench
+from service.bench import conditions
 from service.bench.client import post
 from service.bench.large_search import entries, queries_of
 from service.bench.processes import Cores, Server, pinned, serving
@@ -137,7 +137,7 @@ def over_http(
         with console.status("starting servers"):
             heed = stack.enter_context(
                 serving(
-                    serve, core=cores.server, environment={**bench.SETTINGS, **texts},
+                    serve, core=cores.server, environment={**conditions.SETTINGS, **texts},
                     patience=_PATIENCE,
                 )
             )  # fmt: skip

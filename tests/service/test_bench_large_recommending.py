@@ -1,0 +1,57 @@
+"""What is measured of recommending from a catalogue that is just large enough for an index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from models.snapshot import INDEX_FROM
+from service.bench import large_recommending
+from service.bench.conditions import environment, one_thread
+from service.bench.ground import prepared
+from service.bench.processes import Cores
+from service.bench.subjects import subjects
+from service.bench.timing import Told, silent
+from service.errors import Invalid
+
+ITEMS = 700
+
+
+def test_answers_over_http_are_those_of_the_copies() -> None:
+    """Every user is answered what scoring every copy finds, as far as candidates have it."""
+    stages: list[str] = []
+
+    def told(name: str) -> Told:
+        stages.append(name)
+        return silent
+
+    with one_thread(), prepared(None, items=ITEMS, users=5) as ground:
+        source = subjects(ground)
+        found = large_recommending.measure(
+            ground, source, INDEX_FROM, Cores.choose(), environment(),
+            rounds=2, requests=4, told=told,
+        )  # fmt: skip
+    assert found.items == ITEMS * found.copies >= INDEX_FROM
+    assert [case.question for case in found.cases] == ["recommend-200", "recommend-1000"]
+    assert not any(case.failed for case in found.cases)
+    assert found.users == 5
+    # What the index's candidates have, the answer has; transitions may find more.
+    assert 0.5 < found.index_recall <= found.recall + 1e-9 <= 1 + 1e-9
+    assert list(dict.fromkeys(stages)) == ["items", "index", "questions", "exact answers"]
+    console = Console(record=True, width=160)
+    console.print(large_recommending.shown(found))
+    assert "times the index" in console.export_text()
+    assert {"times_the_index", "job_seconds"} <= found.as_dict()["cases"][0].keys()
+
+
+def test_without_a_trained_model_there_is_nothing_to_copy() -> None:
+    """It says what to do instead of failing midway."""
+    with prepared(None, items=300, users=3) as ground:
+        source = subjects(ground)
+        bare = replace(source, snapshot=replace(source.snapshot, trained=None))
+        with pytest.raises(Invalid, match="no trained model"):
+            large_recommending.measure(
+                ground, bare, 1_000, Cores.choose(), environment(), rounds=1, requests=1
+            )
