@@ -13,12 +13,11 @@ from torch import Tensor
 from models.attending import SOFTMAX, Attending
 from models.followers import followed
 from models.partials import Partial
+from models.rows import Rows, united
 from models.scoring import Scores, score
 from models.snapshot import Snapshot, popular_first
 from models.target_attention import candidate_query
 from models.user_memory import UserMemory
-
-Rows = NDArray[np.int64]
 
 # Scoring every item is the true ranking, so it is done while targets × rows stay below this:
 # measured by `heed bench`, about 30 ms on one core.
@@ -109,7 +108,7 @@ def candidates(
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     counted = _counted(snapshot, user, count)
-    return np.unique(np.concatenate([found, open_rows, counted[allowed[counted]]]))
+    return united(found, open_rows, counted[allowed[counted]])
 
 
 def _cost(user: UserMemory, how: Attending) -> float:

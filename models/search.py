@@ -26,11 +26,10 @@ from models.catalogue import Catalogue
 from models.lexical import Hits
 from models.mass import sampled_mass
 from models.points import unit
+from models.rows import Rows, united
 from models.scoring import Scores
 from models.search_parameters import DEFAULTS, SearchParameters
 from models.snapshot import Snapshot
-
-Rows = NDArray[np.int64]
 
 COARSE_KEYS = 1_000  # field keys that the coarse step names where no `k` is asked for
 _WIDE = 0.25  # share of open keys from which comparing all is faster than copying those out
@@ -43,6 +42,7 @@ class Matches:
     catalogue: Catalogue
     query: Tensor  # [1, D] of unit length
     open_keys: NDArray[np.bool_]  # [F] of what may be answered
+    open_count: int  # how many of those are
     places: Rows  # [K] the keys that are compared, ascending; only open ones are attended
     keys: Tensor  # [K, D]
     lexical: NDArray[np.float32]  # [K] of the items behind the keys
@@ -101,7 +101,7 @@ def match(
     mode = how.over(count)
     near = np.zeros(0, np.int64)
     if mode == "coarse" and np.any(query):
-        near = fields.owners[_near(snapshot, asked, open_keys, how)].astype(np.int64)
+        near = fields.owners[_near(snapshot, asked, open_keys, count, how)].astype(np.int64)
     shared, worth = _shared(hits() if callable(hits) else hits, parameters)
     everything = False
     if mode == "exact" and np.any(query):
@@ -109,7 +109,7 @@ def match(
         places = np.arange(len(open_keys)) if everything else np.flatnonzero(open_keys)
         items, item_of = np.unique(fields.owners[places].astype(np.int64), return_inverse=True)
     else:
-        items = np.unique(np.concatenate([shared, near])) if len(near) else shared
+        items = united(shared, near) if len(near) else shared
         places, item_of = fields.of(items)
         if np.any(np.diff(places) < 0):  # of items that changed
             order = np.argsort(places)
@@ -125,6 +125,7 @@ def match(
         catalogue,
         asked,
         open_keys,
+        count,
         places,
         keys,
         lexical,
@@ -178,7 +179,7 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
         tuple(matched),
         matches.mode,
         int(np.count_nonzero(matches.open_keys[places])),
-        _mass(matches, personal, scale),
+        _mass(matches, personal, matches.cosines + bias, scale),
     )
 
 
@@ -219,12 +220,13 @@ def _shared(hits: Hits | None, parameters: SearchParameters) -> tuple[Rows, NDAr
     return hits.rows[order], worth[order].astype(np.float32)
 
 
-def _near(snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], how: Attending) -> Rows:
+def _near(
+    snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], count: int, how: Attending
+) -> Rows:
     """The places of the `k` open keys nearest to a query [1, D], and of those newer than the index.
 
     Fewer where there are fewer, or where the probed part of the index holds fewer.
     """
-    count = int(np.count_nonzero(open_keys))
     k = min(how.k or COARSE_KEYS, count)
     if k == 0:
         return np.zeros(0, np.int64)
@@ -299,11 +301,13 @@ def _best(
     return order[gathered[order] > 0], gathered
 
 
-def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) -> float:
-    """The share of the softmax over all open keys that the attended ones hold."""
+def _mass(
+    matches: Matches, personal: NDArray[np.float32] | None, inside: Tensor, scale: float
+) -> float:
+    """The share of the softmax over all open keys that the attended ones hold, by their scores."""
     places, open_keys = matches.places, matches.open_keys
     attended = int(np.count_nonzero(open_keys[places]))
-    rest = int(np.count_nonzero(open_keys)) - attended
+    rest = matches.open_count - attended
     if not attended or rest <= 0:
         return 1.0
     fields = matches.catalogue.keys
@@ -314,7 +318,6 @@ def _mass(matches: Matches, personal: NDArray[np.float32] | None, scale: float) 
     cosines = cosines[:, torch.from_numpy(others)]
     sharpness = _sharpness(matches.catalogue, matches.parameters)[fields.codes[sample]]
     outside = cosines * torch.from_numpy(sharpness) + _bias(matches, sample, personal, scale)
-    inside = matches.cosines + matches.beside + _bias(matches, places, personal, scale)
     share = sampled_mass(
         inside[None],
         outside[None],
