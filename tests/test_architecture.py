@@ -15,7 +15,7 @@ LAYERS = {
     "models": [
         "scorers recency vocabulary text columns data metrics points dropout precision entropy",
         "partition partials moments",
-        "team pages item_filter clock shape pairs lexical search_parameters sentence_encoder",
+        "team pages item_filter clock shape pairs rows lexical search_parameters sentence_encoder",
         "candidates trends objects structures cells",
         "expansion",
         "attention heads splits evaluate causal batches kinds",
