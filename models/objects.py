@@ -43,6 +43,11 @@ class Objects(Sequence[T], Generic[T]):
             return [self._shared[slot] for slot in self._slots.array[at].tolist()]
         return self._shared[int(self._slots.array[at])]
 
+    def take(self, at: NDArray[np.int32] | NDArray[np.int64]) -> list[T]:
+        """The objects at some places [n]: one look for all of them."""
+        shared = self._shared
+        return [shared[slot] for slot in self._slots.array[at].tolist()]
+
     def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T]) -> Objects[T]:
         """This sequence with other objects at some places, and more objects after it.
 

@@ -206,9 +206,15 @@ class Snapshot:
             known |= {name: row for row, name in enumerate(self.trained.types)}
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
-    def answerable(self, row: int) -> bool:
-        """Whether an item can be asked for: it has a vector and was not removed."""
-        return row >= 0 and bool(self.known[row]) and not self.catalogue.gone[row]
+    def answerable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which of some items [n] can be asked for: they have a vector and were not removed.
+
+        Row -1 is no item.
+        """
+        if not len(self.catalogue):
+            return np.zeros(len(rows), np.bool_)
+        answerable: NDArray[np.bool_] = (rows >= 0) & self.known[rows] & ~self.catalogue.gone[rows]
+        return answerable
 
     @property
     def personal(self) -> str:

@@ -51,6 +51,11 @@ class Vocabulary:
             raise IndexError(f"no row {row}")
         return self._ids[row]
 
+    def ids_of(self, rows: Iterable[int]) -> list[str]:
+        """The ids of some rows, which were given."""
+        ids = self._ids
+        return [ids[row] for row in rows]
+
     def row(self, id_: str) -> int:
         """The row of an id, or -1."""
         return self._rows.get(id_, -1)

@@ -88,11 +88,10 @@ class Answering:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
         snapshot, asked, at = await self._ask(query.asker, stages)
         targets = snapshot.catalogue.rows(query.item_ids)
-        for place, row in enumerate(targets.tolist()):
-            if not snapshot.answerable(row):
-                raise NotFound(
-                    f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue"
-                )
+        unknown = np.flatnonzero(~snapshot.answerable(targets))
+        if len(unknown):
+            place = int(unknown[0])
+            raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
         how = self._memories.attending(query.asker)
 
         def answer() -> tuple[Scores, list[list[Reason]]]:
@@ -267,27 +266,32 @@ class Answering:
         catalogue = snapshot.catalogue
         with stages("explain"):
             named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
-        items = []
         reason = snapshot.personal if scores.memory else "popular"
         parts = ("sequence", "transitions", "attention", "prior")
-        columns = zip(*(getattr(scores, part).tolist() for part in parts), strict=True)
-        errors = [None] * len(rows) if scores.error is None else scores.error.tolist()
-        numbers = zip(
-            rows.tolist(), scores.total.tolist(), columns, scores.mass.tolist(), strict=True
+        none = [None] * len(rows)
+        columns = zip(
+            catalogue.vocabulary.ids_of(rows.tolist()),
+            scores.total.tolist(),
+            catalogue.titles.take(rows),
+            zip(*(getattr(scores, part).tolist() for part in parts), strict=True),
+            named if asker.explain else none,
+            scores.mass.tolist(),
+            none if scores.error is None else scores.error.tolist(),
+            strict=True,
         )
-        for place, (row, total, values, mass) in enumerate(numbers):
-            items.append(
-                AnsweredItem(
-                    catalogue.vocabulary.id(row),
-                    total,
-                    catalogue.titles[row],
-                    parts=dict(zip(parts, values, strict=True)),
-                    reason=reason,
-                    explanation=named[place] if asker.explain else None,
-                    mass=mass,
-                    error=errors[place],
-                )
+        items = [
+            AnsweredItem(
+                item_id,
+                total,
+                title,
+                parts=dict(zip(parts, values, strict=True)),
+                reason=reason,
+                explanation=explanation,
+                mass=mass,
+                error=error,
             )
+            for item_id, total, title, values, explanation, mass, error in columns
+        ]
         scanned = None if scores.scanned is None else round(scores.scanned)
         return Answer(
             tuple(items),

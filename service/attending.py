@@ -135,10 +135,10 @@ def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
     Raises:
         NotFound: when the catalogue has no such item.
     """
-    row = snapshot.catalogue.row(item_id)
-    if not snapshot.answerable(row):
+    rows = snapshot.catalogue.rows([item_id])
+    if not snapshot.answerable(rows).all():
         raise NotFound(f"no item {item_id!r} with a vector")
-    return row, snapshot.catalogue.content[row]
+    return int(rows[0]), snapshot.catalogue.content[rows[0]]
 
 
 def _attend(

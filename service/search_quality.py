@@ -147,7 +147,7 @@ def _ranked(
         raise RuntimeError("no words are kept of this catalogue")
     else:
         rows = catalogue.words.search(catalogue.words.read(query), count, allowed).rows
-    return [catalogue.vocabulary.id(row) for row in rows.tolist()]
+    return catalogue.vocabulary.ids_of(rows.tolist())
 
 
 def tune(

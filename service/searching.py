@@ -152,15 +152,24 @@ def found_answer(
     explained = asker.explain and (asker.user_id is not None or asker.history is not None)
     items = tuple(
         AnsweredItem(
-            catalogue.vocabulary.id(row),
-            float(found.scores[at]),
-            catalogue.titles[row],
-            explanation=named[at] if explained else None,
-            weight=float(found.weights[at]),
-            matched=found.matched[at],
+            item_id,
+            worth,
+            title,
+            explanation=explanation,
+            weight=weight,
+            matched=by_field,
             mass=masses[place] if place >= 0 else None,
         )
-        for at, (row, place) in enumerate(zip(found.rows.tolist(), searched.places, strict=True))
+        for item_id, worth, title, explanation, weight, by_field, place in zip(
+            catalogue.vocabulary.ids_of(found.rows.tolist()),
+            found.scores.tolist(),
+            catalogue.titles.take(found.rows),
+            named if explained else [None] * len(found.rows),
+            found.weights.tolist(),
+            found.matched,
+            searched.places,
+            strict=True,
+        )
     )
     coarse = "coarse" in {found.mode, scores.mode}
     return Answer(

@@ -21,9 +21,10 @@ def spaces_asked(query: SimilarQuery, snapshot: Snapshot) -> tuple[Space, ...]:
         NotFound: where there is no such item.
         Invalid: where it has no key in the space that is asked for.
     """
-    row = snapshot.catalogue.row(query.item_id)
-    if not snapshot.answerable(row):
+    rows = snapshot.catalogue.rows([query.item_id])
+    if not snapshot.answerable(rows).all():
         raise NotFound(f"no item {query.item_id!r} in the catalogue")
+    row = int(rows[0])
     there = spaces_of(snapshot, row)
     if query.space is None:
         return there

@@ -31,6 +31,8 @@ def test_every_state_stays_as_a_list_would(data: st.DataObject) -> None:
             assert state[:] == copy
             assert [state[n] for n in range(len(state))] == copy
             assert len(state) == len(copy)
+            some = np.array([n // 2 for n in range(len(copy))], dtype=np.int64)[::-1]
+            assert state.take(some) == [copy[n] for n in some.tolist()]
 
 
 class Thing:

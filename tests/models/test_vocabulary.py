@@ -20,6 +20,7 @@ def test_rows_are_given_in_order_of_first_sight(ids: list[str]) -> None:
     assert list(vocabulary.ids) == distinct
     assert len(vocabulary) == len(distinct)
     assert [vocabulary.id(row) for row in given_rows] == ids
+    assert vocabulary.ids_of(given_rows) == ids
     assert vocabulary.rows(ids).tolist() == given_rows
 
 
