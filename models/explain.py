@@ -23,8 +23,9 @@ from models.attention import attend
 from models.followers import share
 from models.long_attention import REST, unfolded
 from models.partials import Partial
+from models.recency import FOREVER
 from models.snapshot import Snapshot
-from models.user_memory import FOREVER, UserMemory
+from models.user_memory import UserMemory
 
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 

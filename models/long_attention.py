@@ -17,8 +17,9 @@ from models.kinds import UNKNOWN
 from models.memory import KeyValueMemory
 from models.older import Older
 from models.partials import Partial, Rows, attended
+from models.recency import FOREVER
 from models.snapshot import Snapshot
-from models.user_memory import FOREVER, UserMemory
+from models.user_memory import UserMemory
 
 REST = -(1 << 62)  # the source of the row that stands for all that is not named
 _TINY = 1e-12  # a share that is nothing but rounding

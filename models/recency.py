@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 POSITION_BUCKETS = 32
 AGE_BUCKETS = 40
 BUCKETS = POSITION_BUCKETS * AGE_BUCKETS  # of position and age together
+FOREVER = 2**62  # microseconds or events: an age and a distance in the last bucket
 _EXACT = 16  # distances below this have a bucket each
 
 
@@ -45,6 +48,24 @@ def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
         age: integers in microseconds.
     """
     return age_bucket(age) + (position_bucket(distance) * AGE_BUCKETS).int()
+
+
+def steady(ages: NDArray[np.int64]) -> tuple[int, int]:
+    """By how much time may go back, and go on, before any of some ages is in another bucket.
+
+    Args:
+        ages: microseconds [n]; negative of what is still to come.
+
+    Returns:
+        tuple: microseconds; going back as far as the first stays within all buckets, going on
+        takes one into the next. `FOREVER` where there is no such bound.
+    """
+    edges = _AGE_EDGES.numpy()
+    bucket = np.searchsorted(edges, ages, side="right")
+    begun, ends = ages[bucket > 0], ages[bucket < len(edges)]
+    younger = begun - edges[bucket[bucket > 0] - 1]
+    older = edges[bucket[bucket < len(edges)]] - ends
+    return int(younger.min(initial=FOREVER)), int(older.min(initial=FOREVER))
 
 
 def age_edges() -> Tensor:

@@ -16,11 +16,11 @@ from models.kinds import IGNORED, UNKNOWN, liked
 from models.memory import KeyValueMemory
 from models.older import Older
 from models.past import Past
+from models.recency import FOREVER
 from models.recommender import Recommender
 from models.snapshot import Snapshot
 
 _FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
-FOREVER = 2**62  # microseconds or events: an age and a distance in the last bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,13 +39,23 @@ class UserMemory:
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
     past: Past  # what this is the memory of
-    at: int  # microseconds, the request's time
+    at: int  # microseconds, the request's time, or one of which every age is in the same bucket
     encoded: Encoded | None  # what the summary was read from, unless it was given
     older: Older | None = None  # of a long history, the events before these
     older_count: int = 0  # how many these were
 
     def __len__(self) -> int:
         return len(self.memory) + (0 if self.older is None else self.older.on_items)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, but for the past, the older events and the tables, which are others'."""
+        parts = (
+            *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
+            *(self.log_weights, self.types, self.summary, self.recent, self.recent_items),
+        )
+        own = sum(part.nbytes for part in parts) + self.source.nbytes
+        return own + (0 if self.encoded is None else self.encoded.nbytes)
 
     def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
         """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
@@ -275,7 +285,10 @@ def _profile(snapshot: Snapshot, past: Past) -> tuple[Tensor, Tensor, Tensor] | 
 
 
 def _heads_last(table: Tensor, rows: Tensor) -> Tensor:
-    """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything."""
-    return table.transpose(0, 1)[rows.clamp(min=0)] if table.shape[1] else table.new_zeros(
-        len(rows), table.shape[0], table.shape[2]
-    )  # fmt: skip
+    """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything.
+
+    Each head's rows stand together, as attention reads them.
+    """
+    if not table.shape[1]:
+        return table.new_zeros(len(rows), table.shape[0], table.shape[2])
+    return table.index_select(1, rows.clamp(min=0)).transpose(0, 1)

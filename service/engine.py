@@ -89,6 +89,7 @@ class Engine(Answering):
             memories=Memories(
                 exact_up_to=settings.exact_up_to,
                 encoding_cache_bytes=settings.encoding_cache_bytes,
+                memory_cache_bytes=settings.memory_cache_bytes,
                 long_history_bytes=settings.long_history_bytes,
                 max_error=settings.max_error,
                 check_share=settings.check_share,

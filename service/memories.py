@@ -13,6 +13,7 @@ from service.crossover import measure
 from service.encodings import Encodings
 from service.long_histories import LongHistories
 from service.queries import Asker
+from service.remembered import Remembered
 from service.true_error import TrueError
 
 
@@ -22,6 +23,7 @@ class Memories:
     Args:
         exact_up_to: rows up to which `auto` attends exactly, where no cells are at hand.
         encoding_cache_bytes: for what the encoder keeps of histories.
+        memory_cache_bytes: for memories as they were asked for last.
         long_history_bytes: for the older events of long histories.
         max_error: of answers over those, where a request does not say.
         check_share: of such answers that are computed again exactly.
@@ -32,6 +34,7 @@ class Memories:
         *,
         exact_up_to: int,
         encoding_cache_bytes: int,
+        memory_cache_bytes: int,
         long_history_bytes: int,
         max_error: float,
         check_share: float,
@@ -39,6 +42,7 @@ class Memories:
         self.exact_up_to = exact_up_to
         self._max_error = max_error
         self.encodings = Encodings(encoding_cache_bytes)
+        self.remembered = Remembered(memory_cache_bytes)
         self.long = LongHistories(long_history_bytes)
         self.true_error = TrueError(check_share)
         self._crossover = CROSSOVER
@@ -67,13 +71,20 @@ class Memories:
         with nullcontext() if older is None else older.lock:
             if older is not None and older.count > len(asked.past.rows):
                 older = None  # it grew meanwhile, by more than this question knows of
-            yield self.encodings.remember(snapshot, asked, at, older)
+            user = self.remembered.get(snapshot, asked, at) if older is None else None
+            if user is None:
+                user = self.encodings.remember(snapshot, asked, at, older)
+                if older is None:
+                    self.remembered.put(snapshot, asked, user)
+            yield user
 
     def stats(self) -> Mapping[str, float]:
         """Numbers worth a gauge."""
         return {
             "cached_encodings": float(len(self.encodings)),
             "cached_encoding_bytes": float(self.encodings.nbytes),
+            "cached_memories": float(len(self.remembered)),
+            "cached_memory_bytes": float(self.remembered.nbytes),
             "long_histories": float(len(self.long)),
             "long_history_bytes": float(self.long.nbytes),
             "long_histories_waiting_for_cells": float(self.long.making),

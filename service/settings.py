@@ -80,6 +80,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Memory for what the encoder keeps of histories, in bytes, in each worker.",
     )
+    memory_cache_bytes: int = Field(
+        64 * _MiB,
+        ge=0,
+        description="Memory for the keys and values of whoever asked last, in bytes, in each "
+        "worker; they serve again until a new event, or the time, changes them.",
+    )
     long_history_bytes: int = Field(
         512 * _MiB,
         ge=0,

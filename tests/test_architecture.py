@@ -47,7 +47,7 @@ LAYERS = {
         "stores registry datasets job_files embeddings encoders entries served_search",
         "histories importing",
         "asking serving",
-        "encodings long_histories true_error crossover explaining corpora highlighting",
+        "encodings remembered long_histories true_error crossover explaining corpora highlighting",
         "memories recommending searching",
         "similar",
         "answering attending lists",
@@ -70,7 +70,7 @@ HTTP = (
 )
 ENGINE = (
     "engine answering attending searching recommending similar lists explaining asking serving "
-    "embeddings encodings entries long_histories memories true_error crossover"
+    "embeddings encodings entries long_histories memories remembered true_error crossover"
 )
 ONLY = {
     "faiss": "coarse structures",

@@ -3,16 +3,21 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models.recency import (
     AGE_BUCKETS,
     BUCKETS,
+    FOREVER,
     POSITION_BUCKETS,
     RecencyBias,
     age_bucket,
+    age_edges,
     counted,
     position_bucket,
     recency_bucket,
+    steady,
 )
 from tests.models import reference_model
 
@@ -137,3 +142,33 @@ def test_weights_are_summed_by_bucket() -> None:
     assert found.dtype == torch.float32
     assert found.tolist() == [[2, 0, 4, 0, 4, 0], [0.5, 0, 0, 0, -0.75, 0]]
     assert counted(bucket[:0], weights[:, :0], 3).tolist() == [[0] * 3, [0] * 3]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(-5_000_000, 5_000_000),
+            st.integers(0, 10**16),
+            st.sampled_from([int(edge) for edge in age_edges()]),
+        ),
+        max_size=6,
+    )
+)
+def test_time_may_go_so_far_and_no_further(ages: list[int]) -> None:
+    """Within the bounds no bucket changes; one microsecond beyond either, one does."""
+    younger, older = steady(np.array(ages, dtype=np.int64))
+    here = torch.tensor(ages, dtype=torch.int64)
+    same = age_bucket(here)
+    assert older >= 1
+    assert younger >= 0
+    for back, changes in ((younger, False), (younger + 1, True)):
+        if younger < FOREVER:
+            assert torch.equal(age_bucket(here - back), same) != changes
+    for on, changes in ((older - 1, False), (older, True)):
+        if older < FOREVER:
+            assert torch.equal(age_bucket(here + on), same) != changes
+    if younger == FOREVER:
+        assert torch.equal(age_bucket(here - 10**17), same)
+    if older == FOREVER:
+        assert torch.equal(age_bucket(here + 10**17), same)

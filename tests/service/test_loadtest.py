@@ -263,6 +263,11 @@ def test_a_ramp_finds_the_rate_that_a_server_bears() -> None:
     assert all(step["errors"].keys() == {"503"} for step in ramp["steps"] if not step["held"])
     assert f"held up to {ramp['held']:,.1f} requests a second" in shown
     assert found["load"]["requests_per_second"] == pytest.approx(ramp["held"], rel=0.05)
+    half = ramp["half"]
+    assert half["rate"] == ramp["held"] / 2
+    tail = half["kinds"]["score"]
+    assert half["p99_over_p50"]["score"] == tail["p99"] / tail["p50"] >= 1
+    assert f"At half of that, {half['rate']:,.1f} a second: score p50" in shown
     assert "The ramp" in page.drawn(found)
 
 

@@ -124,6 +124,19 @@ def figures(seen: Seen) -> dict[str, Any]:
     }
 
 
+def tails(seen: Seen, rate: float) -> dict[str, Any]:
+    """Of each kind at one rate its latency, and how many times its p50 its p99 is."""
+    latency = {kind: percentiles(seen.latencies(kind)) for kind in seen.kinds}
+    return {
+        "rate": rate,
+        "kinds": latency,
+        "p99_over_p50": {
+            kind: each["p99"] / each["p50"] if each["p50"] and each["p99"] else None
+            for kind, each in latency.items()
+        },
+    }
+
+
 def late(generator: Mapping[str, Mapping[str, float | None]], of: Mapping[str, Any]) -> list[str]:
     """Which percentiles of a latency are the generator's own by more than a tenth.
 

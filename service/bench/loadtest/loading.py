@@ -15,7 +15,7 @@ from rich.console import Console
 
 from service.bench.loadtest import report
 from service.bench.loadtest.arrivals import Arrivals, arrivals, schedule
-from service.bench.loadtest.figures import ALL, Seen, Slo, figures
+from service.bench.loadtest.figures import ALL, Seen, Slo, figures, tails
 from service.bench.loadtest.mix import DEFAULT, DISTINCT, Requests
 from service.bench.loadtest.ramp import climb
 from service.bench.loadtest.sending import Record, Sending
@@ -69,7 +69,8 @@ class Load:
         """Its figures; those of a ramp too.
 
         A ramp begins at the options' rate, and its figures are those of the highest rate that held
-        (where none did, of the lowest tried); or at `start`, and they are those of that rate.
+        (where none did, of the lowest tried); or at `start`, and they are those of that rate. At
+        its end comes half of the rate that held, where a service does well to be.
         """
         if not self.options.ramp:
             seen = uvloop.run(self._sent(name, self.options.rate))
@@ -110,6 +111,10 @@ class Load:
             return held if ended == "completed" else None
 
         climbed = await climb(start or self.options.rate, self.options.most, attempt)
+        half = None
+        if climbed.held is not None and ended == "completed":
+            seen = await self._sent(f"{name}: half of that", climbed.held / 2)
+            ended, half = _ended(seen.record), tails(seen, climbed.held / 2)
         return {
             "ended": ended,
             "load": best,
@@ -120,6 +125,7 @@ class Load:
                 "held": climbed.held,
                 "broke": climbed.broke,
                 "steps": steps,
+                "half": half,
             },
         }
 

@@ -96,7 +96,7 @@ def verdicts(found: Mapping[str, Any]) -> list[str]:
         verb = "holds" if slo["held"] else "does not hold"
         said.append(f"{slo['slo']} {verb}: {100 * slo['within']:.2f} % of all requests were.")
     if "ramp" in found:
-        said.append(_ramp("Heed", found["ramp"]))
+        said += [_ramp("Heed", found["ramp"]), *_half(found["ramp"])]
     if "floor" in found and "ramp" in found["floor"]:
         said.append(_ramp("The floor", found["floor"]["ramp"]))
         if "ratio_of_rates" in found["floor"]:
@@ -262,6 +262,19 @@ def _ramp(who: str, ramp: Mapping[str, Any]) -> str:
         return f"{who}: {ramp['slo']} held at no rate{tried}."
     ended = f"it broke at {ramp['broke']:,.1f}" if ramp["broke"] else "no higher one broke it"
     return f"{who}: {ramp['slo']} held up to {ramp['held']:,.1f} requests a second; {ended}."
+
+
+def _half(ramp: Mapping[str, Any]) -> Sequence[str]:
+    """The tail of each kind at half of the rate that held."""
+    half = ramp.get("half")
+    if half is None:
+        return []
+    kinds = [
+        f"{kind} p50 {milliseconds(each['p50'])} ms, p99 {milliseconds(each['p99'])} ms "
+        f"({_times(half['p99_over_p50'][kind])} times)"
+        for kind, each in half["kinds"].items()
+    ]
+    return [f"At half of that, {half['rate']:,.1f} a second: {'; '.join(kinds)}."]
 
 
 def _cleaning(found: Mapping[str, Any] | None) -> Sequence[str]:

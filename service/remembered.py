@@ -1,0 +1,82 @@
+"""Memories of stored histories as they were asked for last, for as long as they would be the same.
+
+Time enters a memory through buckets of ages alone (`models.recency`). So a memory that was made for
+one time is that of every other at which no event's age has gone to another bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from models.recency import steady
+from models.snapshot import Snapshot
+from models.user_memory import UserMemory
+from service.asking import Asked, Whole
+
+
+class Remembered:
+    """A cache of `UserMemory` by user, bounded by bytes, newest use kept.
+
+    Any of it may be dropped at any time without changing an answer.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._snapshot: Snapshot | None = None
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._bytes
+
+    def get(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory | None:
+        """The memory of these very events at a time, microseconds UTC, where it is known."""
+        whole = asked.whole
+        if whole is None:
+            return None
+        with self._lock:
+            if self._snapshot is not snapshot:
+                self._snapshot = snapshot
+                self._kept.clear()
+                self._bytes = 0
+                return None
+            kept = self._kept.get(whole.user_id)
+            if kept is None or kept.whole != whole or not kept.since <= at < kept.until:
+                return None
+            self._kept.move_to_end(whole.user_id)
+            return kept.user
+
+    def put(self, snapshot: Snapshot, asked: Asked, user: UserMemory) -> None:
+        """Keep what `models.user_memory.remember` made of all that is stored of a user."""
+        whole = asked.whole
+        if whole is None:
+            return
+        younger, older = steady(user.at - asked.past.timestamps)
+        kept = _Kept(user, whole, user.at - younger, user.at + older)
+        with self._lock:
+            if self._snapshot is not snapshot:
+                return
+            old = self._kept.pop(whole.user_id, None)
+            self._bytes -= 0 if old is None else old.user.nbytes
+            if user.nbytes > self._max_bytes:
+                return  # it would drive out all others, and itself
+            self._kept[whole.user_id] = kept
+            self._bytes += user.nbytes
+            while self._bytes > self._max_bytes:
+                _, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.user.nbytes
+
+
+class _Kept(NamedTuple):
+    user: UserMemory
+    whole: Whole
+    since: int  # microseconds UTC: from then on
+    until: int  # and before then, it is the same

@@ -1,0 +1,125 @@
+"""Memories that are kept are those that would be made, whenever they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.past import Past
+from models.snapshot import Snapshot
+from models.user_memory import UserMemory, remember
+from service.asking import Asked, Whole
+from service.remembered import Remembered
+from tests.models.small import DAY, random_model, random_past
+from tests.models.small import snapshot as small_snapshot
+
+ITEMS = 15
+PLENTY = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return small_snapshot(ITEMS, random_model(1, window=8))
+
+
+def asked(user_id: str, length: int, *, stored: bool = True) -> Asked:
+    """The first events of a user's history, as stored or as laid over it."""
+    whole = random_past(sum(user_id.encode()), 30, ITEMS)
+    past = Past(whole.rows[:length], whole.timestamps[:length], whole.weights[:length])
+    seqs = np.arange(1, length + 1)
+    kept = Whole(user_id, length, 1) if stored else None
+    return Asked(past, past.rows, seqs, np.zeros(length, np.int32), ["view"], (), kept)
+
+
+def found(
+    kept: Remembered, snapshot: Snapshot, question: Asked, at: int
+) -> tuple[UserMemory, bool]:
+    """The memory at a time, and whether it was known; it is kept then."""
+    known = kept.get(snapshot, question, at)
+    if known is not None:
+        return known, True
+    user = remember(snapshot, question.past, at)
+    kept.put(snapshot, question, user)
+    return user, False
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    room=st.sampled_from([0.0, 1.0, 2.5, 1e6]),
+    questions=st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.sampled_from([0, 1, 4, 30]),
+            st.one_of(st.integers(0, 12 * DAY), st.integers(9 * DAY, 9 * DAY + 3_000_000_000)),
+        ),
+        max_size=25,
+    ),
+)
+def test_no_bound_and_no_time_changes_a_memory(
+    snapshot: Snapshot, room: float, questions: list[tuple[str, int, int]]
+) -> None:
+    """To the bit what is made of the history then; what is kept never exceeds its bytes."""
+    limit = int(room * remember(snapshot, asked("ann", 30).past, 9 * DAY).nbytes)
+    kept = Remembered(limit)
+    for user_id, length, at in questions:
+        question = asked(user_id, length)
+        user, _ = found(kept, snapshot, question, at)
+        expected = remember(snapshot, question.past, at)
+        assert torch.equal(user.bias, expected.bias)
+        assert torch.equal(user.summary, expected.summary)
+        assert torch.equal(user.memory.keys, expected.memory.keys)
+        assert torch.equal(user.memory.values, expected.memory.values)
+        assert (user.source == expected.source).all()
+        assert kept.nbytes == sum(each.user.nbytes for each in kept._kept.values()) <= limit
+
+
+def test_it_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -> None:
+    """An event of an hour ago: for a while the memory is the same, then another; and so before."""
+    question, kept = asked("ann", 1), Remembered(PLENTY)
+    at = int(question.past.timestamps[0]) + 3_600_000_000
+    first, known = found(kept, snapshot, question, at)
+    assert not known
+    assert found(kept, snapshot, question, at + 60_000_000) == (first, True)
+    assert found(kept, snapshot, question, at - 60_000_000) == (first, True)
+    # Buckets of an hour are 40 minutes long: of these times one at least is in the next.
+    assert not found(kept, snapshot, question, at + 3_600_000_000)[1]
+    assert found(kept, snapshot, question, at + 3_600_000_000)[1]
+
+
+def test_another_history_or_snapshot_is_another_memory(snapshot: Snapshot) -> None:
+    """One event more, other events under the same version, a new view of the catalogue."""
+    kept, at = Remembered(PLENTY), 99 * DAY
+    found(kept, snapshot, asked("ann", 5), at)
+    assert kept.get(snapshot, asked("ann", 5), at) is not None
+    assert kept.get(snapshot, asked("ann", 6), at) is None
+    other = replace(asked("ann", 5), whole=Whole("ann", 5, 2))
+    assert kept.get(snapshot, other, at) is None
+    assert kept.get(replace(snapshot), asked("ann", 5), at) is None
+    assert (len(kept), kept.nbytes) == (0, 0)
+
+
+def test_a_session_is_not_kept(snapshot: Snapshot) -> None:
+    """What is not all that is stored of a user is neither kept nor answered from what is."""
+    kept, at = Remembered(PLENTY), 99 * DAY
+    assert not found(kept, snapshot, asked("ann", 5, stored=False), at)[1]
+    assert len(kept) == 0
+    found(kept, snapshot, asked("ann", 5), at)
+    assert kept.get(snapshot, asked("ann", 5, stored=False), at) is None
+
+
+def test_what_is_too_large_drives_nobody_out(snapshot: Snapshot) -> None:
+    """Of two small memories and one beyond the bound, those stay; the longest unused goes first."""
+    at = 99 * DAY
+    small = remember(snapshot, asked("ann", 2).past, at).nbytes
+    kept = Remembered(int(2.5 * small))
+    for user_id, length in (("ann", 2), ("bob", 2), ("cid", 30)):
+        found(kept, snapshot, asked(user_id, length), at)
+    assert [*kept._kept] == ["ann", "bob"]
+    assert kept.get(snapshot, asked("ann", 2), at) is not None  # used again
+    found(kept, snapshot, asked("dan", 2), at)
+    assert [*kept._kept] == ["ann", "dan"]
