@@ -80,6 +80,7 @@ class Serving:
         self._turns = turns  # a file that is locked by whoever makes indexes
         self._lock = asyncio.Lock()
         self._counts = np.zeros(0, dtype=np.int64)
+        self._counted = -1  # the tick of the store at which they were counted
         self._catalogue_version = 0
         self._token: Token | None = None
         self._snapshot: Snapshot | None = None
@@ -349,11 +350,15 @@ class Serving:
 
     async def _count(self) -> None:
         """Popularity, and rows for what is only known from events."""
+        # What is written meanwhile has a later tick, and is counted the next time.
+        tick = await self._store.clock()
+        if tick == self._counted:
+            return
         item_ids, counted = await self._store.popularity()
         rows = [self.vocabulary.add(item_id) for item_id in item_ids]
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
         counts[rows] = counted
-        self._counts = counts
+        self._counts, self._counted = counts, tick
 
 
 def _warm(snapshot: Snapshot) -> None:

@@ -219,6 +219,10 @@ class Store(Protocol):
 
     # ------------------------------------------------------------------ the store itself
 
+    async def clock(self) -> int:
+        """The tick of the last change of anything; 0 if there was none. Cheap."""
+        ...
+
     async def counts(self) -> dict[str, int]:
         """How many `users`, `items` (in the catalogue) and `events` there are."""
         ...

@@ -207,6 +207,10 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------ the store itself
 
+    async def clock(self) -> int:
+        """`Store.clock`."""
+        return self._read(self._reads.clock)
+
     async def counts(self) -> dict[str, int]:
         """`Store.counts`."""
         return self._read(self._reads.counts)

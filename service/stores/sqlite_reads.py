@@ -269,6 +269,11 @@ class Reads:
         counts = np.fromiter((n for _, n in rows), dtype=np.int64, count=len(rows))
         return [str(item_id) for item_id, _ in rows], counts
 
+    def clock(self, connection: apsw.Connection) -> int:
+        """`Store.clock`."""
+        tick: int = connection.execute("SELECT clock FROM state").get
+        return tick
+
     def counts(self, connection: apsw.Connection) -> dict[str, int]:
         """`Store.counts`."""
         users, items, events = connection.execute("SELECT users, items, events FROM state").get

@@ -170,6 +170,7 @@ class Writes:
         connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
         self._drop(transaction, user_no)
         connection.execute("UPDATE state SET events = events - ?", (events,))
+        transaction.tick()  # nobody is left to carry it, but it is a change
         return events
 
     def merge(self, transaction: Transaction, user_id: str, source: str) -> int:

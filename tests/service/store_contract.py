@@ -308,6 +308,31 @@ class AppendContract(_Contract):
         assert history.item_ids == ["0", "i0", "i1", "i2", "i3", "i4", "late"]
         assert history.seqs.tolist() == [7, 1, 2, 3, 4, 5, 6]
 
+    async def test_the_clock_ticks_with_every_change(self, store: Store) -> None:
+        """Events, items, profiles, and what is taken away; reading and retries let it stand."""
+        ticks = [await store.clock()]
+        event = Event("u", "i", "1")
+        for change in (
+            store.append([event]),
+            store.put_items([Item("i", title="A title")]),
+            store.put_user(User("u", interests=("i",))),
+            store.append([Event("v", "j", "2")]),
+            store.merge("u", "v"),
+            store.delete_event("u", "1"),
+            store.delete_item("i"),
+            store.forget("u"),
+        ):
+            await change
+            ticks.append(await store.clock())
+        assert ticks == sorted(set(ticks))
+        assert ticks[0] == 0
+        await store.append([Event("w", "k", "3")])
+        last = await store.clock()
+        await store.append([Event("w", "k", "3")])
+        await store.history("w")
+        await store.popularity()
+        assert await store.clock() == last
+
     async def test_popularity_is_what_the_log_holds(self, store: Store) -> None:
         """Retries count once, and what was deleted, moved or forgotten counts as it stands."""
 
