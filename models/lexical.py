@@ -27,6 +27,7 @@ _OVER = 20_000  # items that are asked of the index at most, to be sifted
 _STARTED = 3  # words that the start of a word may stand for, the most frequent
 _SHORT = 3  # letters: what is shorter is not taken for another word, mistyped
 _RARE = 5  # items up to which a word may be one that was mistyped there too
+_KNOWN = 4_096  # words of queries of which is remembered what they stand for
 _OFTEN = 100  # times as many titles have the word that it then may stand for beside itself
 _PARTS = re.compile(r'"([^"]*)"|([^\s"]+)')
 
@@ -112,6 +113,8 @@ class Words:
     def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema) -> None:
         self._searcher, self._schema = searcher, schema
         self._stems, self._plain = _analyser(stemmed=True), _analyser(stemmed=False)
+        # Of the same words the answer is always the same, and people search for the same words.
+        self._known: dict[tuple[str, bool, bool], tuple[str, ...]] = {}
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
@@ -162,6 +165,15 @@ class Words:
 
     def _stands_for(self, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
         """The words that a word of a query may stand for, the most frequent first."""
+        asked = (word, ends, starred)
+        found = self._known.get(asked)
+        if found is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            found = self._known[asked] = self._looked_up(word, ends=ends, starred=starred)
+        return found
+
+    def _looked_up(self, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
         known = 0 if starred else sum(map(self._frequency, self._stems.analyze(word)))
         if known:
             near = self._mistyped(word) if known <= _RARE else ()
@@ -225,7 +237,9 @@ class Words:
         if query is None or not open_rows or not len(self):
             return _NOTHING
         asked = count
-        if open_rows <= _NARROW:
+        if open_rows == len(allowed):
+            pass  # whatever is found may be answered
+        elif open_rows <= _NARROW:
             named = np.flatnonzero(allowed).tolist()
             among = tantivy.Query.term_set_query(self._schema, "row", named)
             among = tantivy.Query.const_score_query(among, 0.0)

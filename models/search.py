@@ -103,23 +103,28 @@ def match(
     if mode == "coarse" and np.any(query):
         near = fields.owners[_near(snapshot, asked, open_keys, count, how)].astype(np.int64)
     shared, worth = _shared(hits() if callable(hits) else hits, parameters)
-    everything = False
-    if mode == "exact" and np.any(query):
-        everything = count > _WIDE * len(open_keys)
-        places = np.arange(len(open_keys)) if everything else np.flatnonzero(open_keys)
-        items, item_of = np.unique(fields.owners[places].astype(np.int64), return_inverse=True)
+    everything = mode == "exact" and bool(np.any(query)) and count > _WIDE * len(open_keys)
+    if everything:
+        # Keys that are nobody's are not open: whose they are said to be makes no difference.
+        items, places = np.arange(len(catalogue)), np.arange(len(open_keys))
+        item_of = np.maximum(fields.owners, 0).astype(np.int64)
     else:
-        items = united(shared, near) if len(near) else shared
+        if mode == "exact" and np.any(query):
+            items = np.flatnonzero(allowed)
+        else:
+            items = united(shared, near) if len(near) else shared
         places, item_of = fields.of(items)
         if np.any(np.diff(places) < 0):  # of items that changed
             order = np.argsort(places)
             places, item_of = places[order], item_of[order]
     keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
     sharpness = _sharpness(catalogue, parameters)[fields.codes[places]]
-    lexical = np.zeros(len(places), np.float32)
+    by_item = np.zeros(len(items), np.float32)
     if len(shared):
-        at = np.minimum(np.searchsorted(shared, items), len(shared) - 1)
-        lexical = np.where(shared[at] == items, worth[at], np.float32(0))[item_of]
+        at = np.minimum(np.searchsorted(items, shared), len(items) - 1)
+        there = items[at] == shared
+        by_item[at[there]] = worth[there]
+    lexical = by_item[item_of]
     cosines = _of_units(asked, keys)
     return Matches(
         catalogue,
@@ -160,16 +165,16 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
     catalogue, places = matches.catalogue, matches.places
     scale, bias, weights = _weights(matches, personal)
     order, gathered = _best(matches, weights, limit)
-    by_item = np.argsort(matches.item_of, kind="stable")  # keys of one item side by side
-    starts = np.searchsorted(matches.item_of[by_item], np.arange(len(matches.items) + 1))
-    matched: list[dict[str, float]] = []
-    for item in order.tolist():
-        share: dict[str, float] = {}
-        own = by_item[starts[item] : starts[item + 1]]
-        for place in own[weights[own] > 0].tolist():
-            name = catalogue.keys.names[catalogue.keys.codes[places[place]]]
-            share[name] = share.get(name, 0.0) + float(weights[place] / gathered[item])
-        matched.append(dict(sorted(share.items(), key=lambda pair: -pair[1])))
+    matched: list[dict[str, float]] = [{} for _ in order]
+    own, number = catalogue.keys.of(matches.items[order])  # all keys of an item are compared
+    at = np.searchsorted(places, own)
+    shares = weights[at] / gathered[order][number]
+    names, codes = catalogue.keys.names, catalogue.keys.codes[own]
+    for item, code, part in zip(number.tolist(), codes.tolist(), shares.tolist(), strict=True):
+        if part > 0:
+            share = matched[item]
+            share[names[code]] = share.get(names[code], 0.0) + part
+    matched = [dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched]
     # Over the sum of exponentials, a weight is comparable between queries.
     total = np.float32(torch.logsumexp((matches.cosines + bias)[0] / scale, 0))
     return Found(
@@ -297,7 +302,12 @@ def _best(
     """Places [≤ count] of the items of most weight, best first; and what every item gathers [I]."""
     gathered = np.zeros(len(matches.items), dtype=np.float32)
     np.add.at(gathered, matches.item_of, weights)
-    order = np.argsort(-gathered, kind="stable")[:count]
+    rank = -gathered
+    if count < len(rank):  # those as good as the last one wanted, of which the first rows stand
+        best = np.flatnonzero(rank <= np.partition(rank, count - 1)[count - 1])
+    else:
+        best = np.arange(len(rank))
+    order = best[np.argsort(rank[best], kind="stable")][:count]
     return order[gathered[order] > 0], gathered
 
 
