@@ -7,6 +7,7 @@ over pairs of events at most 20 apart, and the head gives λ(h) · log(1 + 2 F(c
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -80,10 +81,10 @@ def followed(kept: Followers, items: Tensor, reach: Reach = ORDERED) -> Tensor:
     """
     size = len(kept.columns)
     items, decay = _reached(items, reach)
-    known = items >= 0
-    counts = kept.counts[items[known]] * decay[known, None]
+    rows, worth = items.clamp(min=0), decay * (items >= 0)
+    counts = kept.counts.index_select(0, rows) * worth[:, None]
     total = kept.counts.new_zeros(size + 1)
-    total.index_add_(0, kept.columns[items[known]].flatten(), counts.flatten())
+    total.index_add_(0, kept.columns.index_select(0, rows).flatten(), counts.flatten())
     return total[:size]
 
 
@@ -103,7 +104,14 @@ def share(kept: Followers, items: Tensor, target: int, reach: Reach = ORDERED) -
 def _reached(items: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
     """The items that count and what each is worth."""
     items = items[: reach.depth]
-    return items, reach.decay ** torch.arange(len(items), device=items.device)
+    return items, _decays(reach.decay, reach.depth).to(items.device)[: len(items)]
+
+
+@cache
+def _decays(decay: float, depth: int) -> Tensor:
+    """What each of a user's last items is worth, [depth]."""
+    with torch.inference_mode(False):  # whoever asks first
+        return decay ** torch.arange(depth)
 
 
 class OwnPairs:

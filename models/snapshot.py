@@ -213,7 +213,8 @@ class Snapshot:
         """
         if not len(self.catalogue):
             return np.zeros(len(rows), np.bool_)
-        answerable: NDArray[np.bool_] = (rows >= 0) & self.known[rows] & ~self.catalogue.gone[rows]
+        # Known and not gone: True is more than False.
+        answerable: NDArray[np.bool_] = (self.known[rows] > self.catalogue.gone[rows]) & (rows >= 0)
         return answerable
 
     @property

@@ -63,7 +63,7 @@ class Vocabulary:
     def rows(self, ids: Sequence[str]) -> Rows:
         """The rows of ids, int32 [n]; -1 where an id is not known."""
         get = self._rows.get
-        return np.fromiter((get(id_, -1) for id_ in ids), dtype=np.int32, count=len(ids))
+        return np.array([get(id_, -1) for id_ in ids], dtype=np.int32)
 
     def add(self, id_: str) -> int:
         """The row of an id, given now if it had none."""

@@ -267,31 +267,39 @@ class Answering:
         with stages("explain"):
             named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
         reason = snapshot.personal if scores.memory else "popular"
-        parts = ("sequence", "transitions", "attention", "prior")
         none = [None] * len(rows)
         columns = zip(
             catalogue.vocabulary.ids_of(rows.tolist()),
             scores.total.tolist(),
             catalogue.titles.take(rows),
-            zip(*(getattr(scores, part).tolist() for part in parts), strict=True),
+            scores.sequence.tolist(),
+            scores.transitions.tolist(),
+            scores.attention.tolist(),
+            scores.prior.tolist(),
             named if asker.explain else none,
             scores.mass.tolist(),
             none if scores.error is None else scores.error.tolist(),
             strict=True,
         )
+        # In order, not by name: of a hundred items half the time was spent on names.
         items = [
             AnsweredItem(
                 item_id,
                 total,
                 title,
-                parts=dict(zip(parts, values, strict=True)),
-                reason=reason,
-                explanation=explanation,
-                mass=mass,
-                error=error,
+                {"sequence": sequence, "transitions": after, "attention": drawn, "prior": prior},
+                reason,
+                explanation,
+                None,
+                None,
+                None,
+                mass,
+                error,
             )
-            for item_id, total, title, values, explanation, mass, error in columns
-        ]
+            for (
+                item_id, total, title, sequence, after, drawn, prior, explanation, mass, error,
+            ) in columns
+        ]  # fmt: skip
         scanned = None if scores.scanned is None else round(scores.scanned)
         return Answer(
             tuple(items),

@@ -93,7 +93,8 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.traffic = traffic
     app.state.metrics = metrics
     app.state.siblings = None
-    for room in (items, events, users, ask, attend, batch, models, health, playground):
+    # What is asked most comes first: routes are tried one after the other.
+    for room in (ask, events, attend, batch, items, users, models, health, playground):
         app.include_router(room.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

@@ -225,11 +225,13 @@ class Pasts:
         self, snapshot: Snapshot, interests: Sequence[str]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:
         """An interest is the item of that id, where there is one, and else a category's name."""
+        if not interests:
+            return np.zeros(0, np.int32), None
         rows = snapshot.catalogue.rows(interests)
         for at, row in enumerate(rows.tolist()):
             if row >= 0 and not snapshot.known[row]:
                 rows[at] = -1
-        if not len(rows) or rows.min() >= 0:
+        if rows.min() >= 0:
             return rows, None
         return rows, np.stack([self._embeddings.query(word) for word in interests])
 

@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from types import TracebackType
 
 from prometheus_client import (
@@ -126,6 +127,10 @@ class Metrics:
             "heed_http_in_flight", "Requests being answered now.", registry=self.registry
         )
 
+        self._requests = cache(self.requests.labels)
+        self._seconds = cache(self.seconds.labels)
+        self._stage_seconds = cache(self.stage_seconds.labels)
+
     def observe_error(self, true: float, stated: float) -> None:
         """Count one target whose true error is known."""
         self.attention_error.observe(true)
@@ -137,10 +142,11 @@ class Metrics:
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         # The route's template, never the path: paths carry ids, and ids are without number.
         route = getattr(scope.get("route"), "path", "unmatched")
-        self.requests.labels(method, route, str(status)).inc()
-        self.seconds.labels(method, route).observe(time.perf_counter() - stages.started)
+        # Looking a series up by its labels takes longer than counting.
+        self._requests(method, route, str(status)).inc()
+        self._seconds(method, route).observe(time.perf_counter() - stages.started)
         for stage, seconds in stages.seconds.items():
-            self.stage_seconds.labels(route, stage).observe(seconds)
+            self._stage_seconds(route, stage).observe(seconds)
 
     def render(self, gauges: Mapping[str, float]) -> bytes:
         """Everything in the text format of Prometheus, with the engine's `gauges` of now."""

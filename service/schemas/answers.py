@@ -8,9 +8,9 @@ would cost more than computing it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -283,16 +283,18 @@ class AttendedOut(BaseModel):
 
 def answer_out(answer: Answer) -> dict[str, Any]:
     """An `AnswerOut`. Raises `ArithmeticError` on a score that is no number."""
-    check_finite("scores", (item.score for item in answer.items))
-    check_finite(
-        "an explanation",
-        (
-            number
-            for item in answer.items
-            for row in item.explanation or ()
-            for number in (row.weight, row.contribution, row.without, row.without_exact or 0.0)
-        ),
-    )
+    check_finite("scores", [item.score for item in answer.items])
+    explained = [item.explanation for item in answer.items if item.explanation]
+    if explained:
+        check_finite(
+            "an explanation",
+            (
+                number
+                for rows in explained
+                for row in rows
+                for number in (row.weight, row.contribution, row.without, row.without_exact or 0.0)
+            ),
+        )
     out = {
         "items": [_answered(item) for item in answer.items],
         "model_version": answer.model_version,
@@ -315,7 +317,7 @@ def answer_out(answer: Answer) -> dict[str, Any]:
 def _answered(item: AnsweredItem) -> dict[str, Any]:
     out: dict[str, Any] = {"item_id": item.item_id, "score": item.score, "title": item.title}
     if item.parts is not None:
-        out["parts"] = dict(item.parts)
+        out["parts"] = item.parts
     if item.reason is not None:
         out["reason"] = item.reason
     if item.explanation is not None:
@@ -373,7 +375,7 @@ def attended_out(attended: Attended) -> dict[str, Any]:
 
 def check_finite(what: str, numbers: Iterable[float]) -> None:
     """Raise `ArithmeticError` unless all are finite: JSON would say null where NaN was computed."""
-    if not np.isfinite(np.fromiter(numbers, np.float64)).all():
+    if not all(map(isfinite, numbers)):
         raise ArithmeticError(f"{what} came out as NaN or infinity")
 
 
