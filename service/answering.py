@@ -41,7 +41,7 @@ from service.queries import (
 )
 from service.queries import UserMemory as AskedUser
 from service.recommending import allowed_items, recommended
-from service.searching import Searched, found_answer, search_items
+from service.searching import PERSONAL, Searched, found_answer, search_items
 from service.serving import Serving
 from service.similar import similar_items, spaces_asked
 from service.telemetry import Stages
@@ -50,6 +50,7 @@ T = TypeVar("T")
 Rows = NDArray[np.int64]
 
 _AT_ONCE = 120_000  # targets times rows that are attended in a millisecond or two
+_KEY = 10  # of those that comparing one field key takes as long as
 
 
 class Answering:
@@ -102,10 +103,9 @@ class Answering:
                     snapshot, user, targets, scores, how=how, asker=query.asker
                 )
 
-        # Of longer histories the older events may be held by whoever else attends to them.
-        known = not query.asker.explain and len(asked.rows) < LONG
-        work = len(targets) * max(1, len(asked.rows)) if known else math.inf
-        scores, reasons = await self._compute(stages, "attend", answer, work)
+        scores, reasons = await self._compute(
+            stages, "attend", answer, _work(query.asker, asked, len(targets))
+        )
         return await self._answer(
             snapshot,
             query.asker,
@@ -163,7 +163,8 @@ class Answering:
                     parameters=self._searching,
                 )
 
-        searched = await self._compute(stages, "attend", answer)
+        work = _KEY * len(snapshot.catalogue.keys) + _work(query.asker, asked, PERSONAL)
+        searched = await self._compute(stages, "attend", answer, work)
         with stages("explain"):
             named = await self._pasts.explained(
                 snapshot, query.asker.user_id, asked, searched.reasons
@@ -308,3 +309,10 @@ class Answering:
             degraded=self._serving.degraded,
             scanned=scanned,
         )
+
+
+def _work(asker: Asker, asked: Asked, targets: int) -> float:
+    """Targets times rows of one question; inf where that does not say how long it takes."""
+    # Of longer histories the older events may be held by whoever else attends to them.
+    known = not asker.explain and len(asked.rows) < LONG
+    return targets * max(1, len(asked.rows)) if known else math.inf

@@ -21,7 +21,7 @@ from models.user_memory import UserMemory
 from service.explaining import reasons_of
 from service.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
 
-_PERSONAL = 200  # items found by text that a user's memory re-ranks
+PERSONAL = 200  # items found by text that a user's memory re-ranks
 HITS = 500  # items that the words of a query find at most
 
 # Words and nearest keys of many items take milliseconds each, and both let go of the interpreter.
@@ -91,7 +91,7 @@ def remembered(
         limit: how many items are wanted.
         how: the softmax and how rows are found.
     """
-    near = nearest(matches, max(_PERSONAL, limit)) if len(user) else np.zeros(0, np.int64)
+    near = nearest(matches, max(PERSONAL, limit)) if len(user) else np.zeros(0, np.int64)
     return near, score(snapshot, user, near, how)
 
 
