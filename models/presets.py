@@ -80,9 +80,14 @@ def choose(
     )
     config = replace(config, attention_tokens=min(config.attention_tokens, config.batch_tokens))
     dropout = 0.5 if few else 0.3
-    followers = min(_FOLLOWERS, max(1, _KEPT // max(1, items)))
+    followers = kept_followers(items)
     if name == "quick":
         # An epoch of the attention takes as long as two of the rest.
         config = replace(config, attention_epochs=2 if events <= SMALL else 1)
         return Preset("quick", 64, 2, dropout, followers, config)
     return Preset("best", 128, 3, dropout, followers, config)
+
+
+def kept_followers(items: int) -> int:
+    """How many followers a model of so many items keeps of each."""
+    return min(_FOLLOWERS, max(1, _KEPT // max(1, items)))

@@ -12,6 +12,7 @@ from torch import Tensor
 from models.catalogue import Catalogue
 from models.pages import Pages
 from models.past import Past
+from models.presets import kept_followers
 from models.recommender import Recommender
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory, remember
@@ -26,7 +27,8 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
 
     Copy c of item i is row c·N + i of N trained items. It has the item's text, and an id as far
     from the item's as items are from their nearest, so that neighbourhoods are no emptier than
-    they were. What followed the item follows each copy too, each follower by one of its own copies.
+    they were. What followed the item follows each copy too, each follower by one of its own copies;
+    as many are kept as training would keep of so many items.
 
     Raises ValueError for a snapshot without a trained model, or with less than two trained items.
     """
@@ -36,18 +38,19 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     generator = torch.Generator().manual_seed(seed)
     old, n = trained.model, trained.model.config.items
     rows = torch.from_numpy(snapshot.catalogue.rows(trained.item_ids).astype(np.int64))
-    model = Recommender(replace(old.config, items=n * copies))
+    kept = min(old.config.followers, kept_followers(n * copies))
+    model = Recommender(replace(old.config, items=n * copies, followers=kept))
     state = old.state_dict()
     noise = torch.randn(n * copies, old.config.dim, generator=generator)
     noise *= _nearest(snapshot.tables.vectors[rows]).median() / old.config.dim**0.5
     noise[:n] = 0.0
-    columns = state["columns"].repeat(copies, 1)
+    columns = state["columns"][:, :kept].repeat(copies, 1)
     own = torch.randint(copies, columns.shape, generator=generator, dtype=columns.dtype)
     state |= {
         "ids.weight": state["ids.weight"].repeat(copies, 1) + noise,
         "prior": state["prior"].repeat(copies),
         "columns": torch.where(columns < n, columns + n * own, n * copies),
-        "counts": state["counts"].repeat(copies, 1),
+        "counts": state["counts"][:, :kept].repeat(copies, 1),
     }
     model.load_state_dict(state)
     ids = tuple(f"{copy}:{id_}" for copy in range(copies) for id_ in trained.item_ids)

@@ -34,6 +34,11 @@ def command(server: Server, *arguments: object) -> list[str]:
     return [sys.executable, "-m", "service.cli", "loadtest", *map(str, given)]
 
 
+def status(server: Server) -> str:
+    """What Linux says of the server's process."""
+    return Path(f"/proc/{server.process.pid}/status").read_text()
+
+
 def held(http: httpx.Client) -> dict[str, Any]:
     """Everybody's history, to the event."""
     users = http.get("/v1/users", params={"limit": 1000}).json()["users"]
@@ -85,6 +90,11 @@ def test_a_load_is_reported_beside_the_floor_and_leaves_nothing(
     for said in ("What is loaded", "Latency in ms", "÷ floor", "Where the time went", "taken away"):
         assert said in run.stdout
     assert html.read_text().startswith("<!doctype html>")
+    memory = found["memory"]
+    now = 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status(server))[0])
+    assert memory["end"] == pytest.approx(now, rel=0.1)
+    assert memory["most"] == max(size for _, size in memory["seen"]) >= memory["start"] > 1e7
+    assert f"and {memory['end'] / 2**20:,.0f} at the end" in run.stdout
 
 
 def test_events_written_for_users_are_taken_out_of_their_histories(

@@ -44,7 +44,7 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
 
     That is by their text, and so without a reason.
     """
-    monkeypatch.setattr(searching, "_PERSONAL", least)
+    monkeypatch.setattr(searching, "PERSONAL", least)
     moved = 0
     for n in range(15):
         text = f"about {n}"

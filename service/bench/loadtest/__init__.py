@@ -24,6 +24,7 @@ from service.bench.client import Answer, post
 from service.bench.loadtest import report, words
 from service.bench.loadtest.loading import Load, Options
 from service.bench.loadtest.material import Written, clean, client, gather
+from service.bench.loadtest.memory import Watch
 from service.bench.loadtest.mix import DISTINCT, Requests, parsed
 from service.bench.loadtest.sending import is_success
 from service.bench.loadtest.target import Target
@@ -76,7 +77,9 @@ def run(console: Console, options: Options) -> dict[str, Any]:
             report.data(console, found)
             paths = {kind: f"{target.prefix}/v1/{kind}" for kind in shares}
             load = Load(console, options, shares, requests, target, paths)
-            found |= load.measured("load")
+            with Watch(options.url, options.headers, options.duration) as watch:
+                found |= load.measured("load")
+            found["memory"] = watch.as_dict()
             if options.floor and found["ended"] == "completed":
                 found |= _beside(load, tried, found)
         finally:

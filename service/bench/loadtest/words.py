@@ -103,7 +103,7 @@ def verdicts(found: Mapping[str, Any]) -> list[str]:
             times = f"{found['floor']['ratio_of_rates']:.1f} times the rate"
             least = "" if found["floor"]["ramp"]["broke"] else "at least "
             said.append(f"The floor holds {least}{times}.")
-    return [*said, *_cleaning(found.get("cleaning"))]
+    return [*said, *_memory(found.get("memory")), *_cleaning(found.get("cleaning"))]
 
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
@@ -275,6 +275,14 @@ def _half(ramp: Mapping[str, Any]) -> Sequence[str]:
         for kind, each in half["kinds"].items()
     ]
     return [f"At half of that, {half['rate']:,.1f} a second: {'; '.join(kinds)}."]
+
+
+def _memory(found: Mapping[str, Any] | None) -> Sequence[str]:
+    if not found:
+        return []
+    start, third, end = (f"{found[at] / 2**20:,.0f}" for at in ("start", "third", "end"))
+    first = f"The server held {start} MiB at the beginning"
+    return [f"{first}, {third} after a third of the time and {end} at the end."]
 
 
 def _cleaning(found: Mapping[str, Any] | None) -> Sequence[str]:
