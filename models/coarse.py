@@ -1,6 +1,6 @@
 """Coarse retrieval: the k rows whose keys have the largest inner product (or cosine) with a query.
 
-One protocol over four FAISS structures. An index never changes once built: adding to a FAISS index
+One protocol over five FAISS structures. An index never changes once built: adding to a FAISS index
 while it is searched crashes, so a new one is built and swapped in by reference. Everything a search
 varies travels in that search's own parameters, so any number may run at once.
 
@@ -27,7 +27,7 @@ from models.points import Floats, Mask, augment, centred, equal_norms, unit
 
 import faiss  # isort: skip
 
-Kind = Literal["flat", "ivf", "hnsw", "lsh"]
+Kind = Literal["flat", "ivf", "pq", "hnsw", "lsh"]
 Metric = Literal["dot", "cosine"]
 Rows = NDArray[np.int64]
 
@@ -37,6 +37,7 @@ _faiss: Any = faiss  # what its type stubs leave out: selectors, search paramete
 # graphs and lists answer badly when most of what they find is barred.
 _NARROW_ROWS = 2048
 _NARROW_SHARE = 1 / 20
+_RANKED, _RANKED_LEAST = 4, 1_000  # codes ranked exactly: for each row wanted, and at least
 _BLOCK = 65_536  # rows that are looked at at once
 _RANK_BLOCK = 1 << 22  # floats gathered at once when codes are ranked exactly: 16 MiB
 
@@ -115,7 +116,7 @@ class FaissIndex:
             allow: bool [n], True = may be found; None = all.
             exclude: rows that may not be found, whatever `allow` says.
             probes: how hard to look: clusters scanned (ivf), efSearch (hnsw), codes ranked exactly
-                (lsh); flat has no use for it. None = a default that grows as `allow` narrows.
+                (pq, lsh); flat has no use for it. None = a default that grows as `allow` narrows.
 
         Raises:
             ValueError: naming the argument that is out of range, misshapen or not finite.
@@ -144,10 +145,7 @@ class FaissIndex:
             within = None if allowed is None else np.flatnonzero(allowed)
             rows, scores = self._scan(points, min(k, count), within)
         else:
-            selector = None
-            if allowed is not None:
-                selector = _faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-            rows, scores = self._find(points, k, selector, probes, n / count)
+            rows, scores = self._find(points, k, allowed, probes, n / count)
         return _padded(rows, scores + np.float32(self.offset or 0.0), k)
 
     def to_bytes(self) -> bytes:
@@ -177,8 +175,8 @@ class FaissIndex:
             exclude = None
         if exclude is not None and not (exclude.min() >= 0 and exclude.max() < n):
             raise ValueError(f"exclude: rows must be within 0..{n - 1}")
-        if allow is None and exclude is None:
-            return None if self.hidden is None else ~self.hidden
+        if exclude is None and (allow is None or self.hidden is None):
+            return allow if self.hidden is None else ~self.hidden
         allowed = np.ones(n, np.bool_) if allow is None else allow.copy()
         if self.hidden is not None:
             allowed &= ~self.hidden
@@ -203,7 +201,7 @@ class FaissIndex:
         block = max(1, _RANK_BLOCK // (rows.shape[1] * queries.shape[1]))
         for at in range(0, len(queries), block):
             part = slice(at, at + block)
-            scores[part] = np.einsum("qd,qkd->qk", queries[part], self._at(rows[part]))
+            scores[part] = (self._at(rows[part]) @ queries[part][..., None])[..., 0]
         scores[rows < 0] = -np.inf
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
@@ -212,11 +210,22 @@ class FaissIndex:
         self,
         queries: Floats,
         k: int,
-        selector: Any,
+        allowed: Mask | None,
         probes: int | None,
         widen: float,
     ) -> tuple[Rows, Floats]:
         """Search the structure; `widen` is how many rows there are for each one allowed."""
+        if self.kind == "pq":
+            # Its scan cannot pass over rows, so that those that are barred are sifted after it.
+            wanted = max(k, probes or max(_RANKED * k, _RANKED_LEAST))
+            ranked = min(len(self), math.ceil(wanted * widen))
+            _, rows = self.index.search(structures.even(queries), ranked)
+            if allowed is not None:
+                rows = np.where(allowed[rows] & (rows >= 0), rows, -1)
+            return self._rank(queries, rows, k)
+        selector = None
+        if allowed is not None:
+            selector = _faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         params = _faiss.SearchParameters(sel=selector)
         if self.kind == "lsh":
             ranked = max(k, min(len(self), probes or max(20 * k, 512)))
@@ -253,18 +262,20 @@ def build(
     The same arguments give the same index, whatever the number of threads.
 
     Args:
-        kind: `flat` is exact. `ivf` scans the clusters nearest to the query. `hnsw` walks a graph.
-            `lsh` compares the signs of random projections, then ranks the closest exactly.
+        kind: `flat` is exact. `ivf` scans the clusters nearest to the query. `pq` scans short codes
+            of all, then ranks the best exactly. `hnsw` walks a graph. `lsh` compares the signs of
+            random projections, then ranks the closest exactly.
         keys: float32 [n, d], finite; n may be 0.
         metric: `dot` or `cosine`; a zero vector has cosine 0 with everything.
         bias: float32 [n], in the units of the metric. It enters as one more dimension,
             (k, b)·(q, 1) = q·k + b, so the order stays exact. -inf keeps a row out of every answer.
-        seed: of k-means (ivf), levels (hnsw), projections (lsh).
+        seed: of k-means (ivf, pq), levels (hnsw), projections (lsh).
         lists: clusters of ivf; None = √n; never more than n.
         links: edges a row of hnsw.
         construction: efConstruction of hnsw.
         own: False where nobody ever writes to `keys`, so that the index need not copy them.
-        like: an earlier index of much the same keys, whose clusters (ivf) are taken over.
+        like: an earlier index of much the same keys, whose clusters (ivf) or codes (pq) are taken
+            over.
 
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
@@ -280,7 +291,7 @@ def build(
     if metric == "cosine":
         points = unit(points)
     offset = hidden = beside = None
-    if bias is not None and kind == "ivf":
+    if bias is not None and kind in ("ivf", "pq"):
         # FAISS has its own copy: what the caller has need not be there twice.
         beside, offset, hidden = centred(bias, len(points))
     elif bias is not None:
@@ -293,7 +304,9 @@ def build(
             case "flat":
                 index = structures.flat(points)
             case "ivf":
-                index = structures.ivf(points, beside, seed, lists, _structure(like))
+                index = structures.ivf(points, beside, seed, lists, _structure(kind, like))
+            case "pq":
+                index = structures.pq(points, beside, seed, _structure(kind, like))
             case "hnsw":
                 index = structures.hnsw(points, seed, links, construction)
             case "lsh":
@@ -323,13 +336,14 @@ def from_bytes(data: bytes) -> FaissIndex:
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"data: not a coarse index: {error}") from error
     n, more = len(points), int(codes is not None or beside is not None)
+    width = points.shape[1] + more if len(points) else 0
     counted = codes if codes is not None else index
     fits = (
         kind in get_args(Kind)
         and metric in get_args(Metric)
         and (counted is None) == (n == 0)
         and (counted is None or counted.ntotal == n)
-        and (index is None or index.d == points.shape[1] + more)
+        and (index is None or index.d == width + (kind == "pq" and width % 2))
         and (beside is None or beside.shape == (n,))
         and (hidden is None or hidden.shape == (n,))
     )
@@ -338,9 +352,9 @@ def from_bytes(data: bytes) -> FaissIndex:
     return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
 
 
-def _structure(index: CoarseIndex | None) -> Any:
-    """FAISS's own of an IVF index; None of others."""
-    return index.index if isinstance(index, FaissIndex) and index.kind == "ivf" else None
+def _structure(kind: Kind, index: CoarseIndex | None) -> Any:
+    """FAISS's own of an index of that kind; None of others."""
+    return index.index if isinstance(index, FaissIndex) and index.kind == kind else None
 
 
 def _shared(kind: Kind, points: Floats, index: Any) -> Floats:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.data import Interactions
 from models.pairs import pairs
+from models.rows import united
 from models.transitions import Transitions, transitions
 
 WINDOW = 20
@@ -86,6 +87,22 @@ def followed(kept: Followers, items: Tensor, reach: Reach = ORDERED) -> Tensor:
     total = kept.counts.new_zeros(size + 1)
     total.index_add_(0, kept.columns.index_select(0, rows).flatten(), counts.flatten())
     return total[:size]
+
+
+def most_followed(kept: Followers, items: Tensor, count: int, reach: Reach = ORDERED) -> Tensor:
+    """The items [≤ count] of the largest F above 0, largest first.
+
+    items and reach as in `followed`.
+    """
+    total = followed(kept, items, reach)
+    near = kept.columns.index_select(0, items[: reach.depth].clamp(min=0)).flatten()
+    if len(near) < len(total):  # of a large catalogue hardly any item followed
+        places = torch.from_numpy(united(near[near < len(total)].long().numpy()))
+    else:
+        places = torch.arange(len(total))
+    best, at = torch.topk(total[places], min(count, len(places)))
+    found: Tensor = places[at[best > 0]]
+    return found
 
 
 def share(kept: Followers, items: Tensor, target: int, reach: Reach = ORDERED) -> Tensor:

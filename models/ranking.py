@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attending import SOFTMAX, Attending
-from models.followers import followed
+from models.followers import most_followed
 from models.partials import Partial
 from models.rows import Rows, united
 from models.scoring import Scores, score
@@ -22,7 +22,8 @@ from models.user_memory import UserMemory
 # Scoring every item is the true ranking, so it is done while targets × rows stay below this:
 # measured by `heed bench`, about 30 ms on one core.
 EXACT_WORK = 2_000_000
-CANDIDATES = 500  # items that reach the target attention otherwise
+CANDIDATES = 500  # items that reach the target attention otherwise, at least
+_SHARE = 400  # one in so many does: of a million near copies, the best 20 are spread that far
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +60,15 @@ def recommend(
     """
     allowed = allowed.copy()
     allowed[excluded] = False
-    open_rows = np.flatnonzero(allowed)
+    count = int(np.count_nonzero(allowed))
     if not len(user):
+        open_rows = np.flatnonzero(allowed)
         rows = popular_first(snapshot, open_rows)[: max(limit, CANDIDATES if diversity else limit)]
-    elif how.mode == "exact" or len(open_rows) * _cost(user, how) <= EXACT_WORK:
-        rows = open_rows
+    elif how.mode == "exact" or count * _cost(user, how) <= EXACT_WORK:
+        rows = np.flatnonzero(allowed)
     else:
-        rows = candidates(snapshot, user, allowed, max(CANDIDATES, 4 * limit))
-    exact = not len(user) or len(rows) == len(open_rows)
+        rows = candidates(snapshot, user, allowed, candidate_count(user, limit, count, how))
+    exact = not len(user) or len(rows) == count
     scores = score(snapshot, user, rows, how)
     # Without a memory the rows stand by popularity, from which a trained prior may differ.
     worth = scores.total if len(user) else -torch.arange(len(rows)).float()
@@ -78,6 +80,12 @@ def recommend(
     order = order[:limit]
     mode = scores.mode if exact else "coarse"
     return Ranked(rows[order.numpy()], _take(scores, order), personal=len(user) > 0, mode=mode)
+
+
+def candidate_count(user: UserMemory, limit: int, items: int, how: Attending = SOFTMAX) -> int:
+    """How many of so many items are candidates, as far as scoring them takes no long time."""
+    many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, how))))
+    return max(CANDIDATES, 4 * limit, many)
 
 
 @torch.inference_mode()
@@ -125,10 +133,8 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
     trained, model = snapshot.trained, snapshot.model
     if trained is None or not model.has_transitions or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    total = followed(model.followers, user.recent_items, model.reach)
-    top = torch.topk(total, min(count, len(total)))
-    items = top.indices[top.values > 0].tolist()
-    ids = [trained.item_ids[item] for item in items]
+    after = most_followed(model.followers, user.recent_items, count, model.reach)
+    ids = [trained.item_ids[item] for item in after.tolist()]
     rows = snapshot.catalogue.rows(ids).astype(np.int64)
     if not model.counts_own:
         return rows

@@ -231,7 +231,7 @@ def item_index(pages: ItemPages, *, like: CoarseIndex | None = None) -> CoarseIn
         like: an earlier index of much the same items.
     """
     offered, prior = pages.offered().numpy(), pages.prior.numpy()
-    return coarse.build("ivf", offered, bias=prior, own=False, like=like)
+    return coarse.build("pq", offered, bias=prior, own=False, like=like)
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from models.attending import Attending
-from models.ranking import CANDIDATES, recommend
+from models.ranking import candidate_count, recommend
 from models.snapshot import Snapshot
 from models.target_attention import candidate_query
 from models.user_memory import UserMemory
@@ -48,6 +48,7 @@ class Found:
     items: int
     copies: int  # of each item of the source
     cases: Sequence[Case]  # whose job is the bare index
+    candidates: Sequence[int]  # that each case asks the index for
     index_recall: float  # of the exact best, among as many candidates from the bare index
     recall: float  # of the exact best, in the answers
     users: int  # that those are a mean of
@@ -57,7 +58,7 @@ class Found:
         return {
             "items": self.items,
             "copies": self.copies,
-            "candidates": CANDIDATES,
+            "candidates": list(self.candidates),
             "cases": [
                 each.as_dict() | {"times_the_index": each.over("typed").as_dict()}
                 for each in self.cases
@@ -143,16 +144,24 @@ def measure(
             with pinned(cores.client):
                 answers = uvloop.run(_answers(heed, list(memories), asked[0].bodies[0]))
     near, found = _recalls(large, list(memories.values()), answers, told("exact answers"))
-    return Found(len(large.catalogue), copies, cases, near, found, len(memories))
+    counts = [wanted(large, memories[each.bodies[0]["user_id"]]) for each in asked]
+    return Found(len(large.catalogue), copies, cases, counts, near, found, len(memories))
 
 
 def nearest(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
-    """The candidates [CANDIDATES] of the bare index, best first."""
+    """As many candidates as recommending asks the bare index for, best first."""
     if snapshot.index is None:
         raise ValueError("so few items have no index")
     query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
-    rows: NDArray[np.int64] = snapshot.index.search(query[None, :-1].numpy(), CANDIDATES).rows[0]
+    rows: NDArray[np.int64] = snapshot.index.search(
+        query[None, :-1].numpy(), wanted(snapshot, user)
+    ).rows[0]
     return rows
+
+
+def wanted(snapshot: Snapshot, user: UserMemory) -> int:
+    """How many candidates recommending asks for."""
+    return candidate_count(user, LIMIT, len(snapshot.catalogue))
 
 
 def shown(found: Found) -> Table:
@@ -162,19 +171,22 @@ def shown(found: Found) -> Table:
         title_justify="left",
         caption_justify="left",
         caption=f"Milliseconds. The items are {found.copies:,} near copies of each that the model "
-        f"was trained on. The index is asked for {CANDIDATES} candidates, all that answering does "
-        "beside it is Heed's; times the index: Heed's median without the floor's over the index's. "
+        "was trained on. The index is asked for as many candidates as Heed scores; all that "
+        "answering does beside it is Heed's. Times the index: Heed's median without the floor's "
+        "over the index's. "
         f"Of the exact {LIMIT} best of {found.users} users, {found.index_recall:.3f} are among the "
         f"index's candidates and {found.recall:.3f} in the answers.",
     )
-    for name in ("question", "p50", "p95", "p99", "floor p50", "index", "times the index"):
+    columns = ("question", "p50", "p95", "p99", "floor p50", "candidates", "index")
+    for name in (*columns, "times the index"):
         table.add_column(name, justify="left" if name == "question" else "right")
-    for each in found.cases:
+    for each, count in zip(found.cases, found.candidates, strict=True):
         over = each.over("typed")
         table.add_row(
             each.question,
             *(f"{1e3 * each.percentile('heed', p):.2f}" for p in (50, 95, 99)),
             f"{1e3 * each.percentile('typed', 50):.2f}",
+            f"{count:,}",
             f"{1e3 * float(np.median(each.alone)):.2f}",
             f"{over.median:.2f} ({over.low:.2f}–{over.high:.2f})",
         )

@@ -116,7 +116,7 @@ def catalogues(console: Console, found: Found) -> None:
         (
             "N",
             "product",
-            "bare IVF",
+            "bare index",
             "without index",
             "with index",
             "indexing",

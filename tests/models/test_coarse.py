@@ -335,7 +335,7 @@ def test_the_index_keeps_its_own_copy(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "annoy"}, "kind: must be one of flat, ivf, hnsw, lsh, got 'annoy'"),
+        ({"kind": "annoy"}, "kind: must be one of flat, ivf, pq, hnsw, lsh, got 'annoy'"),
         ({"metric": "l2"}, "metric: must be one of dot, cosine"),
         ({"keys": np.ones(3, np.float32)}, r"keys: must be \[n, d\]"),
         ({"keys": np.full((3, 2), np.nan, np.float32)}, "keys: must be finite"),

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data import Interactions
-from models.followers import Counting, Followers, OwnPairs, followed, followers, share
+from models.followers import (
+    Counting,
+    Followers,
+    OwnPairs,
+    followed,
+    followers,
+    most_followed,
+    share,
+)
 from tests.models.small import random_followers
 
 ITEMS = 7
@@ -273,3 +281,18 @@ def test_who_is_alone_learns_from_no_one() -> None:
             recent = torch.tensor(taken[: place + 1][::-1])
             expected = torch.log1p(2 * followed(kept, recent))
             np.testing.assert_allclose(found[0, place], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [12, 5_000])
+def test_what_followed_most_is_the_top_of_all(size: int) -> None:
+    """Of few items, and of so many that hardly one followed; untrained items count for nothing."""
+    generator = torch.Generator().manual_seed(size)
+    columns = torch.randint(size + 1, (size, 6), generator=generator, dtype=torch.int32)
+    counts = torch.rand(size, 6, generator=generator) * (columns < size)
+    kept, items = Followers(columns, counts), torch.tensor([3, -1, 7, 3, 11])
+    total = followed(kept, items)
+    for count in (4, 1_000):
+        found = most_followed(kept, items, count)
+        best = [n for n in torch.argsort(-total, stable=True).tolist() if total[n] > 0][:count]
+        assert total[found].tolist() == total[torch.tensor(best)].tolist()
+        assert len(set(found.tolist())) == len(found) == min(count, len(best))
