@@ -201,7 +201,10 @@ class FaissIndex:
         block = max(1, _RANK_BLOCK // (rows.shape[1] * queries.shape[1]))
         for at in range(0, len(queries), block):
             part = slice(at, at + block)
-            scores[part] = (self._at(rows[part]) @ queries[part][..., None])[..., 0]
+            own, wide = queries[part], self.points.shape[1]
+            scores[part] = (self.points[rows[part]] @ own[:, :wide, None])[..., 0]
+            if self.beside is not None:
+                scores[part] += self.beside[rows[part]] * own[:, wide:]
         scores[rows < 0] = -np.inf
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
