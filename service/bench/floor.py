@@ -24,9 +24,11 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from service.listening import configure
-from service.schemas.answers import AnswerOut, AppendedOut, Json
+from service.schemas.answers import AnswerOut
 from service.schemas.ask import RecommendIn, ScoreIn, SearchIn
 from service.schemas.base import Body
+from service.schemas.rendering import Json
+from service.schemas.stored import AppendedOut
 from service.schemas.write import EventsIn
 
 BODIES: dict[str, tuple[type[Body], type[BaseModel]]] = {

@@ -6,8 +6,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service.routes.context import In, JsonRoute
-from service.schemas.answers import AnswerOut, Json, answer_out
+from service.schemas.answers import AnswerOut, answer_out
 from service.schemas.ask import RecommendIn, ScoreIn, SearchIn
+from service.schemas.rendering import Json
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 

@@ -7,8 +7,9 @@ from starlette.responses import Response
 
 from service.problems import documented
 from service.routes.context import In, JsonRoute
-from service.schemas.answers import AttendedOut, Json, attended_out
+from service.schemas.answers import AttendedOut, attended_out
 from service.schemas.attend import AttendIn
+from service.schemas.rendering import Json
 
 router = APIRouter(route_class=JsonRoute, tags=["attend"])
 

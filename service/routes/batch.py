@@ -17,10 +17,12 @@ from service import problems
 from service.errors import NotFound
 from service.records import check_id
 from service.routes.context import Context, In, JsonRoute
-from service.schemas.answers import Json, answer_out, attended_out, item_out
+from service.schemas.answers import answer_out, attended_out
 from service.schemas.ask import RecommendIn, ScoreIn, SearchIn, SimilarParams
 from service.schemas.attend import AttendIn
 from service.schemas.batch import BatchedIn, BatchIn, BatchOut
+from service.schemas.rendering import Json
+from service.schemas.stored import item_out
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 

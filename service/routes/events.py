@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from service.problems import documented
 from service.routes.context import In, JsonRoute
-from service.schemas.answers import AppendedOut, Json
+from service.schemas.rendering import Json
+from service.schemas.stored import AppendedOut
 from service.schemas.write import EventsIn
 
 router = APIRouter(route_class=JsonRoute, tags=["events"])

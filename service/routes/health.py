@@ -13,7 +13,8 @@ from starlette.types import Scope
 from service.limits import Traffic
 from service.problems import documented, problem
 from service.routes.context import Engine, In
-from service.schemas.answers import Json, LiveOut, ReadyOut
+from service.schemas.rendering import Json
+from service.schemas.running import LiveOut, ReadyOut
 from service.siblings import Siblings
 from service.telemetry import Family, Metrics, together
 

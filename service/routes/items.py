@@ -11,19 +11,12 @@ from starlette.responses import Response
 from service.problems import documented
 from service.routes.context import In, JsonRoute
 from service.routes.streams import MEDIA_TYPE, PATH, is_stream, store_stream
-from service.schemas.answers import (
-    AnswerOut,
-    ItemOut,
-    ItemsOut,
-    Json,
-    Stored,
-    StoredLines,
-    answer_out,
-    item_out,
-)
+from service.schemas.answers import AnswerOut, answer_out
 from service.schemas.ask import SimilarParams
 from service.schemas.base import Page
+from service.schemas.rendering import Json
 from service.schemas.scalars import PathId
+from service.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
 from service.schemas.write import ItemsIn
 
 

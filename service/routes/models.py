@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from service.problems import documented
 from service.routes.context import In, JsonRoute
-from service.schemas.answers import ActivatedOut, JobDocument, JobOut, Json, ModelsOut
+from service.schemas.rendering import Json
+from service.schemas.running import ActivatedOut, JobDocument, JobOut, ModelsOut
 from service.schemas.scalars import PathName
 from service.schemas.write import TrainIn
 

@@ -15,7 +15,7 @@ from service.errors import HeedError, Invalid
 from service.problems import answer, located, sentence
 from service.records import Item
 from service.routes.context import Engine
-from service.schemas.answers import Json
+from service.schemas.rendering import Json
 from service.schemas.write import ItemIn
 from service.settings import Settings
 from service.telemetry import STAGES

@@ -10,18 +10,18 @@ from starlette.responses import Response
 from service.errors import Invalid
 from service.problems import documented
 from service.routes.context import In, JsonRoute
-from service.schemas.answers import (
+from service.schemas.base import Page
+from service.schemas.rendering import Json
+from service.schemas.scalars import PathId
+from service.schemas.stored import (
     EventsOut,
     Forgotten,
-    Json,
     Merged,
     UserOut,
     UsersOut,
     event_out,
     user_out,
 )
-from service.schemas.base import Page
-from service.schemas.scalars import PathId
 from service.schemas.write import MergeIn, UserIn
 
 router = APIRouter(route_class=JsonRoute, tags=["users"])

@@ -1,173 +1,14 @@
-"""What the wire carries out: the documented shape of each answer, and its bytes.
-
-The models here are documentation, for OpenAPI; answers are written by the functions below them,
-straight from the domain's values to bytes, because validating what the engine itself computed
-would cost more than computing it.
-"""
+"""What is answered to questions: its documented shape, and the values that it is written from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import isfinite
 from typing import Any, Literal
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
+from pydantic import BaseModel, Field
 
 from service.queries import Answer, AnsweredItem, Attended, Contribution
-from service.records import Event, Item, User
+from service.schemas.rendering import check_finite, written_time
 from service.schemas.scalars import Id, Timestamp
-from service.timestamps import to_rfc3339
-
-
-class Json(Response):
-    """A JSON response written by orjson; numpy arrays and scalars are numbers to it."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """The bytes of `content`."""
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-# --------------------------------------------------------------------------------- write
-
-
-class Stored(BaseModel):
-    """How many items were stored."""
-
-    stored: int = Field(examples=[2])
-
-
-class LineError(BaseModel):
-    """What was wrong with one line of an NDJSON stream."""
-
-    line: int = Field(description="Counted from 1.")
-    detail: str
-
-
-class StoredLines(Stored):
-    """How many lines of a stream were stored, and why the others were not."""
-
-    errors: list[LineError] = Field(description="The first hundred.")
-    failed: int = Field(description="How many lines were not stored.")
-
-
-class AppendedOut(BaseModel):
-    """How many events are now durable, and how many already were."""
-
-    stored: int = Field(examples=[2])
-    duplicates: int = Field(examples=[0])
-
-
-class ItemOut(BaseModel):
-    """One item of the catalogue."""
-
-    item_id: Id
-    title: str
-    description: str
-    tags: list[str]
-    categories: list[str]
-    attributes: dict[str, Any]
-    embedding: list[float] | None
-    hidden: bool
-    published_at: Timestamp | None
-
-
-class ItemsOut(BaseModel):
-    """A page of items."""
-
-    items: list[ItemOut]
-    cursor: str | None = Field(description="For the next page; null on the last.")
-
-
-class EventOut(BaseModel):
-    """One event of a history."""
-
-    event_id: Id
-    user_id: Id
-    item_id: Id
-    type: str
-    weight: float
-    timestamp: Timestamp
-    key: list[float] | None
-    value: list[float] | None
-
-
-class EventsOut(BaseModel):
-    """A page of a history, newest first."""
-
-    events: list[EventOut]
-    cursor: str | None = Field(description="For the next page; null on the last.")
-
-
-class UserOut(BaseModel):
-    """A profile."""
-
-    user_id: Id
-    attributes: dict[str, Any]
-    interests: list[str]
-
-
-class UsersOut(BaseModel):
-    """A page of users."""
-
-    users: list[UserOut]
-    cursor: str | None = Field(description="For the next page; null on the last.")
-
-
-class Forgotten(BaseModel):
-    """How many events were forgotten."""
-
-    forgotten: int
-
-
-class Merged(BaseModel):
-    """How many events moved."""
-
-    moved: int
-
-
-def item_out(item: Item) -> dict[str, Any]:
-    """An `ItemOut`."""
-    return {
-        "item_id": item.item_id,
-        "title": item.title,
-        "description": item.description,
-        "tags": item.tags,
-        "categories": item.categories,
-        "attributes": dict(item.attributes),
-        "embedding": item.embedding,
-        "hidden": item.hidden,
-        "published_at": _time(item.published_at),
-    }
-
-
-def event_out(event: Event) -> dict[str, Any]:
-    """An `EventOut`."""
-    return {
-        "event_id": event.event_id,
-        "user_id": event.user_id,
-        "item_id": event.item_id,
-        "type": event.type,
-        "weight": event.weight,
-        "timestamp": _time(event.timestamp),
-        "key": event.key,
-        "value": event.value,
-    }
-
-
-def user_out(user: User) -> dict[str, Any]:
-    """A `UserOut`."""
-    return {
-        "user_id": user.user_id,
-        "attributes": dict(user.attributes),
-        "interests": user.interests,
-    }
-
-
-# ----------------------------------------------------------------------------------- ask
 
 
 class ContributionOut(BaseModel):
@@ -349,7 +190,7 @@ def _contribution(row: Contribution) -> dict[str, Any]:
         "item_id": row.item_id,
         "title": row.title,
         "type": row.type,
-        "timestamp": _time(row.timestamp),
+        "timestamp": written_time(row.timestamp),
         "weight": row.weight,
         "contribution": row.contribution,
         "without": row.without,
@@ -371,53 +212,3 @@ def attended_out(attended: Attended) -> dict[str, Any]:
         "retrieval": attended.retrieval,
         "model_version": attended.model_version,
     }
-
-
-def check_finite(what: str, numbers: Iterable[float]) -> None:
-    """Raise `ArithmeticError` unless all are finite: JSON would say null where NaN was computed."""
-    if not all(map(isfinite, numbers)):
-        raise ArithmeticError(f"{what} came out as NaN or infinity")
-
-
-# ----------------------------------------------------------------------------------- run
-
-
-class JobOut(BaseModel):
-    """A job that was started."""
-
-    job_id: str
-
-
-class JobDocument(BaseModel):
-    """A job: its state, progress and result."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class ModelsOut(BaseModel):
-    """The versions that exist, with their metrics."""
-
-    models: list[dict[str, Any]]
-
-
-class ActivatedOut(BaseModel):
-    """The version that serves now."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class LiveOut(BaseModel):
-    """The process answers."""
-
-    live: bool
-
-
-class ReadyOut(BaseModel):
-    """Store and model answer."""
-
-    ready: bool
-    checks: dict[str, Any]
-
-
-def _time(micros: int | None) -> str | None:
-    return None if micros is None else to_rfc3339(micros)
