@@ -31,6 +31,7 @@ from service.bench.in_process import jobs
 from service.bench.processes import Cores, Server
 from service.bench.questions import LIMIT, TARGETS, questions
 from service.bench.subjects import Subjects, subjects
+from service.bench.tables import stage
 from service.bench.timing import Told
 from service.errors import Unavailable
 from service.layout import STORE_FILE
@@ -93,13 +94,13 @@ def run(
         found["data"] = ground.as_dict()
         report.machine(console, found["machine"], ground)
 
-        with report.stage(console, "attention") as told:
+        with stage(console, "attention") as told:
             operator = kernels.measure(effort.memories, effort.kernel_rounds, told=told)
         found["kernels"] = operator.as_dict()
         report.kernels(console, operator)
 
         own = subjects(ground)
-        with report.stage(console, "candidates") as told:
+        with stage(console, "candidates") as told:
             ranking = candidates.measure(
                 effort.catalogues,
                 effort.candidate_rounds,
@@ -112,7 +113,7 @@ def run(
         found["candidates"] = ranking.as_dict()
         report.catalogues(console, ranking)
 
-        with report.stage(console, "histories") as told:
+        with stage(console, "histories") as told:
             grown = histories.measure(effort.kernel_rounds, told=told)
         found["histories"] = [each.as_dict() for each in grown]
         report.histories(console, grown)
@@ -158,7 +159,7 @@ def run_recommending(
 
         def told(name: str) -> Told:
             stages.close()  # one bar at a time
-            return stages.enter_context(report.stage(console, name))
+            return stages.enter_context(stage(console, name))
 
         found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
         report.machine(console, found["machine"], ground)
@@ -198,7 +199,7 @@ def run_workers(
             "machine": machine.described(ground.data, Cores.choose()),
             "data": ground.as_dict(),
         }
-        with report.stage(console, "questions") as told:
+        with stage(console, "questions") as told:
             shared = several.measure(
                 ground,
                 workers,
@@ -219,7 +220,7 @@ def _over_http(
     memory = {}
     with served(ground, cores) as heed:
         memory["started"] = heed.memory()
-        with report.stage(console, "ingestion") as told:
+        with stage(console, "ingestion") as told:
             ingested = ingest.measure(
                 ground,
                 heed,
@@ -247,7 +248,7 @@ def _questions(
 ) -> dict[str, Any]:
     """What is asked of a server, beside the floor and the job alone."""
     asked = questions(ground)
-    with report.stage(console, "questions") as told:
+    with stage(console, "questions") as told:
         cases = latency.measure(
             asked,
             jobs(ground, own, asked),

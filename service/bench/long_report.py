@@ -10,7 +10,7 @@ from rich.console import Console
 
 from models.clusters import MAX_ERROR
 from service.bench.long_attention import NAMED_K, Case, Off
-from service.bench.report import table
+from service.bench.tables import table
 
 _DIFFUSE = 1.5  # a standard deviation of scores below which attention is diffuse
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from service.bench import long_attention, long_keys, long_report
 from service.bench.long_attention import Case, Material
-from service.bench.report import stage
+from service.bench.tables import stage
 from service.crossover import measure as measured_crossover
 
 _LENGTHS = (100, 1_000, 10_000, 100_000, 1_000_000)

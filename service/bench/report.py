@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from models.attending import Attending
 from models.ranking import CANDIDATES, EXACT_WORK
@@ -22,7 +19,7 @@ from service.bench.ingest import Ingested
 from service.bench.kernels import Kernels
 from service.bench.latency import Case
 from service.bench.questions import LIMIT, TARGETS
-from service.bench.timing import Spread, Told
+from service.bench.tables import median, ms, part, rate, ratio, seconds, table
 
 
 def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:
@@ -60,9 +57,9 @@ def kernels(console: Console, found: Kernels) -> None:
             (
                 f"{each.rows:,}",
                 f"{each.targets}",
-                _time(each.seconds),
-                _ratio(each.attend),
-                _ratio(each.fused),
+                median(each.seconds),
+                ratio(each.attend),
+                ratio(each.fused),
                 f"{each.errors['attend']:.0e}",
                 f"{each.errors['scaled_dot_product_attention']:.0e}",
             )
@@ -92,9 +89,9 @@ def kernels(console: Console, found: Kernels) -> None:
                 f"{each.rows:,}",
                 f"{each.targets}",
                 f"{each.k}",
-                _time(each.seconds),
-                _ratio(each.ratio),
-                _seconds(each.build),
+                median(each.seconds),
+                ratio(each.ratio),
+                seconds(each.build),
                 f"{each.recall:.3f}",
                 f"{each.mass:.3f}",
                 f"{each.true_mass:.3f}",
@@ -126,11 +123,11 @@ def catalogues(console: Console, found: Found) -> None:
         (
             (
                 f"{each.items:,}{_whose(each)}",
-                _time(each.product),
-                _ratio(each.searched),
-                _ratio(each.without),
-                _ratio(each.indexed),
-                _seconds(each.build),
+                median(each.product),
+                ratio(each.searched),
+                ratio(each.without),
+                ratio(each.indexed),
+                seconds(each.build),
                 f"{each.recall:.3f}",
                 f"{each.recall_without:.3f}",
             )
@@ -149,14 +146,14 @@ def catalogues(console: Console, found: Found) -> None:
                 f"{each.items:,}{' (this data)' if each.own else ''}",
                 f"{each.rows:,}",
                 f"{each.items * each.rows / 1e6:.2f} M",
-                _time(each.everything),
-                _ratio(each.ratio),
+                median(each.everything),
+                ratio(each.ratio),
                 f"{1e9 * each.pair:.1f}",
             )
             for each in found.works
         ),
         caption=f"EXACT_WORK, {EXACT_WORK / 1e6:g} M pairs, takes "
-        f"{_seconds(found.exact_work_seconds())}.",
+        f"{seconds(found.exact_work_seconds())}.",
     )
 
 
@@ -175,9 +172,9 @@ def histories(console: Console, found: Iterable[Grown]) -> None:
             (
                 each.preset,
                 each.shape,
-                _time(each.again),
-                _part(each.ratio),
-                _part(each.run),
+                median(each.again),
+                part(each.ratio),
+                part(each.run),
                 f"{each.kept / 2**10:.0f} KiB",
             )
             for each in found
@@ -192,15 +189,15 @@ def ingestion(console: Console, found: Ingested) -> None:
     rows = [
         (
             "Heed over HTTP",
-            _rate(ingest.rate(found.wall)),
-            "n/a" if by_core is None else _rate(by_core),
+            rate(ingest.rate(found.wall)),
+            "n/a" if by_core is None else rate(by_core),
         ),
         (
             "SQLite alone",
-            _rate(ingest.rate(found.sqlite)),
-            _rate(ingest.rate(found.sqlite_processor)),
+            rate(ingest.rate(found.sqlite)),
+            rate(ingest.rate(found.sqlite_processor)),
         ),
-        ("ratio of times", _ratio(found.ratio), "n/a" if shared is None else _ratio(shared)),
+        ("ratio of times", ratio(found.ratio), "n/a" if shared is None else ratio(shared)),
     ]
     table(
         console,
@@ -211,7 +208,7 @@ def ingestion(console: Console, found: Ingested) -> None:
         caption=f"The store held {found.before:,} events before. SQLite alone: the same rows in "
         "the same table and index, in a database that began empty, WAL, synchronous=FULL, "
         f"{ingest.BATCH:,} a transaction, pages without checksums. "
-        f"One small transaction takes {_time(found.sync)} here.",
+        f"One small transaction takes {median(found.sync)} here.",
     )
 
 
@@ -237,11 +234,11 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
             (
                 each.question,
                 f"{each.connections}",
-                *(_ms(each.percentile("heed", p)) for p in (50, 95, 99)),
+                *(ms(each.percentile("heed", p)) for p in (50, 95, 99)),
                 f"{each.rate('heed'):.0f}",
-                "n/a" if each.processor["heed"] is None else _ms(each.processor["heed"]),
-                *(_ms(each.percentile("plain", p)) for p in (50, 99)),
-                _ratio(each.ratio("plain")),
+                "n/a" if each.processor["heed"] is None else ms(each.processor["heed"]),
+                *(ms(each.percentile("plain", p)) for p in (50, 99)),
+                ratio(each.ratio("plain")),
             )
             for each in found
         ),
@@ -257,10 +254,10 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
             (
                 each.question,
                 f"{each.connections}",
-                _ms(each.percentile("heed", 50) / each.connections),
-                _ms(each.percentile("typed", 50) / each.connections),
-                _ms(float(np.median(each.alone))),
-                _ratio(each.added("typed")),
+                ms(each.percentile("heed", 50) / each.connections),
+                ms(each.percentile("typed", 50) / each.connections),
+                ms(float(np.median(each.alone))),
+                ratio(each.added("typed")),
             )
             for each in found
         ),
@@ -273,7 +270,7 @@ def latencies(console: Console, found: Sequence[Case]) -> None:
         "Where Heed says the time of one question went (Server-Timing, medians, ms)",
         ("question", *(names := list(found[0].stages()))),
         (
-            (each.question, *(_ms(each.stages().get(name, 0.0)) for name in names))
+            (each.question, *(ms(each.stages().get(name, 0.0)) for name in names))
             for each in found
             if each.connections == 1
         ),
@@ -295,66 +292,7 @@ def memory(console: Console, found: Mapping[str, Mapping[str, int] | None]) -> N
     )
 
 
-@contextmanager
-def stage(console: Console, name: str) -> Iterator[Told]:
-    """A progress bar while something is measured; it is told how much is done, and of what."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def table(
-    console: Console,
-    title: str,
-    columns: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    caption: str | None = None,
-    left: int = 1,
-) -> None:
-    """A table whose first `left` columns are words and whose others are numbers."""
-    grid = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for place, name in enumerate(columns):
-        grid.add_column(name, justify="left" if place < left else "right")
-    for row in rows:
-        grid.add_row(*row)
-    console.print(grid)
-
-
 # ------------------------------------------------------------------------------ the parts
-
-
-def _ratio(found: Spread) -> str:
-    return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}"
-
-
-def _part(found: Spread) -> str:
-    """A ratio below 1, as one over what it is."""
-    return f"1/{1 / found.median:.1f} [1/{1 / found.high:.1f}, 1/{1 / found.low:.1f}]"
-
-
-def _time(found: Spread) -> str:
-    return _seconds(found.median)
-
-
-def _rate(found: Spread) -> str:
-    return f"{found.median:,.0f} ({found.low:,.0f}–{found.high:,.0f})"
-
-
-def _seconds(value: float) -> str:
-    if value < 1e-3:
-        return f"{1e6 * value:.0f} µs"
-    return f"{1e3 * value:.2f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def _from(items: int | None) -> str:

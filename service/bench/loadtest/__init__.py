@@ -29,7 +29,7 @@ from service.bench.loadtest.mix import DISTINCT, Requests, parsed
 from service.bench.loadtest.sending import is_success
 from service.bench.loadtest.target import Target
 from service.bench.processes import serving
-from service.bench.report import stage
+from service.bench.tables import stage
 from service.errors import Unavailable
 from service.timestamps import to_rfc3339
 

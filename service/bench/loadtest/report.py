@@ -24,7 +24,7 @@ from service.bench.loadtest.words import (
     stage_rows,
     verdicts,
 )
-from service.bench.report import table
+from service.bench.tables import table
 
 _EVERY = 0.5  # seconds between two looks at the progress: drawing it makes requests late
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from service import datasets
 from service.bench import conditions, machine
 from service.bench.processes import Cores, pinned
-from service.bench.report import stage
+from service.bench.tables import stage
 from service.bench.timing import ratios, spread
 from service.errors import HeedError
 from tests.benchmarks.peers import everyone, ground, questions, recommending, report, searching
