@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from contextlib import suppress
+from operator import attrgetter
+
+from cachetools import LRUCache
 
 from models.older import Older
 from models.recommender import Recommender
@@ -22,11 +25,9 @@ class Encodings:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._model: Recommender | None = None
-        self._kept: OrderedDict[str, Encoded] = OrderedDict()
-        self._bytes = 0
+        self._kept: LRUCache[str, Encoded] = LRUCache(max_bytes, getsizeof=attrgetter("nbytes"))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -34,7 +35,7 @@ class Encodings:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._bytes
+        return int(self._kept.currsize)
 
     def remember(
         self, snapshot: Snapshot, asked: Asked, at: int, older: Older | None = None
@@ -54,16 +55,10 @@ class Encodings:
             if self._model is not snapshot.model:
                 self._model = snapshot.model
                 self._kept.clear()
-                self._bytes = 0
             return self._kept.get(user_id)
 
     def _put(self, snapshot: Snapshot, user_id: str, encoded: Encoded) -> None:
-        with self._lock:
-            if self._model is not snapshot.model:
-                return
-            old = self._kept.pop(user_id, None)
-            self._bytes += encoded.nbytes - (0 if old is None else old.nbytes)
-            self._kept[user_id] = encoded
-            while self._bytes > self._max_bytes and self._kept:
-                _, dropped = self._kept.popitem(last=False)
-                self._bytes -= dropped.nbytes
+        with self._lock, suppress(ValueError):  # of what is larger than all that may be kept
+            if self._model is snapshot.model:
+                self._kept.pop(user_id, None)
+                self._kept[user_id] = encoded

@@ -7,8 +7,10 @@ one time is that of every other at which no event's age has gone to another buck
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from contextlib import suppress
 from typing import NamedTuple
+
+from cachetools import LRUCache
 
 from models.recency import steady
 from models.snapshot import Snapshot
@@ -23,11 +25,9 @@ class Remembered:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._bytes = 0
+        self._kept: LRUCache[str, _Kept] = LRUCache(max_bytes, getsizeof=lambda e: e.user.nbytes)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -35,7 +35,7 @@ class Remembered:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._bytes
+        return int(self._kept.currsize)
 
     def get(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory | None:
         """The memory of these very events at a time, microseconds UTC, where it is known."""
@@ -46,12 +46,10 @@ class Remembered:
             if self._snapshot is not snapshot:
                 self._snapshot = snapshot
                 self._kept.clear()
-                self._bytes = 0
                 return None
             kept = self._kept.get(whole.user_id)
             if kept is None or kept.whole != whole or not kept.since <= at < kept.until:
                 return None
-            self._kept.move_to_end(whole.user_id)
             return kept.user
 
     def put(self, snapshot: Snapshot, asked: Asked, user: UserMemory) -> None:
@@ -61,18 +59,10 @@ class Remembered:
             return
         younger, older = steady(user.at - asked.past.timestamps)
         kept = _Kept(user, whole, user.at - younger, user.at + older)
-        with self._lock:
-            if self._snapshot is not snapshot:
-                return
-            old = self._kept.pop(whole.user_id, None)
-            self._bytes -= 0 if old is None else old.user.nbytes
-            if user.nbytes > self._max_bytes:
-                return  # it would drive out all others, and itself
-            self._kept[whole.user_id] = kept
-            self._bytes += user.nbytes
-            while self._bytes > self._max_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                self._bytes -= dropped.user.nbytes
+        with self._lock, suppress(ValueError):  # of what is larger than all that may be kept
+            if self._snapshot is snapshot:
+                self._kept.pop(whole.user_id, None)
+                self._kept[whole.user_id] = kept
 
 
 class _Kept(NamedTuple):
