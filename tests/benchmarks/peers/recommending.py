@@ -81,7 +81,7 @@ def running(
         )
     own = Settings.read()
     texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
-    bare = {"HEED_ENCODING_CACHE_BYTES": "0", "HEED_HISTORY_CACHE_BYTES": "0"}
+    bare = {f"HEED_{cache}_CACHE_BYTES": "0" for cache in ("HISTORY", "ENCODING", "MEMORY")}
     models = str(ground.data / MODELS_FOLDER)
     lit = [json.dumps({"models": models, "arrays": arrays, "batch": n}) for n in (1, _BATCH)]
     with ExitStack() as stack:
@@ -168,7 +168,7 @@ def _peers(
 
     return [
         asking(HEED, heed, f"heed {__version__}, {ground.preset}; histories stored, caches as set"),
-        asking(BARE, bare, "the same with HEED_HISTORY_CACHE_BYTES=HEED_ENCODING_CACHE_BYTES=0"),
+        asking(BARE, bare, "the same with HEED_{HISTORY,ENCODING,MEMORY}_CACHE_BYTES=0"),
         asking(ALONE, theirs[ALONE], f"{lit}; batches off", both),
         asking(BATCHES, theirs[BATCHES], f"{lit}; {batches}", both),
         asking(
