@@ -163,7 +163,9 @@ class Answering:
                     parameters=self._searching,
                 )
 
-        work = _KEY * len(snapshot.catalogue.keys) + _work(query.asker, asked, PERSONAL)
+        work = math.inf
+        if self._embeddings.quick:
+            work = _KEY * len(snapshot.catalogue.keys) + _work(query.asker, asked, PERSONAL)
         searched = await self._compute(stages, "attend", answer, work)
         with stages("explain"):
             named = await self._pasts.explained(

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models.pages import Pages
-from models.text import TextEncoder
+from models.text import StaticEncoder, TextEncoder
 
 Vectors = NDArray[np.float32]
 
@@ -55,6 +55,11 @@ class Embeddings:
     def name(self) -> str:
         """What identifies the space of the vectors."""
         return self._encoder.name
+
+    @property
+    def quick(self) -> bool:
+        """Whether a query is encoded in less time than it takes to wake another thread."""
+        return isinstance(self._encoder, StaticEncoder)
 
     @property
     def dimension(self) -> int:

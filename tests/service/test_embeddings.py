@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models.text import StaticEncoder
 from service.embeddings import Embeddings, of_another
+from service.engine import open_engine
+from service.queries import Asker, SearchQuery
+from service.records import Item
+from service.settings import Settings
+from service.telemetry import Stages
 
 Vectors = NDArray[np.float32]
 
@@ -167,3 +174,31 @@ def test_threads_share_it(path: Path) -> None:
     assert sorted(encoder.asked) == sorted({text for batch in batches for text in batch})
     for batch, vectors in zip(batches, found, strict=True):
         np.testing.assert_allclose(vectors, Counting().encode(batch), atol=1e-3)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("quick", [True, False])
+async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: bool) -> None:
+    """A query is read on the event loop by the static encoder alone, and else on another thread."""
+    seen: list[str] = []
+
+    class Static(StaticEncoder):
+        def encode(self, texts: Sequence[str]) -> Vectors:
+            seen.append(threading.current_thread().name)
+            return super().encode(texts)
+
+    class Slow:
+        name, dimension = StaticEncoder().name, StaticEncoder().dimension
+
+        def encode(self, texts: Sequence[str]) -> Vectors:
+            return Static().encode(texts)
+
+    engine = await open_engine(Settings(data=tmp_path), encoder=Static() if quick else Slow())
+    try:
+        await engine.put_items([Item("i", title="A quiet river")])
+        await engine.search(SearchQuery(Asker(), "river"), Stages())
+        seen.clear()
+        await engine.search(SearchQuery(Asker(), "a loud river"), Stages())
+    finally:
+        await engine.close()
+    assert [name == threading.current_thread().name for name in seen] == [quick]
