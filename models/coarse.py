@@ -277,8 +277,7 @@ def build(
         links: edges a row of hnsw.
         construction: efConstruction of hnsw.
         own: False where nobody ever writes to `keys`, so that the index need not copy them.
-        like: an earlier index of much the same keys, whose clusters (ivf) or codes (pq) are taken
-            over.
+        like: an earlier index of much the same keys, whose clusters (ivf) are taken over.
 
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
@@ -307,9 +306,9 @@ def build(
             case "flat":
                 index = structures.flat(points)
             case "ivf":
-                index = structures.ivf(points, beside, seed, lists, _structure(kind, like))
+                index = structures.ivf(points, beside, seed, lists, _structure(like))
             case "pq":
-                index = structures.pq(points, beside, seed, _structure(kind, like))
+                index = structures.pq(points, beside, seed)
             case "hnsw":
                 index = structures.hnsw(points, seed, links, construction)
             case "lsh":
@@ -355,9 +354,9 @@ def from_bytes(data: bytes) -> FaissIndex:
     return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
 
 
-def _structure(kind: Kind, index: CoarseIndex | None) -> Any:
-    """FAISS's own of an index of that kind; None of others."""
-    return index.index if isinstance(index, FaissIndex) and index.kind == kind else None
+def _structure(index: CoarseIndex | None) -> Any:
+    """FAISS's own of an IVF index; None of others."""
+    return index.index if isinstance(index, FaissIndex) and index.kind == "ivf" else None
 
 
 def _shared(kind: Kind, points: Floats, index: Any) -> Floats:

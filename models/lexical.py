@@ -236,15 +236,13 @@ class Words:
         open_rows = int(np.count_nonzero(allowed))
         if query is None or not open_rows or not len(self):
             return _NOTHING
-        asked = count
-        if open_rows == len(allowed):
-            pass  # whatever is found may be answered
-        elif open_rows <= _NARROW:
+        asked, barred = count, open_rows < len(allowed)
+        if barred and open_rows <= _NARROW:
             named = np.flatnonzero(allowed).tolist()
             among = tantivy.Query.term_set_query(self._schema, "row", named)
             among = tantivy.Query.const_score_query(among, 0.0)
             query = tantivy.Query.boolean_query([(_must, query), (_must, among)])
-        elif open_rows < len(allowed):
+        elif barred:
             asked = min(max(count, _OVER), 2 * count * len(allowed) // open_rows)
         rows, scores = self._ask(query, asked)
         stays = np.flatnonzero(allowed[rows])[:count]

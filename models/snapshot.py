@@ -119,7 +119,7 @@ class Snapshot:
         catalogue = self.catalogue.keyed(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
-            index = item_index(self.pages, like=self.index)
+            index = item_index(self.pages)
         if len(keys) >= index_from:
             key_index = coarse.build("ivf", keys, own=False, like=self.key_index)
         return replace(
@@ -213,8 +213,7 @@ class Snapshot:
         """
         if not len(self.catalogue):
             return np.zeros(len(rows), np.bool_)
-        # Known and not gone: True is more than False.
-        answerable: NDArray[np.bool_] = (self.known[rows] > self.catalogue.gone[rows]) & (rows >= 0)
+        answerable: NDArray[np.bool_] = (rows >= 0) & self.known[rows] & ~self.catalogue.gone[rows]
         return answerable
 
     @property
@@ -223,15 +222,14 @@ class Snapshot:
         return "personal" if self.trained else "content"
 
 
-def item_index(pages: ItemPages, *, like: CoarseIndex | None = None) -> CoarseIndex:
+def item_index(pages: ItemPages) -> CoarseIndex:
     """An index of all items under `candidate_query`, whose last dimension is the prior's.
 
     Args:
         pages: the items.
-        like: an earlier index of much the same items.
     """
     offered, prior = pages.offered().numpy(), pages.prior.numpy()
-    return coarse.build("pq", offered, bias=prior, own=False, like=like)
+    return coarse.build("pq", offered, bias=prior, own=False)
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

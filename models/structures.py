@@ -76,7 +76,7 @@ def ivf(points: Floats, beside: Floats | None, seed: int, lists: int | None, lik
     return index
 
 
-def pq(points: Floats, beside: Floats | None, seed: int, like: Any) -> Any:
+def pq(points: Floats, beside: Floats | None, seed: int) -> Any:
     """Codes of four bits for each two dimensions, of all points: scanned whole, within registers.
 
     After André, Kermarrec and Le Scouarnec, "Cache locality is not enough: high-performance nearest
@@ -86,7 +86,6 @@ def pq(points: Floats, beside: Floats | None, seed: int, like: Any) -> Any:
         points: float32 [n, D], n at least 1.
         beside: [n], one more dimension of the points; or None.
         seed: of k-means, and of the points that it sees.
-        like: an earlier one of much the same points, whose codes mean the same then; or None.
     """
     n, dim = len(points), points.shape[1] + (beside is not None)
 
@@ -95,17 +94,13 @@ def pq(points: Floats, beside: Floats | None, seed: int, like: Any) -> Any:
         return even(part)
 
     parts = -(-dim // 2)
-    if like is not None and like.d == 2 * parts:
-        index = faiss.clone_index(like)
-        index.reset()
-    else:
-        index = _faiss.IndexPQFastScan(2 * parts, parts, _PQ_BITS, faiss.METRIC_INNER_PRODUCT)
-        index.pq.cp.seed = seed
-        index.pq.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
-        drawn = np.resize(np.arange(n), max(n, 2**_PQ_BITS))  # of fewer there are no clusters
-        if n > _SEEN:
-            drawn = np.sort(np.random.default_rng(seed).choice(n, _SEEN, replace=False))
-        index.train(at(drawn))
+    index = _faiss.IndexPQFastScan(2 * parts, parts, _PQ_BITS, faiss.METRIC_INNER_PRODUCT)
+    index.pq.cp.seed = seed
+    index.pq.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
+    drawn = np.resize(np.arange(n), max(n, 2**_PQ_BITS))  # of fewer there are no clusters
+    if n > _SEEN:
+        drawn = np.sort(np.random.default_rng(seed).choice(n, _SEEN, replace=False))
+    index.train(at(drawn))
     for begin in range(0, n, _PART):
         index.add(at(slice(begin, begin + _PART)))
     return index

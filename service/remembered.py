@@ -7,7 +7,6 @@ one time is that of every other at which no event's age has gone to another buck
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import NamedTuple
 
 from cachetools import LRUCache
@@ -55,11 +54,11 @@ class Remembered:
     def put(self, snapshot: Snapshot, asked: Asked, user: UserMemory) -> None:
         """Keep what `models.user_memory.remember` made of all that is stored of a user."""
         whole = asked.whole
-        if whole is None:
+        if whole is None or user.nbytes > self._kept.maxsize:
             return
         younger, older = steady(user.at - asked.past.timestamps)
         kept = _Kept(user, whole, user.at - younger, user.at + older)
-        with self._lock, suppress(ValueError):  # of what is larger than all that may be kept
+        with self._lock:
             if self._snapshot is snapshot:
                 self._kept.pop(whole.user_id, None)
                 self._kept[whole.user_id] = kept
