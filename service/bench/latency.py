@@ -51,30 +51,24 @@ class Case:
 
     def ratio(self, floor: str) -> Spread:
         """Heed's median latency over the floor's, round by round."""
-        medians = {
-            server: [float(np.median(load.latencies)) for load in self.loads[server]]
-            for server in ("heed", floor)
-        }
-        return ratios(medians["heed"], medians[floor])
+        return ratios(self._medians("heed"), self._medians(floor))
 
     def added(self, floor: str) -> Spread:
         """Heed's time for a request over the floor's and the job's together, round by round."""
-        each = {
-            server: [float(np.median(load.latencies)) / self.connections for load in loads]
-            for server, loads in self.loads.items()
-        }
-        together = [a + b for a, b in zip(each[floor], self.alone, strict=True)]
-        return ratios(each["heed"], together)
+        together = [
+            floors / self.connections + alone
+            for floors, alone in zip(self._medians(floor), self.alone, strict=True)
+        ]
+        return ratios([each / self.connections for each in self._medians("heed")], together)
 
     def over(self, floor: str) -> Spread:
         """Heed's latency without the floor's, over the job's, round by round."""
-        medians = {
-            server: [float(np.median(load.latencies)) for load in self.loads[server]]
-            for server in ("heed", floor)
-        }
-        return ratios(
-            [a - b for a, b in zip(medians["heed"], medians[floor], strict=True)], self.alone
-        )
+        pairs = zip(self._medians("heed"), self._medians(floor), strict=True)
+        return ratios([heed - floors for heed, floors in pairs], self.alone)
+
+    def _medians(self, server: str) -> list[float]:
+        """Seconds of a request in each round."""
+        return [float(np.median(load.latencies)) for load in self.loads[server]]
 
     def rate(self, server: str) -> float:
         """Requests answered a second."""

@@ -147,7 +147,7 @@ class Shared:
 
 
 def setups(workers: int) -> tuple[list[Setup], frozenset[int]]:
-    """One worker and several on as many cores, one on one core; and the cores of the client.
+    """One worker on one core, several on as many, one on those; and the cores of the client.
 
     Args:
         workers: how many are several.
@@ -155,9 +155,10 @@ def setups(workers: int) -> tuple[list[Setup], frozenset[int]]:
     allowed = sorted(os.sched_getaffinity(0))
     few = frozenset(allowed[:workers])
     client = frozenset(allowed[workers:]) or frozenset(allowed)
-    found = [Setup(1, few), Setup(workers, few)]
+    # The first is what the others are compared with.
+    found = [Setup(1, frozenset(allowed[:1])), Setup(workers, few)]
     if len(few) > 1:
-        found.append(Setup(1, frozenset(allowed[:1])))
+        found.append(Setup(1, few))
     return found, client
 
 

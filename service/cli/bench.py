@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,15 +15,18 @@ app = typer.Typer(invoke_without_command=True)
 
 _FEW = 100  # items, with fewer of which there is nothing to copy
 
+Copied = Annotated[
+    Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
+
 
 @app.callback()
 def bench(
     context: typer.Context,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
-    ] = None,
+    data: Copied = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run.
 
@@ -36,8 +39,7 @@ def bench(
     from service import bench as benches
 
     report = benches.run(out, data=data, quick=quick)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    _write(json_file, report)
 
 
 @app.command("attention")
@@ -52,7 +54,7 @@ def bench_attention(
     quick: Annotated[
         bool, typer.Option("--quick", help="At most 100 targets and 100,000 events.")
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also write a PNG here.")] = None,
 ) -> None:
     """Measure attention over memories of a hundred to a million events.
@@ -73,8 +75,7 @@ def bench_attention(
         targets=(1, 100) if quick else (1, 100, 1_000),
         rounds=rounds,
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps([each.as_dict() for each in cases], indent=1) + "\n")
+    _write(json_file, [each.as_dict() for each in cases])
     if plot is not None:
         from service.bench import long_report
 
@@ -87,11 +88,9 @@ def bench_attention(
 @app.command("recommend")
 def bench_recommend(
     items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue, at least.")] = 1_000_000,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
-    ] = None,
+    data: Copied = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure recommending from a large catalogue over HTTP, beside the bare index that it asks.
 
@@ -102,8 +101,7 @@ def bench_recommend(
     from service import bench as benches
 
     report = benches.run_recommending(out, items, data=data, quick=quick)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    _write(json_file, report)
 
 
 @app.command("search")
@@ -113,7 +111,7 @@ def bench_search(
     ),
     data: Data = DATA,
     encoder: Encoder = ENCODER,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure search over a large catalogue, beside the bare index that it asks.
 
@@ -142,17 +140,14 @@ def bench_search(
             told=lambda what, done, whole: told(what, done, whole, None),
         )
     out.print(large_search.shown(found))
-    if json_file is not None:
-        json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+    _write(json_file, found.as_dict())
 
 
 @app.command("service")
 def bench_service(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
-    ] = None,
+    data: Copied = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure what HTTP adds to the job: score, recommend and search, one and 16 at once.
 
@@ -162,20 +157,17 @@ def bench_service(
     from service import bench as benches
 
     report = benches.run_service(out, data=data, quick=quick)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    _write(json_file, report)
 
 
 @app.command("workers")
 def bench_workers(
     workers: Annotated[int, typer.Option(min=2, help="How many to compare with one.")] = 2,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
-    ] = None,
+    data: Copied = None,
     items: Annotated[int, typer.Option(min=100, help="Of a generated catalogue.")] = 4_000,
     rounds: Annotated[int, typer.Option(min=1, help="Of each question, the servers in turns.")] = 9,
     requests: Annotated[int, typer.Option(min=16, help="To each server in each round.")] = 320,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure what several workers answer and hold beside one, over HTTP.
 
@@ -188,5 +180,10 @@ def bench_workers(
     report = benches.run_workers(
         out, workers, data=data, items=items, rounds=rounds, requests=requests
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    _write(json_file, report)
+
+
+def _write(path: Path | None, report: Any) -> None:
+    """JSON where it is wanted."""
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n")

@@ -80,6 +80,6 @@ def test_the_client_is_beside_the_servers_where_there_is_room(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 8})
     ways, client = setups(2)
     both = frozenset({3, 5})
-    assert ways == [Setup(1, both), Setup(2, both), Setup(1, frozenset({3}))]
+    assert ways == [Setup(1, frozenset({3})), Setup(2, both), Setup(1, both)]
     assert client == {7, 8}
     assert setups(4)[1] == {3, 5, 7, 8}
