@@ -9,7 +9,6 @@ How many threads FAISS uses is the caller's affair.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from models import structures
 from models.points import Floats, Mask, augment, centred, equal_norms, unit
@@ -71,14 +68,10 @@ class CoarseIndex(Protocol):
         """The k best rows for each of queries [Q, d]; see `FaissIndex.search`."""
         ...
 
-    def to_bytes(self) -> bytes:
-        """Everything that `from_bytes` needs."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaissIndex:
-    """What `build` made and `from_bytes` restores."""
+    """What `build` made."""
 
     kind: Kind
     metric: Metric
@@ -147,25 +140,6 @@ class FaissIndex:
         else:
             rows, scores = self._find(points, k, allowed, probes, n / count)
         return _padded(rows, scores + np.float32(self.offset or 0.0), k)
-
-    def to_bytes(self) -> bytes:
-        """Everything that `from_bytes` needs, as safetensors: no pickle."""
-        settings = {"kind": self.kind, "metric": self.metric, "offset": self.offset}
-        parts: dict[str, NDArray[Any]] = {
-            "settings": np.frombuffer(json.dumps(settings).encode(), np.uint8),
-            "points": self.points,
-        }
-        if self.hidden is not None:
-            parts["hidden"] = self.hidden
-        if self.beside is not None:
-            parts["beside"] = self.beside
-        if self.index is not None and self.kind != "flat":
-            parts["index"] = faiss.serialize_index(self.index)
-        if self.codes is not None:
-            parts["codes"] = faiss.serialize_index_binary(self.codes)
-        if self.kind == "hnsw" and self.index is not None:
-            del parts["points"]  # the graph's file holds them already
-        return save(parts)
 
     def _allowed(self, allow: Mask | None, exclude: Rows | None) -> Mask | None:
         n = len(self)
@@ -316,41 +290,6 @@ def build(
     points = _shared(kind, points, index)
     if own and np.may_share_memory(points, keys):
         points = points.copy()  # the caller may write over its own
-    return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
-
-
-def from_bytes(data: bytes) -> FaissIndex:
-    """What `to_bytes` wrote. The caller has verified the bytes: FAISS may crash on damaged ones.
-
-    Raises ValueError when they are not an index, or its parts do not fit each other.
-    """
-    try:
-        parts = load(data)
-        settings = json.loads(parts["settings"].tobytes())
-        kind, metric, offset = settings["kind"], settings["metric"], settings["offset"]
-        index: Any = faiss.deserialize_index(parts["index"]) if "index" in parts else None
-        codes = faiss.deserialize_index_binary(parts["codes"]) if "codes" in parts else None
-        points = parts.get("points", np.empty((0, 0), np.float32))
-        if kind == "flat" and len(points):
-            index = structures.flat(points)
-        points = _shared(kind, points, index)
-        hidden, beside = parts.get("hidden"), parts.get("beside")
-    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"data: not a coarse index: {error}") from error
-    n, more = len(points), int(codes is not None or beside is not None)
-    width = points.shape[1] + more if len(points) else 0
-    counted = codes if codes is not None else index
-    fits = (
-        kind in get_args(Kind)
-        and metric in get_args(Metric)
-        and (counted is None) == (n == 0)
-        and (counted is None or counted.ntotal == n)
-        and (index is None or index.d == width + (kind == "pq" and width % 2))
-        and (beside is None or beside.shape == (n,))
-        and (hidden is None or hidden.shape == (n,))
-    )
-    if not fits:
-        raise ValueError("data: the parts of this coarse index do not fit each other")
     return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
 
 
