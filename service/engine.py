@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,10 @@ from models.search_parameters import DEFAULTS, SearchParameters
 from models.text import TextEncoder
 from service.answering import Answering
 from service.asking import Pasts
+from service.documents import job_document, version_document
 from service.embeddings import Embeddings
 from service.encoders import open_encoder
-from service.errors import Corrupt, Incompatible, Invalid, ModelRejected, NotFound
+from service.errors import Corrupt, Incompatible, ModelRejected, NotFound
 from service.histories import Histories
 from service.job import Job
 from service.jobs import Jobs
@@ -33,13 +33,13 @@ from service.layout import (
 )
 from service.memories import Memories
 from service.records import Event, Item, User
-from service.registry import Registry, Version
+from service.registry import Registry
 from service.served_search import parameters
 from service.serving import Loaded, Serving
 from service.settings import Settings, refuse_dimension
 from service.stores.base import Appended, Store
 from service.stores.sqlite import SQLiteStore
-from service.timestamps import to_rfc3339
+from service.training_command import training_command
 from service.true_error import Told
 
 _log = logging.getLogger(__name__)
@@ -215,13 +215,13 @@ class Engine(Answering):
 
     async def job(self, job_id: str) -> Mapping[str, Any]:
         """State, progress and result of a job. Raises `NotFound`."""
-        return _job_document(await self._jobs.get(job_id))
+        return job_document(await self._jobs.get(job_id))
 
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""
         loop = asyncio.get_running_loop()
         versions = await loop.run_in_executor(None, self._registry.versions)
-        return [_version_document(version) for version in versions]
+        return [version_document(version) for version in versions]
 
     async def activate(self, version: str) -> Mapping[str, Any]:
         """Serve this version. Raises `NotFound`, `ModelRejected`."""
@@ -268,25 +268,7 @@ class Engine(Answering):
 
     def _training(self, options: Mapping[str, Any]) -> Sequence[str]:
         """The command that trains. Raises `Invalid` for an option it does not take."""
-        argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
-        argv += ["--data", str(self._settings.data.resolve())]
-        argv += ["--encoder", self._settings.encoder]
-        for name, value in options.items():
-            allowed = TRAIN_OPTIONS.get(name)
-            if allowed is None:
-                names = ", ".join(sorted(TRAIN_OPTIONS))
-                raise Invalid(
-                    f"/options/{name}", f"is not an option of training; those are {names}"
-                )
-            if isinstance(allowed, int):
-                if isinstance(value, bool) or not isinstance(value, int) or value < allowed:
-                    raise Invalid(
-                        f"/options/{name}", f"must be a whole number of at least {allowed}"
-                    )
-            elif value not in allowed:
-                raise Invalid(f"/options/{name}", f"must be one of {', '.join(allowed)}")
-            argv += [f"--{name}", str(value)]
-        return argv
+        return training_command(self._settings.data.resolve(), self._settings.encoder, options)
 
     async def _trained(self, job: Job) -> None:
         """Serve what a training published; what it refused to publish changes nothing."""
@@ -294,14 +276,6 @@ class Engine(Answering):
         if isinstance(version, str):
             await self._serving.activate(version)
             await self._tell()
-
-
-# name -> least value, or the values there are
-TRAIN_OPTIONS: Mapping[str, int | tuple[str, ...]] = {
-    "epochs": 1,
-    "preset": ("quick", "best"),
-    "seed": 0,
-}
 
 
 def compute_threads(workers: int) -> int:
@@ -358,31 +332,3 @@ async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         except Exception:  # noqa: BLE001 - what comes late is better than what never comes again
             _log.exception("%s failed", work.__qualname__)
         took = time.monotonic() - started
-
-
-def _job_document(job: Job) -> dict[str, Any]:
-    return {
-        "job_id": job.id,
-        "state": job.state,
-        "options": dict(job.options),
-        "created": to_rfc3339(job.created),
-        "started": None if job.started is None else to_rfc3339(job.started),
-        "finished": None if job.finished is None else to_rfc3339(job.finished),
-        "progress": job.progress,
-        "metrics": job.metrics,
-        "result": job.result,
-        "error": job.error,
-    }
-
-
-def _version_document(version: Version) -> dict[str, Any]:
-    metadata = dict(version.metadata or {})
-    return {
-        "version": version.version,
-        "current": version.current,
-        "created": None if version.created is None else to_rfc3339(version.created),
-        "bytes": version.size,
-        "metrics": metadata.pop("metrics", None),
-        "metadata": metadata,
-        "broken": version.broken,
-    }
