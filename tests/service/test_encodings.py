@@ -18,7 +18,7 @@ from models.past import Past
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory, encode, remember
 from service import encodings
-from service.asking import Asked, Whole
+from service.asking import Asked
 from service.encodings import Encodings
 from service.engine import Engine, open_engine
 from service.queries import Asker, InlineEvent, ScoreQuery, Visible
@@ -27,26 +27,17 @@ from service.settings import Settings
 from service.telemetry import Stages
 from tests import tiny
 from tests.models.pasts import appends
-from tests.models.small import DAY, random_model, random_past
+from tests.models.small import DAY, random_model
 from tests.models.small import encode as encode_texts
 from tests.models.small import snapshot as small_snapshot
+from tests.service.histories_asked import ITEMS, asked
 
-ITEMS = 15
 PLENTY = 1 << 30
 
 
 @pytest.fixture(scope="module")
 def snapshot() -> Snapshot:
     return small_snapshot(ITEMS, random_model(1, window=8))
-
-
-def asked(user_id: str, length: int, *, stored: bool = True) -> Asked:
-    """The first events of a user's history, as stored or as laid over it."""
-    whole = random_past(sum(user_id.encode()), 30, ITEMS)
-    past = Past(whole.rows[:length], whole.timestamps[:length], whole.weights[:length])
-    seqs = np.arange(1, length + 1)
-    kept = Whole(user_id, length, 1) if stored else None
-    return Asked(past, past.rows, seqs, np.zeros(length, np.int32), ["view"], (), kept)
 
 
 def right(kept: Encodings, snapshot: Snapshot, question: Asked, at: int = 9 * DAY) -> None:
