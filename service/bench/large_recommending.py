@@ -6,22 +6,19 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
-from numpy.typing import NDArray
 from rich.table import Table
 
-from models.attending import Attending
-from models.ranking import candidate_count, recommend
 from models.snapshot import Snapshot
-from models.target_attention import candidate_query
 from models.user_memory import UserMemory
 from service.bench import latency
+from service.bench.bare_index import Recalls, judged, nearest, wanted
 from service.bench.client import connected, post
 from service.bench.enlarged import enlarged, moved
 from service.bench.ground import Ground
@@ -39,6 +36,7 @@ from service.stores.sqlite import SQLiteStore
 _PATIENCE = 1_800.0  # seconds for a server that reads and indexes millions of items
 _PART = 10_000  # items and events that are stored at once
 _ONE = (1,)  # connection: what waits for others is not the index's time
+_ALIKE = "-recall"  # ends the name of a question beside an index of the answers' recall
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +45,11 @@ class Found:
 
     items: int
     copies: int  # of each item of the source
-    cases: Sequence[Case]  # whose job is the bare index
+    # Each question twice: its job is the bare index, asked for as many candidates as recommending
+    # asks it for, and then for as many as have what answers have.
+    cases: Sequence[Case]
     candidates: Sequence[int]  # that each case asks the index for
-    index_recall: float  # of the exact best, among as many candidates from the bare index
-    recall: float  # of the exact best, in the answers
-    users: int  # that those are a mean of
+    recalls: Recalls
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -63,9 +61,7 @@ class Found:
                 each.as_dict() | {"times_the_index": each.over("typed").as_dict()}
                 for each in self.cases
             ],
-            "index_recall": self.index_recall,
-            "recall": self.recall,
-            "users": self.users,
+            "recalls": asdict(self.recalls),
         }
 
 
@@ -127,12 +123,19 @@ def measure(
             patience=_PATIENCE,
         ) as heed:
             asked = [each for each in questions(ground) if each.ask == "recommend"]
+            with pinned(cores.client):
+                answers = uvloop.run(_answers(heed, list(memories), asked[0].bodies[0]))
+            recalls = judged(large, list(memories.values()), answers, told("exact answers"))
+            again = [replace(each, name=f"{each.name}{_ALIKE}") for each in asked]
             works = {
-                question.name: [partial(nearest, large, memories[question.bodies[0]["user_id"]])]
-                for question in asked
+                question.name: [
+                    partial(nearest, large, memories[question.bodies[0]["user_id"]], times)
+                ]
+                for times, part in ((1, asked), (recalls.times, again))
+                for question in part
             }
             cases = latency.measure(
-                asked,
+                asked + again,
                 works,
                 heed,
                 cores,
@@ -141,41 +144,29 @@ def measure(
                 concurrency=_ONE,
                 told=told("questions"),
             )
-            with pinned(cores.client):
-                answers = uvloop.run(_answers(heed, list(memories), asked[0].bodies[0]))
-    near, found = _recalls(large, list(memories.values()), answers, told("exact answers"))
-    counts = [wanted(large, memories[each.bodies[0]["user_id"]]) for each in asked]
-    return Found(len(large.catalogue), copies, cases, counts, near, found, len(memories))
-
-
-def nearest(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
-    """As many candidates as recommending asks the bare index for, best first."""
-    if snapshot.index is None:
-        raise ValueError("so few items have no index")
-    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
-    rows: NDArray[np.int64] = snapshot.index.search(
-        query[None, :-1].numpy(), wanted(snapshot, user)
-    ).rows[0]
-    return rows
-
-
-def wanted(snapshot: Snapshot, user: UserMemory) -> int:
-    """How many candidates recommending asks for."""
-    return candidate_count(user, LIMIT, len(snapshot.catalogue))
+    counts = [
+        times * wanted(large, memories[each.bodies[0]["user_id"]])
+        for times in (1, recalls.times)
+        for each in asked
+    ]
+    return Found(len(large.catalogue), copies, cases, counts, recalls)
 
 
 def shown(found: Found) -> Table:
     """What was found, for people."""
+    recalls = found.recalls
     table = Table(
         title=f"Recommending {LIMIT} of {found.items:,} items over HTTP, one at a time",
         title_justify="left",
         caption_justify="left",
         caption=f"Milliseconds. The items are {found.copies:,} near copies of each that the model "
-        "was trained on. The index is asked for as many candidates as Heed scores; all that "
-        "answering does beside it is Heed's. Times the index: Heed's median without the floor's "
-        "over the index's. "
-        f"Of the exact {LIMIT} best of {found.users} users, {found.index_recall:.3f} are among the "
-        f"index's candidates and {found.recall:.3f} in the answers.",
+        "was trained on. Each question is first beside the index asked for as many candidates as "
+        f"Heed asks it for, then for {recalls.times} times as many; all that answering does beside "
+        "it is Heed's. Times the index: Heed's median without the floor's over the index's. "
+        f"Of the exact {LIMIT} best of {recalls.users} users, {recalls.answers:.3f} are in the "
+        f"answers, {recalls.index:.3f} among the candidates that Heed asks for, and "
+        f"{recalls.index_times:.3f} among {recalls.times} times as many: what followed a user's "
+        "last items is in answers, and in no index.",
     )
     columns = ("question", "p50", "p95", "p99", "floor p50", "candidates", "index")
     for name in (*columns, "times the index"):
@@ -183,7 +174,7 @@ def shown(found: Found) -> Table:
     for each, count in zip(found.cases, found.candidates, strict=True):
         over = each.over("typed")
         table.add_row(
-            each.question,
+            each.question.removesuffix(_ALIKE),
             *(f"{1e3 * each.percentile('heed', p):.2f}" for p in (50, 95, 99)),
             f"{1e3 * each.percentile('typed', 50):.2f}",
             f"{count:,}",
@@ -258,29 +249,3 @@ async def _answers(heed: Server, users: Sequence[str], body: Mapping[str, Any]) 
                 raise Unavailable(f"recommend was answered with {answer.status}: {answer.body!r}")
             found.append([item["item_id"] for item in answer.json()["items"]])
     return found
-
-
-def _recalls(
-    snapshot: Snapshot,
-    memories: Sequence[UserMemory],
-    answers: Sequence[Sequence[str]],
-    told: Told,
-) -> tuple[float, float]:
-    """How much of the best of users, had every item been scored, the index and the answers have."""
-    index, found = [], []
-    for number, (memory, answer) in enumerate(zip(memories, answers, strict=True)):
-        told(number, len(memories))
-        seen = np.unique(memory.past.rows[memory.past.rows >= 0]).astype(np.int64)
-        best = recommend(
-            snapshot,
-            memory,
-            limit=LIMIT,
-            allowed=snapshot.known,
-            excluded=seen,
-            how=Attending(mode="exact"),
-        ).rows
-        index.append(float(np.isin(best, nearest(snapshot, memory)).mean()))
-        names = {snapshot.catalogue.vocabulary.id(row) for row in best.tolist()}
-        found.append(len(names.intersection(answer)) / len(best))
-    told(len(memories), len(memories))
-    return float(np.mean(index)), float(np.mean(found))

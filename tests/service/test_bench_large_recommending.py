@@ -34,12 +34,19 @@ def test_answers_over_http_are_those_of_the_copies() -> None:
             rounds=2, requests=4, told=told,
         )  # fmt: skip
     assert found.items == ITEMS * found.copies >= INDEX_FROM
-    assert [case.question for case in found.cases] == ["recommend-200", "recommend-1000"]
+    names = ["recommend-200", "recommend-1000"]
+    assert [case.question for case in found.cases] == [*names, *(f"{n}-recall" for n in names)]
     assert not any(case.failed for case in found.cases)
-    assert found.users == 5
+    recalls = found.recalls
+    assert recalls.users == 5
     # What the index's candidates have, the answer has; transitions may find more.
-    assert 0.5 < found.index_recall <= found.recall + 1e-9 <= 1 + 1e-9
-    assert list(dict.fromkeys(stages)) == ["items", "index", "questions", "exact answers"]
+    assert 0.5 < recalls.index <= recalls.answers + 1e-9 <= 1 + 1e-9
+    # More candidates are asked for where they have more, and never more than a quarter of all.
+    assert recalls.index <= recalls.index_times
+    few, many = found.candidates[:2], found.candidates[2:]
+    assert many == [recalls.times * each for each in few]
+    assert recalls.times == 1 or max(many) <= found.items / 4
+    assert list(dict.fromkeys(stages)) == ["items", "index", "exact answers", "questions"]
     console = Console(record=True, width=160)
     console.print(large_recommending.shown(found))
     assert "times the index" in console.export_text()
