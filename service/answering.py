@@ -175,14 +175,11 @@ class Answering:
         words, reading = snapshot.catalogue.words, searched.reading
         if query.highlight and words is not None and reading is not None:
             with stages("store"):
-                items = await self._serving.items([item.item_id for item in answered.items])
+                items = await self._serving.items([item["item_id"] for item in answered.items])
             with stages("highlight"):
                 spans_of = partial(words.marks, reading)
-                told = tuple(
-                    found._replace(highlights={} if item is None else highlights(item, spans_of))
-                    for found, item in zip(answered.items, items, strict=True)
-                )
-            answered = replace(answered, items=told)
+                for found, item in zip(answered.items, items, strict=True):
+                    found["highlights"] = {} if item is None else highlights(item, spans_of)
         return replace(answered, degraded=self._serving.degraded)
 
     async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
@@ -270,7 +267,6 @@ class Answering:
         with stages("explain"):
             named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
         reason = snapshot.personal if scores.memory else "popular"
-        none = [None] * len(rows)
         columns = zip(
             catalogue.vocabulary.ids_of(rows.tolist()),
             scores.total.tolist(),
@@ -279,33 +275,34 @@ class Answering:
             scores.transitions.tolist(),
             scores.attention.tolist(),
             scores.prior.tolist(),
-            named if asker.explain else none,
             scores.mass.tolist(),
-            none if scores.error is None else scores.error.tolist(),
             strict=True,
         )
-        # In order, not by name: of a hundred items half the time was spent on names.
-        items = [
-            AnsweredItem(
-                item_id,
-                total,
-                title,
-                {"sequence": sequence, "transitions": after, "attention": drawn, "prior": prior},
-                reason,
-                explanation,
-                None,
-                None,
-                None,
-                mass,
-                error,
-            )
-            for (
-                item_id, total, title, sequence, after, drawn, prior, explanation, mass, error,
-            ) in columns
-        ]  # fmt: skip
+        items: list[AnsweredItem] = [
+            {
+                "item_id": item_id,
+                "score": total,
+                "title": title,
+                "parts": {
+                    "sequence": sequence,
+                    "transitions": transitions,
+                    "attention": attention,
+                    "prior": prior,
+                },
+                "reason": reason,
+                "mass": mass,
+            }
+            for item_id, total, title, sequence, transitions, attention, prior, mass in columns
+        ]
+        if asker.explain:
+            for item, explanation in zip(items, named, strict=True):
+                item["explanation"] = explanation
+        if scores.error is not None:
+            for item, error in zip(items, scores.error.tolist(), strict=True):
+                item["error"] = error
         scanned = None if scores.scanned is None else round(scores.scanned)
         return Answer(
-            tuple(items),
+            items,
             snapshot.version,
             scores.mode,
             degraded=self._serving.degraded,

@@ -6,9 +6,9 @@ Timestamps are integer microseconds UTC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,28 +219,32 @@ class Likeness:
     share: float  # of the item's weight
 
 
-class AnsweredItem(NamedTuple):
-    """One item of an answer. Fields that a job does not produce are None."""
+class AnsweredItem(TypedDict, total=False):
+    """One item of an answer, without the fields that a job does not produce.
 
-    item_id: str
-    score: float
-    title: str = ""
-    parts: Mapping[str, float] | None = None  # they sum to the score
-    reason: str | None = None  # personal | popular | content
-    explanation: tuple[Contribution, ...] | None = None
-    weight: float | None = None  # search, similar: softmax weight gathered over the item's keys
-    matched: Mapping[str, float] | None = None  # search: each field's share of that weight
-    highlights: Mapping[str, tuple[Marked, ...]] | None = None  # search: field -> its text, marked
-    mass: float | None = None  # share of the softmax over a memory that the attended rows hold
-    error: float | None = None  # of the contexts behind the score, relative, at 99 %; None = exact
-    spaces: Mapping[Space, Likeness] | None = None  # similar: in each where the item has a key
+    A plain dict, because a hundred at a time are made and written: what needs no other form on its
+    way out is written as it is.
+    """
+
+    item_id: Required[str]
+    score: Required[float]
+    title: Required[str]
+    parts: dict[str, float]  # they sum to the score
+    reason: str  # personal | popular | content
+    explanation: tuple[Contribution, ...]
+    weight: float  # search, similar: softmax weight gathered over the item's keys
+    matched: dict[str, float]  # search: each field's share of that weight
+    highlights: Mapping[str, tuple[Marked, ...]]  # search: field -> its text, marked
+    mass: float  # share of the softmax over a memory that the attended rows hold
+    error: float  # of the contexts behind the score, relative, at 99 %; where it is not exact
+    spaces: Mapping[Space, Likeness]  # similar: in each where the item has a key
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A list of items from one model version."""
 
-    items: tuple[AnsweredItem, ...]
+    items: Sequence[AnsweredItem]
     model_version: str
     retrieval: str = "exact"  # what was done: exact | coarse
     degraded: bool = False

@@ -149,28 +149,29 @@ def found_answer(
     """
     found, scores, catalogue = searched.found, searched.scores, snapshot.catalogue
     masses = scores.mass.tolist()
-    explained = asker.explain and (asker.user_id is not None or asker.history is not None)
-    items = tuple(
-        AnsweredItem(
-            item_id,
-            worth,
-            title,
-            explanation=explanation,
-            weight=weight,
-            matched=by_field,
-            mass=masses[place] if place >= 0 else None,
-        )
-        for item_id, worth, title, explanation, weight, by_field, place in zip(
+    items: list[AnsweredItem] = [
+        {
+            "item_id": item_id,
+            "score": worth,
+            "title": title,
+            "weight": weight,
+            "matched": by_field,
+        }
+        for item_id, worth, title, weight, by_field in zip(
             catalogue.vocabulary.ids_of(found.rows.tolist()),
             found.scores.tolist(),
             catalogue.titles.take(found.rows),
-            named if explained else [None] * len(found.rows),
             found.weights.tolist(),
             found.matched,
-            searched.places,
             strict=True,
         )
-    )
+    ]
+    for item, place in zip(items, searched.places, strict=True):
+        if place >= 0:
+            item["mass"] = masses[place]
+    if asker.explain and (asker.user_id is not None or asker.history is not None):
+        for item, explanation in zip(items, named, strict=True):
+            item["explanation"] = explanation
     coarse = "coarse" in {found.mode, scores.mode}
     return Answer(
         items,

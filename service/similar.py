@@ -46,16 +46,16 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot, spaces: tuple[Space, 
         allowed=allowed_items(snapshot, query.filter),
         spaces=spaces,
     )
-    items = tuple(
-        AnsweredItem(
-            catalogue.vocabulary.id(row),
-            float(found.scores[at]),
-            catalogue.titles[row],
-            weight=float(found.weights[at]),
-            spaces={
+    items: list[AnsweredItem] = [
+        {
+            "item_id": catalogue.vocabulary.id(row),
+            "score": float(found.scores[at]),
+            "title": catalogue.titles[row],
+            "weight": float(found.weights[at]),
+            "spaces": {
                 space: Likeness(near.cosine, near.share) for space, near in found.spaces[at].items()
             },
-        )
+        }
         for at, row in enumerate(found.rows.tolist())
-    )
+    ]
     return Answer(items, snapshot.version, spaces=spaces)

@@ -23,7 +23,7 @@ async def suggest(engine: Engine) -> list[str]:
         asker = Asker(user_id=user)
         found = await engine.recommend(RecommendQuery(asker, limit=1), Stages())
         if found.items:
-            target = found.items[0].item_id
+            target = found.items[0]["item_id"]
             lines += [
                 "\nHow does one item score, part by part?",
                 _curl("/v1/score", {"user_id": user, "item_ids": [target], "explain": 3}),

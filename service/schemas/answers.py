@@ -10,6 +10,9 @@ from service.queries import Answer, AnsweredItem, Attended, Contribution
 from service.schemas.rendering import check_finite, written_time
 from service.schemas.scalars import Id, Timestamp
 
+# The fields of an item that are written otherwise than they are.
+_OTHERWISE = frozenset({"explanation", "highlights", "spaces"})
+
 
 class ContributionOut(BaseModel):
     """What one event did to one item's score."""
@@ -124,20 +127,11 @@ class AttendedOut(BaseModel):
 
 def answer_out(answer: Answer) -> dict[str, Any]:
     """An `AnswerOut`. Raises `ArithmeticError` on a score that is no number."""
-    check_finite("scores", [item.score for item in answer.items])
-    explained = [item.explanation for item in answer.items if item.explanation]
-    if explained:
-        check_finite(
-            "an explanation",
-            (
-                number
-                for rows in explained
-                for row in rows
-                for number in (row.weight, row.contribution, row.without, row.without_exact or 0.0)
-            ),
-        )
+    check_finite("scores", [item["score"] for item in answer.items])
     out = {
-        "items": [_answered(item) for item in answer.items],
+        "items": [
+            item if item.keys().isdisjoint(_OTHERWISE) else _answered(item) for item in answer.items
+        ],
         "model_version": answer.model_version,
         "retrieval": answer.retrieval,
         "degraded": answer.degraded,
@@ -156,35 +150,25 @@ def answer_out(answer: Answer) -> dict[str, Any]:
 
 
 def _answered(item: AnsweredItem) -> dict[str, Any]:
-    out: dict[str, Any] = {"item_id": item.item_id, "score": item.score, "title": item.title}
-    if item.parts is not None:
-        out["parts"] = item.parts
-    if item.reason is not None:
-        out["reason"] = item.reason
-    if item.explanation is not None:
-        out["explanation"] = [_contribution(row) for row in item.explanation]
-    if item.weight is not None:
-        out["weight"] = item.weight
-    if item.matched is not None:
-        out["matched"] = dict(item.matched)
-    if item.highlights is not None:
+    out: dict[str, Any] = dict(item)
+    if "explanation" in item:
+        out["explanation"] = [_contribution(row) for row in item["explanation"]]
+    if "highlights" in item:
         out["highlights"] = {
             name: [{"text": part.text, "match": part.match} for part in parts]
-            for name, parts in item.highlights.items()
+            for name, parts in item["highlights"].items()
         }
-    if item.mass is not None:
-        out["mass"] = item.mass
-    if item.error is not None:
-        out["error"] = item.error
-    if item.spaces is not None:
+    if "spaces" in item:
         out["spaces"] = {
             space: {"cosine": near.cosine, "share": near.share}
-            for space, near in item.spaces.items()
+            for space, near in item["spaces"].items()
         }
     return out
 
 
 def _contribution(row: Contribution) -> dict[str, Any]:
+    numbers = (row.weight, row.contribution, row.without, row.without_exact or 0.0)
+    check_finite("an explanation", numbers)
     out = {
         "event_id": row.event_id,
         "item_id": row.item_id,

@@ -163,12 +163,14 @@ class FakeEngine:
 
     def _answer(self, ids: Sequence[str], explain: int) -> Answer:
         row = Contribution("e0", "a", "A", "view", 1, 0.5, -0.25, 1.25)
-        explanation = (row,) if explain else None
-        rows = (
-            AnsweredItem(i, 1.0, parts={"attention": 0.75, "prior": 0.25}, explanation=explanation)
+        items = [
+            AnsweredItem(item_id=i, score=1.0, title="", parts={"attention": 0.75, "prior": 0.25})
             for i in ids
-        )
-        return Answer(tuple(rows), self.model_version)
+        ]
+        if explain:
+            for item in items:
+                item["explanation"] = (row,)
+        return Answer(items, self.model_version)
 
     async def train(self, options: Mapping[str, Any]) -> str:
         if self.trained:

@@ -169,9 +169,9 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
     said = set()
     for item in answer.items:
-        parts = item.parts or {}
-        assert item.score == pytest.approx(sum(parts.values()), abs=1e-4)
-        reasons = item.explanation or ()
+        parts = item["parts"]
+        assert item["score"] == pytest.approx(sum(parts.values()), abs=1e-4)
+        reasons = item.get("explanation", ())
         told = sum(reason.contribution for reason in reasons)
         assert told == pytest.approx(parts["attention"] + parts["transitions"], abs=1e-4)
         assert all(reason.type == kinds[reason.item_id or ""] for reason in reasons)
@@ -191,7 +191,7 @@ async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[st
         )
         for kind in kinds
     ]
-    assert [item.score for item in one.items] != [item.score for item in other.items]
+    assert [item["score"] for item in one.items] != [item["score"] for item in other.items]
 
 
 @pytest.mark.anyio
@@ -199,7 +199,7 @@ async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     """It is not recommended again."""
     history = (InlineEvent(item_id(0, 3), "dislike"), InlineEvent(item_id(0, 4)))
     answer = await engine.recommend(RecommendQuery(Asker(history=history), limit=60), Stages())
-    found = {item.item_id for item in answer.items}
+    found = {item["item_id"] for item in answer.items}
     assert len(found) == 58
     assert item_id(0, 3) not in found
 
@@ -217,7 +217,7 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         async def scores(*history: InlineEvent) -> list[float]:
             asker = Asker(history=history, at=NOON)
             answer = await opened.score(ScoreQuery(asker, NAMES), Stages())
-            return [item.score for item in answer.items]
+            return [item["score"] for item in answer.items]
 
         assert await scores(liked, disliked) == await scores(liked)
         assert await scores(liked, replace(disliked, type="view")) != await scores(liked)

@@ -205,9 +205,9 @@ def test_a_hard_log_is_learned_from_and_served(
                     assert answer.model_version == version
                     assert not answer.degraded
                     for item in answer.items:
-                        parts = list((item.parts or {}).values())
-                        reasons = [one.contribution for one in item.explanation or ()]
-                        assert all(map(math.isfinite, [item.score, *parts, *reasons]))
+                        parts = list(item.get("parts", {}).values())
+                        reasons = [one.contribution for one in item.get("explanation", ())]
+                        assert all(map(math.isfinite, [item["score"], *parts, *reasons]))
         finally:
             await engine.close()
 

@@ -105,7 +105,7 @@ def test_a_score_that_is_no_number_is_an_error(client: Client) -> None:
     """NaN would leave as null in a 200; it is a 500 instead."""
 
     async def broken(query: ScoreQuery, stages: Stages) -> Answer:
-        return Answer((AnsweredItem("a", float("nan")),), "v1")
+        return Answer([AnsweredItem(item_id="a", score=float("nan"), title="")], "v1")
 
     client.engine.score = broken  # type: ignore[method-assign]
     assert client.post("/v1/score", json={"item_ids": ["a"]}).status_code == 500

@@ -102,7 +102,7 @@ def answers(data: Path, users: list[str], query: RecommendQuery) -> dict[str, An
 def expected(data: Path, users: list[str], query: RecommendQuery) -> list[Row]:
     """The rows that those answers make."""
     return [
-        (user, rank, item.item_id, item.score)
+        (user, rank, item["item_id"], item["score"])
         for user, answer in answers(data, users, query).items()
         for rank, item in enumerate(answer.items, 1)
     ]
@@ -159,8 +159,8 @@ def test_who_did_nothing_gets_what_is_popular(data: Path, tmp_path: Path) -> Non
     lists = {user: [row[2] for row in rows(tmp_path / "x.parquet") if row[0] == user]
              for user in (*ODD, "u0")}  # fmt: skip
     popular = answers(data, ["nobody"], ALL)["nobody"]
-    assert {item.reason for item in popular.items} == {"popular"}
-    assert lists["new"] == lists["all gone"] == [item.item_id for item in popular.items]
+    assert {item["reason"] for item in popular.items} == {"popular"}
+    assert lists["new"] == lists["all gone"] == [item["item_id"] for item in popular.items]
     assert lists["interested"] != lists["new"] != lists["u0"]
 
 

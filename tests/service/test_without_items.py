@@ -30,8 +30,8 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
         try:
             query = RecommendQuery(Asker(user_id="u0"), limit=5, exclude_seen=False)
             answer = await engine.recommend(query, Stages())
-            assert {item.reason for item in answer.items} == {reason}
-            return [item.item_id for item in answer.items]
+            assert {item["reason"] for item in answer.items} == {reason}
+            return [item["item_id"] for item in answer.items]
         finally:
             await engine.close()
 
@@ -40,7 +40,7 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
         try:
             await engine.put_items([Item("space-01", "a rocket"), Item("new", "a comet")])
             answer = await engine.recommend(RecommendQuery(Asker(user_id="u0")), Stages())
-            assert {item.item_id for item in answer.items} <= {"space-01", "new"}
+            assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
         finally:
             await engine.close()
 
