@@ -111,6 +111,8 @@ class Catalogue:
     def rows(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
         """The rows of items in this view, int32 [n], or -1."""
         rows = self.vocabulary.rows(item_ids)
+        if len(self.vocabulary) == len(self):
+            return rows
         return np.where(rows < len(self), rows, np.int32(-1))
 
     # ------------------------------------------------------------------ growing

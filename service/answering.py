@@ -89,9 +89,9 @@ class Answering:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
         snapshot, asked, at = await self._ask(query.asker, stages)
         targets = snapshot.catalogue.rows(query.item_ids)
-        unknown = np.flatnonzero(~snapshot.answerable(targets))
-        if len(unknown):
-            place = int(unknown[0])
+        answerable = snapshot.answerable(targets)
+        if not answerable.all():
+            place = int(np.argmin(answerable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
         how = self._memories.attending(query.asker)
 

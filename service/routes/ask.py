@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from service.routes.context import In, JsonRoute
+from service.routes.context import Context, JsonRoute
 from service.schemas.answers import AnswerOut, answer_out
 from service.schemas.ask import RecommendIn, ScoreIn, SearchIn
 from service.schemas.rendering import Json
@@ -14,7 +14,7 @@ router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
 
 @router.post("/v1/score", responses={200: {"model": AnswerOut}})
-async def score(body: ScoreIn, context: In) -> Response:
+async def score(body: ScoreIn, context: Context) -> Response:
     """Score the given items for a user or a session, in the order given.
 
     `parts` add up to the score; with `explain`, the events that moved it are named.
@@ -25,7 +25,7 @@ async def score(body: ScoreIn, context: In) -> Response:
 
 
 @router.post("/v1/recommend", responses={200: {"model": AnswerOut}})
-async def recommend(body: RecommendIn, context: In) -> Response:
+async def recommend(body: RecommendIn, context: Context) -> Response:
     """Recommend items of the catalogue, best first, each with the reason it is there."""
     answer = await context.engine.recommend(body.to_query(), context.stages)
     with context.stages("render"):
@@ -33,7 +33,7 @@ async def recommend(body: RecommendIn, context: In) -> Response:
 
 
 @router.post("/v1/search", responses={200: {"model": AnswerOut}})
-async def search(body: SearchIn, context: In) -> Response:
+async def search(body: SearchIn, context: Context) -> Response:
     """Search the catalogue by words and by meaning, best first, with the fields that matched.
 
     What is quoted is a phrase that every answer has; a word that ends with a star may go on. A word

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service.problems import documented
-from service.routes.context import In, JsonRoute
+from service.routes.context import Context, JsonRoute
 from service.schemas.answers import AttendedOut, attended_out
 from service.schemas.attend import AttendIn
 from service.schemas.rendering import Json
@@ -15,7 +15,7 @@ router = APIRouter(route_class=JsonRoute, tags=["attend"])
 
 
 @router.post("/v1/attend", responses={200: {"model": AttendedOut}, **documented(404)})
-async def attend(body: AttendIn, context: In) -> Response:
+async def attend(body: AttendIn, context: Context) -> Response:
     """Score each key against the query, softmax, and mix the values by their weights."""
     attended = await context.engine.attend(body.to_query(), context.stages)
     with context.stages("render"):

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from service import problems
 from service.errors import NotFound
 from service.records import check_id
-from service.routes.context import Context, In, JsonRoute
+from service.routes.context import Context, JsonRoute
 from service.schemas.answers import answer_out, attended_out
 from service.schemas.ask import RecommendIn, ScoreIn, SearchIn, SimilarParams
 from service.schemas.attend import AttendIn
@@ -33,25 +33,25 @@ Ask = Callable[[Mapping[str, Any], Context], Awaitable[dict[str, Any]]]
 
 
 @router.post("/v1/batch", responses={200: {"model": BatchOut}})
-async def batch(body: BatchIn, context: In, request: Request) -> Response:
+async def batch(body: BatchIn, context: Context) -> Response:
     """Answer up to 100 questions in their order, each with its own status.
 
     `path` is that of score, recommend, search, attend, similar or an item. What is wrong with one
     question does not keep the others from their answers; all have the time of one request.
     """
-    responses = [await _answered(each, context, request) for each in body.requests]
+    responses = [await _answered(each, context) for each in body.requests]
     with context.stages("render"):
         return Json({"responses": responses})
 
 
-async def _answered(asked: BatchedIn, context: Context, request: Request) -> dict[str, Any]:
+async def _answered(asked: BatchedIn, context: Context) -> dict[str, Any]:
     try:
         return {"status": 200, "body": await _ask(asked, context)}
     except ValidationError as error:
         found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        problem = problems.answer(request.scope, RequestValidationError(found))
+        problem = problems.answer(context.scope, RequestValidationError(found))
     except Exception as error:  # noqa: BLE001 - translated as it is for a question that came alone
-        problem = problems.answer(request.scope, error)
+        problem = problems.answer(context.scope, error)
     return {"status": problem.status_code, "body": orjson.loads(problem.body)}
 
 

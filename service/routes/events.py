@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service.problems import documented
-from service.routes.context import In, JsonRoute
+from service.routes.context import Context, JsonRoute
 from service.schemas.rendering import Json
 from service.schemas.stored import AppendedOut
 from service.schemas.write import EventsIn
@@ -15,7 +15,7 @@ router = APIRouter(route_class=JsonRoute, tags=["events"])
 
 
 @router.post("/v1/events", responses={200: {"model": AppendedOut}, **documented(409, 507)})
-async def append_events(body: EventsIn, context: In) -> Response:
+async def append_events(body: EventsIn, context: Context) -> Response:
     """Append events, all of them or none; durable when answered, and seen by the next question.
 
     An event that was stored before under the same `event_id` is counted as a duplicate; if its body

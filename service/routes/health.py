@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 
 import orjson
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 from starlette.types import Scope
 
 from service.limits import Traffic
 from service.problems import documented, problem
-from service.routes.context import Engine, In
+from service.routes.context import Context, Engine, JsonRoute
 from service.schemas.rendering import Json
 from service.schemas.running import LiveOut, ReadyOut
 from service.siblings import Siblings
 from service.telemetry import Family, Metrics, together
 
-router = APIRouter(tags=["run"])
+router = APIRouter(route_class=JsonRoute, tags=["run"])
 
 _PATIENCE = 1.0  # seconds for the other workers to say what they measured
 
@@ -37,15 +37,15 @@ async def live() -> Response:
 
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
-async def ready(request: Request, context: In) -> Response:
+async def ready(context: Context) -> Response:
     """200 when store and model answer and the service is not on its way out, else 503."""
-    traffic: Traffic = request.app.state.traffic
+    traffic: Traffic = context.app.state.traffic
     is_ready, checks = await context.engine.ready()
     if is_ready and not traffic.draining:
         return Json({"ready": True, "checks": dict(checks)})
     why = "The service is shutting down." if traffic.draining else "Store or model do not answer."
     return problem(
-        request.scope,
+        context.scope,
         503,
         "Not Ready",
         why,
@@ -60,16 +60,16 @@ async def ready(request: Request, context: In) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(request: Request, context: In) -> Response:
+async def metrics(context: Context) -> Response:
     """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
-    siblings: Siblings | None = request.app.state.siblings
+    siblings: Siblings | None = context.app.state.siblings
     if siblings is None:
-        own: Metrics = request.app.state.metrics
+        own: Metrics = context.app.state.metrics
         text = own.render(await _gauges(context.engine))
     else:
         others = await siblings.ask("metrics", _PATIENCE)
         all_of_them = {number: orjson.loads(told) for number, told in others.items()}
-        text = together({**all_of_them, siblings.number: await measured(request.app)})
+        text = together({**all_of_them, siblings.number: await measured(context.app)})
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from service.problems import documented
-from service.routes.context import In, JsonRoute
+from service.routes.context import Context, JsonRoute
 from service.routes.streams import MEDIA_TYPE, PATH, is_stream, store_stream
 from service.schemas.answers import AnswerOut, answer_out
 from service.schemas.ask import SimilarParams
@@ -46,7 +46,7 @@ _LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"
         "requestBody": {"content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": _LINES}}}
     },
 )
-async def put_items(body: ItemsIn, context: In) -> Response:
+async def put_items(body: ItemsIn, context: Context) -> Response:
     """Insert or replace items: at most 1,000 as JSON, all of them or none.
 
     As `application/x-ndjson`, one item on each line, any number of lines: each is stored or named
@@ -60,7 +60,7 @@ async def put_items(body: ItemsIn, context: In) -> Response:
 
 
 @router.get("/v1/items", responses={200: {"model": ItemsOut}})
-async def page_items(page: Annotated[Page, Query()], context: In) -> Response:
+async def page_items(page: Annotated[Page, Query()], context: Context) -> Response:
     """The items of the catalogue, page by page."""
     with context.stages("store"):
         items, cursor = await context.engine.page_items(page.cursor, page.limit)
@@ -68,7 +68,7 @@ async def page_items(page: Annotated[Page, Query()], context: In) -> Response:
 
 
 @router.get("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404)})
-async def get_item(item_id: PathId, context: In) -> Response:
+async def get_item(item_id: PathId, context: Context) -> Response:
     """One item."""
     with context.stages("store"):
         item = await context.engine.get_item(item_id)
@@ -76,7 +76,7 @@ async def get_item(item_id: PathId, context: In) -> Response:
 
 
 @router.delete("/v1/items/{item_id}", status_code=204, responses=documented(404, 507))
-async def delete_item(item_id: PathId, context: In) -> Response:
+async def delete_item(item_id: PathId, context: Context) -> Response:
     """Take one item out of the catalogue."""
     with context.stages("store"):
         await context.engine.delete_item(item_id)
@@ -87,7 +87,7 @@ async def delete_item(item_id: PathId, context: In) -> Response:
 async def similar_items(
     item_id: PathId,
     params: Annotated[SimilarParams, Query()],
-    context: In,
+    context: Context,
 ) -> Response:
     """Items like this one, by their texts and by what training made of them.
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from service.errors import Invalid
 from service.problems import documented
-from service.routes.context import In, JsonRoute
+from service.routes.context import Context, JsonRoute
 from service.schemas.base import Page
 from service.schemas.rendering import Json
 from service.schemas.scalars import PathId
@@ -28,7 +28,7 @@ router = APIRouter(route_class=JsonRoute, tags=["users"])
 
 
 @router.put("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(507)})
-async def put_user(user_id: PathId, body: UserIn, context: In) -> Response:
+async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
     """Set a user's profile. Interests become keys and values beside the history."""
     user = body.to_user(user_id)
     with context.stages("store"):
@@ -37,7 +37,7 @@ async def put_user(user_id: PathId, body: UserIn, context: In) -> Response:
 
 
 @router.get("/v1/users", responses={200: {"model": UsersOut}})
-async def page_users(page: Annotated[Page, Query()], context: In) -> Response:
+async def page_users(page: Annotated[Page, Query()], context: Context) -> Response:
     """Everybody who has events or a profile, page by page."""
     with context.stages("store"):
         users, cursor = await context.engine.page_users(page.cursor, page.limit)
@@ -45,7 +45,7 @@ async def page_users(page: Annotated[Page, Query()], context: In) -> Response:
 
 
 @router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})
-async def get_user(user_id: PathId, context: In) -> Response:
+async def get_user(user_id: PathId, context: Context) -> Response:
     """A user's profile."""
     with context.stages("store"):
         user = await context.engine.get_user(user_id)
@@ -53,7 +53,7 @@ async def get_user(user_id: PathId, context: In) -> Response:
 
 
 @router.delete("/v1/users/{user_id}", responses={200: {"model": Forgotten}, **documented(507)})
-async def forget_user(user_id: PathId, context: In) -> Response:
+async def forget_user(user_id: PathId, context: Context) -> Response:
     """Forget a user, history and profile; effective in the next question."""
     with context.stages("store"):
         forgotten = await context.engine.forget(user_id)
@@ -61,7 +61,9 @@ async def forget_user(user_id: PathId, context: In) -> Response:
 
 
 @router.get("/v1/users/{user_id}/history", responses={200: {"model": EventsOut}})
-async def page_history(user_id: PathId, page: Annotated[Page, Query()], context: In) -> Response:
+async def page_history(
+    user_id: PathId, page: Annotated[Page, Query()], context: Context
+) -> Response:
     """A user's events, newest first, page by page."""
     with context.stages("store"):
         events, cursor = await context.engine.history(user_id, page.cursor, page.limit)
@@ -71,7 +73,7 @@ async def page_history(user_id: PathId, page: Annotated[Page, Query()], context:
 @router.delete(
     "/v1/users/{user_id}/history/{event_id}", status_code=204, responses=documented(404, 507)
 )
-async def forget_event(user_id: PathId, event_id: PathId, context: In) -> Response:
+async def forget_event(user_id: PathId, event_id: PathId, context: Context) -> Response:
     """Forget one event; effective in the next question."""
     with context.stages("store"):
         await context.engine.delete_event(user_id, event_id)
@@ -79,7 +81,7 @@ async def forget_event(user_id: PathId, event_id: PathId, context: In) -> Respon
 
 
 @router.post("/v1/users/{user_id}/merge", responses={200: {"model": Merged}, **documented(507)})
-async def merge_users(user_id: PathId, body: MergeIn, context: In) -> Response:
+async def merge_users(user_id: PathId, body: MergeIn, context: Context) -> Response:
     """Make another id's history and profile this user's, as at sign-in; the other is then empty."""
     if body.source == user_id:
         raise Invalid("/from", "must be another user than the one in the path")
