@@ -238,7 +238,8 @@ class Answering:
             # The history first: what it names is then in the catalogue that is read after it.
             stored = await self._pasts.history(asker.user_id)
             snapshot = await self._serving.current()
-        return snapshot, self._pasts.past(snapshot, asker, stored, at), at
+        asked = self._memories.asked(snapshot, asker, stored)
+        return snapshot, asked or self._pasts.past(snapshot, asker, stored, at), at
 
     async def _compute(
         self, stages: Stages, stage: str, work: Callable[[], T], size: float = math.inf

@@ -34,6 +34,13 @@ class Asked:
     whole: Whole | None = None  # where this is all that is stored
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the events."""
+        past, types = self.past, self.past.types
+        columns = (self.rows, self.seqs, self.types, past.timestamps, past.weights)
+        return sum(each.nbytes for each in columns) + (0 if types is None else types.nbytes)
+
+    @property
     def seen(self) -> NDArray[np.int64]:
         """The distinct items of the events, visible or not."""
         if not len(self.rows):
@@ -49,6 +56,13 @@ class Whole(NamedTuple):
     user_id: str
     version: int
     epoch: int  # of the history: see `Materialised`
+
+
+def whole_of(asker: Asker, stored: Materialised | None) -> Whole | None:
+    """What is asked of where that is all that is stored of a user and nothing else; else None."""
+    if stored is None or not stored.version or asker.history or asker.visible != Visible():
+        return None
+    return Whole(asker.user_id or "", stored.version, stored.epoch)
 
 
 class _Columns(NamedTuple):
@@ -110,9 +124,7 @@ class Pasts:
         past = Past(
             rows, timestamps, weights, visible, vectors, profile_rows, profile_content, kinds
         )
-        whole = None
-        if stored is not None and stored.version and visible is None and not inline:
-            whole = Whole(asker.user_id or "", stored.version, stored.epoch)
+        whole = whole_of(asker, stored)
         return Asked(past, rows, seqs, types, type_names, interests, whole)
 
     async def explained(

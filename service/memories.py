@@ -8,9 +8,10 @@ from contextlib import contextmanager, nullcontext
 from models.attending import CROSSOVER, Attending, Crossover
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory
-from service.asking import Asked, attending
+from service.asking import Asked, attending, whole_of
 from service.crossover import measure
 from service.encodings import Encodings
+from service.histories import Materialised
 from service.long_histories import LongHistories
 from service.queries import Asker
 from service.remembered import Remembered
@@ -55,6 +56,10 @@ class Memories:
     def attending(self, asker: Asker) -> Attending:
         """How an asker's memory is attended."""
         return attending(asker, self.exact_up_to, self._crossover, self._max_error)
+
+    def asked(self, snapshot: Snapshot, asker: Asker, stored: Materialised | None) -> Asked | None:
+        """What an asker did, where a memory of it is kept; else it has to be put together."""
+        return self.remembered.asked(snapshot, whole_of(asker, stored))
 
     @contextmanager
     def of(self, snapshot: Snapshot, asker: Asker, asked: Asked, at: int) -> Iterator[UserMemory]:

@@ -26,7 +26,7 @@ class Remembered:
     def __init__(self, max_bytes: int) -> None:
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
-        self._kept: LRUCache[str, _Kept] = LRUCache(max_bytes, getsizeof=lambda e: e.user.nbytes)
+        self._kept: LRUCache[str, _Kept] = LRUCache(max_bytes, getsizeof=lambda kept: kept.nbytes)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -38,7 +38,28 @@ class Remembered:
 
     def get(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory | None:
         """The memory of these very events at a time, microseconds UTC, where it is known."""
+        kept = self._of(snapshot, asked.whole)
+        return kept.user if kept is not None and kept.since <= at < kept.until else None
+
+    def asked(self, snapshot: Snapshot, whole: Whole | None) -> Asked | None:
+        """What these very events were put together to, where a memory of them is known."""
+        kept = self._of(snapshot, whole)
+        return None if kept is None else kept.asked
+
+    def put(self, snapshot: Snapshot, asked: Asked, user: UserMemory) -> None:
+        """Keep what `models.user_memory.remember` made of all that is stored of a user."""
         whole = asked.whole
+        size = user.nbytes + asked.nbytes
+        if whole is None or size > self._kept.maxsize:
+            return
+        younger, older = steady(user.at - asked.past.timestamps)
+        kept = _Kept(user, asked, size, user.at - younger, user.at + older)
+        with self._lock:
+            if self._snapshot is snapshot:
+                self._kept.pop(whole.user_id, None)
+                self._kept[whole.user_id] = kept
+
+    def _of(self, snapshot: Snapshot, whole: Whole | None) -> _Kept | None:
         if whole is None:
             return None
         with self._lock:
@@ -47,25 +68,12 @@ class Remembered:
                 self._kept.clear()
                 return None
             kept = self._kept.get(whole.user_id)
-            if kept is None or kept.whole != whole or not kept.since <= at < kept.until:
-                return None
-            return kept.user
-
-    def put(self, snapshot: Snapshot, asked: Asked, user: UserMemory) -> None:
-        """Keep what `models.user_memory.remember` made of all that is stored of a user."""
-        whole = asked.whole
-        if whole is None or user.nbytes > self._kept.maxsize:
-            return
-        younger, older = steady(user.at - asked.past.timestamps)
-        kept = _Kept(user, whole, user.at - younger, user.at + older)
-        with self._lock:
-            if self._snapshot is snapshot:
-                self._kept.pop(whole.user_id, None)
-                self._kept[whole.user_id] = kept
+            return kept if kept is not None and kept.asked.whole == whole else None
 
 
 class _Kept(NamedTuple):
     user: UserMemory
-    whole: Whole
+    asked: Asked
+    nbytes: int
     since: int  # microseconds UTC: from then on
     until: int  # and before then, it is the same

@@ -37,6 +37,12 @@ def found(
     return user, False
 
 
+def size(snapshot: Snapshot, length: int, at: int) -> int:
+    """Bytes that are kept of ann's memory."""
+    question = asked("ann", length)
+    return remember(snapshot, question.past, at).nbytes + question.nbytes
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     room=st.sampled_from([0.0, 1.0, 2.5, 1e6]),
@@ -53,7 +59,7 @@ def test_no_bound_and_no_time_changes_a_memory(
     snapshot: Snapshot, room: float, questions: list[tuple[str, int, int]]
 ) -> None:
     """To the bit what is made of the history then; what is kept never exceeds its bytes."""
-    limit = int(room * remember(snapshot, asked("ann", 30).past, 9 * DAY).nbytes)
+    limit = int(room * size(snapshot, 30, 9 * DAY))
     kept = Remembered(limit)
     for user_id, length, at in questions:
         question = asked(user_id, length)
@@ -64,7 +70,10 @@ def test_no_bound_and_no_time_changes_a_memory(
         assert torch.equal(user.memory.keys, expected.memory.keys)
         assert torch.equal(user.memory.values, expected.memory.values)
         assert (user.source == expected.source).all()
-        assert kept.nbytes == sum(each.user.nbytes for each in kept._kept.values()) <= limit
+        each = [one.user.nbytes + one.asked.nbytes for one in kept._kept.values()]
+        assert kept.nbytes == sum(each) <= limit
+        again = kept.asked(snapshot, question.whole)
+        assert again is None or (again.past.timestamps == question.past.timestamps).all()
 
 
 def test_it_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -> None:
@@ -86,6 +95,9 @@ def test_another_history_or_snapshot_is_another_memory(snapshot: Snapshot) -> No
     found(kept, snapshot, asked("ann", 5), at)
     assert kept.get(snapshot, asked("ann", 5), at) is not None
     assert kept.get(snapshot, asked("ann", 6), at) is None
+    assert kept.asked(snapshot, Whole("ann", 6, 1)) is None
+    assert kept.asked(snapshot, Whole("ann", 5, 2)) is None
+    assert kept.asked(snapshot, Whole("bob", 5, 1)) is None
     other = replace(asked("ann", 5), whole=Whole("ann", 5, 2))
     assert kept.get(snapshot, other, at) is None
     assert kept.get(replace(snapshot), asked("ann", 5), at) is None
@@ -99,13 +111,13 @@ def test_a_session_is_not_kept(snapshot: Snapshot) -> None:
     assert len(kept) == 0
     found(kept, snapshot, asked("ann", 5), at)
     assert kept.get(snapshot, asked("ann", 5, stored=False), at) is None
+    assert kept.asked(snapshot, None) is None
 
 
 def test_what_is_too_large_drives_nobody_out(snapshot: Snapshot) -> None:
     """Of two small memories and one beyond the bound, those stay; the longest unused goes first."""
     at = 99 * DAY
-    small = remember(snapshot, asked("ann", 2).past, at).nbytes
-    kept = Remembered(int(2.5 * small))
+    kept = Remembered(int(2.5 * size(snapshot, 2, at)))
     for user_id, length in (("ann", 2), ("bob", 2), ("cid", 30)):
         found(kept, snapshot, asked(user_id, length), at)
     assert {*kept._kept} == {"ann", "bob"}
