@@ -21,6 +21,7 @@ from service.bench import (
     kernels,
     large_recommending,
     latency,
+    latency_report,
     machine,
     report,
 )
@@ -122,18 +123,22 @@ def run(
     return found
 
 
-def run_service(console: Console, *, data: Path | None, quick: bool = False) -> dict[str, Any]:
+def run_service(
+    console: Console, *, data: Path | None, quick: bool = False, effort: Effort | None = None
+) -> dict[str, Any]:
     """Measure what is asked over HTTP alone, print it, and return it as plain values.
 
     The arguments and errors are those of `run`.
     """
-    effort, cores = QUICK if quick else FULL, Cores.choose()
+    effort, cores = effort or (QUICK if quick else FULL), Cores.choose()
     sizes = {"items": effort.items, "users": effort.users}
     with stoppable(), one_thread(), prepared(data, **sizes) as ground:
         found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
         report.machine(console, found["machine"], ground)
         with served(ground, cores) as heed:
-            found["http"] = _questions(console, ground, subjects(ground), heed, cores, effort)
+            found["http"] = _questions(
+                console, ground, subjects(ground), heed, cores, effort, working=ground.data
+            )
     return found
 
 
@@ -244,7 +249,14 @@ def _over_http(
 
 
 def _questions(
-    console: Console, ground: Ground, own: Subjects, heed: Server, cores: Cores, effort: Effort
+    console: Console,
+    ground: Ground,
+    own: Subjects,
+    heed: Server,
+    cores: Cores,
+    effort: Effort,
+    *,
+    working: Path | None = None,
 ) -> dict[str, Any]:
     """What is asked of a server, beside the floor and the job alone."""
     asked = questions(ground)
@@ -257,8 +269,10 @@ def _questions(
             rounds=effort.http_rounds,
             requests=effort.requests,
             told=told,
+            working=working,
+            environment=environment(),
         )
-    report.latencies(console, cases)
+    latency_report.shown(console, cases)
     return {
         "targets": TARGETS,
         "limit": LIMIT,

@@ -90,7 +90,52 @@ def prepared(
         else:
             source = f"a copy of {data}"
             _copy(data, target)
-        yield _described(target, source)
+        yield described(target, source)
+
+
+def described(target: Path, source: str) -> Ground:
+    """What is in a data directory.
+
+    Args:
+        target: the directory.
+        source: where it came from.
+
+    Raises:
+        NotFound: when there is nothing in its store.
+    """
+
+    async def look() -> Ground:
+        store = SQLiteStore(target / STORE_FILE)
+        try:
+            counts = await store.counts()
+            listed = {i.item_id: i.title for i in store.scan_items() if not i.hidden}
+            titles = [title for title in listed.values() if title]
+            seen = np.zeros(0, dtype=np.int64)
+            names: list[str] = []
+            for columns in store.scan():
+                names = columns.user_ids
+                more = np.bincount(columns.users, minlength=max(len(names), len(seen)))
+                more[: len(seen)] += seen
+                seen = more
+            if not listed or not names:
+                raise NotFound(f"there is nothing to measure in {source}: no items, or no events")
+            nearest = dict.fromkeys(int(np.abs(seen - length).argmin()) for length in LENGTHS)
+            return Ground(
+                data=target,
+                source=source,
+                items=len(listed),
+                users=counts["users"],
+                events=counts["events"],
+                item_ids=tuple(listed),
+                titles=tuple(random.Random(0).sample(titles, min(_TITLES, len(titles)))),
+                askers=tuple((names[at], int(seen[at])) for at in nearest),
+                others=tuple(random.Random(0).sample(names, min(_OTHERS, len(names)))),
+                model=Registry(target / MODELS_FOLDER).current(),
+            )
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
 
 
 def random_model(items: int, *, content: int = 256, seed: int = 0, **shape: Any) -> Recommender:
@@ -187,38 +232,3 @@ def _copy(data: Path, target: Path) -> None:
         shutil.copytree(data / MODELS_FOLDER, target / MODELS_FOLDER, ignore=ignored)
     if (data / EMBEDDINGS_FILE).is_file():
         shutil.copyfile(data / EMBEDDINGS_FILE, target / EMBEDDINGS_FILE)
-
-
-def _described(target: Path, source: str) -> Ground:
-    async def look() -> Ground:
-        store = SQLiteStore(target / STORE_FILE)
-        try:
-            counts = await store.counts()
-            listed = {i.item_id: i.title for i in store.scan_items() if not i.hidden}
-            titles = [title for title in listed.values() if title]
-            seen = np.zeros(0, dtype=np.int64)
-            names: list[str] = []
-            for columns in store.scan():
-                names = columns.user_ids
-                more = np.bincount(columns.users, minlength=max(len(names), len(seen)))
-                more[: len(seen)] += seen
-                seen = more
-            if not listed or not names:
-                raise NotFound(f"there is nothing to measure in {source}: no items, or no events")
-            nearest = dict.fromkeys(int(np.abs(seen - length).argmin()) for length in LENGTHS)
-            return Ground(
-                data=target,
-                source=source,
-                items=len(listed),
-                users=counts["users"],
-                events=counts["events"],
-                item_ids=tuple(listed),
-                titles=tuple(random.Random(0).sample(titles, min(_TITLES, len(titles)))),
-                askers=tuple((names[at], int(seen[at])) for at in nearest),
-                others=tuple(random.Random(0).sample(names, min(_OTHERS, len(names)))),
-                model=Registry(target / MODELS_FOLDER).current(),
-            )
-        finally:
-            await store.close()
-
-    return asyncio.run(look())

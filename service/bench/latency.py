@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from service.errors import Unavailable
 
 CONCURRENCY = (1, 16)
 FLOORS = ("plain", "typed")
+WORKING = "working"  # the typed floor that does the job too
+NOTHING: Mapping[str, str] = {}
 _PERCENTILES = (50, 95, 99)
 
 
@@ -38,7 +42,7 @@ class Case:
     question: str
     events: int
     connections: int
-    loads: Mapping[str, Sequence[Load]]  # by server, one for each round
+    loads: Mapping[str, Sequence[Load]]  # by server, one for each round; `WORKING` may be missing
     alone: Sequence[float]  # median seconds of the job in this process, for each round
     processor: Mapping[str, float | None]  # seconds of the server for each request
     answer_bytes: Mapping[str, int]
@@ -105,6 +109,9 @@ class Case:
             "ratio_to_floor": {floor: self.ratio(floor).as_dict() for floor in FLOORS},
             "job_seconds": float(np.median(self.alone)),
             "ratio_to_floor_and_job": {floor: self.added(floor).as_dict() for floor in FLOORS},
+            "ratio_to_working_floor": (
+                self.ratio(WORKING).as_dict() if WORKING in self.loads else None
+            ),
             "requests_per_second": {server: self.rate(server) for server in self.loads},
             "processor_seconds": dict(self.processor),
             "answer_bytes": dict(self.answer_bytes),
@@ -122,6 +129,8 @@ def measure(
     requests: int,
     concurrency: Sequence[int] = CONCURRENCY,
     told: Told = silent,
+    working: Path | None = None,
+    environment: Mapping[str, str] = NOTHING,
 ) -> list[Case]:
     """Ask Heed and the floor in turns, and do the job alone.
 
@@ -134,6 +143,8 @@ def measure(
         requests: to each server in each round, and how often the job is done.
         concurrency: connections, one number after the other.
         told: how many rounds are done.
+        working: the data directory of the questions, for a floor that does the job; None = without.
+        environment: of that floor, its HEED_* variables.
 
     Raises:
         Unavailable: when Heed does not answer, or the floor answers otherwise.
@@ -144,11 +155,16 @@ def measure(
         file.write(orjson.dumps(answers))
         file.flush()
         arguments = ["-m", "service.bench.floor", file.name]
-        with (
-            serving(arguments, core=cores.server, environment={}) as floor,
-            pinned(cores.client),
-        ):
-            run = _Run({"heed": heed, "floor": floor}, works, cores.server, rounds, requests)
+        with ExitStack() as stack:
+            floor = stack.enter_context(serving(arguments, core=cores.server, environment={}))
+            servers = {"heed": heed, "floor": floor}
+            if working is not None:
+                arguments = [*arguments, str(working)]
+                servers[WORKING] = stack.enter_context(
+                    serving(arguments, core=cores.server, environment=environment)
+                )
+            stack.enter_context(pinned(cores.client))
+            run = _Run(servers, works, cores.server, rounds, requests)
             return uvloop.run(run.measure(asked, answers, concurrency, told))
 
 
@@ -171,7 +187,7 @@ async def _answers(heed: Server, asked: Sequence[Question]) -> dict[str, dict[st
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    servers: Mapping[str, Server]  # heed and floor
+    servers: Mapping[str, Server]  # heed and floor, and the floor that works where there is one
     works: Mapping[str, Sequence[Job]]
     core: int | None  # of the servers
     rounds: int
@@ -211,14 +227,13 @@ class _Run:
 
     def _ways(self, question: Question) -> dict[str, tuple[Server, list[bytes]]]:
         """The server of each name, and what is sent to it."""
-        paths = {"heed": f"/v1/{question.ask}"}
-        paths |= {name: f"/{name}/{question.name}" for name in FLOORS}
+        paths = {"heed": ("heed", f"/v1/{question.ask}")}
+        paths |= {name: ("floor", f"/{name}/{question.name}") for name in FLOORS}
+        paths[WORKING] = (WORKING, f"/typed/{question.name}")
         return {
-            name: (
-                self.servers["heed" if name == "heed" else "floor"],
-                [post(path, body) for body in question.bodies],
-            )
-            for name, path in paths.items()
+            name: (self.servers[server], [post(path, body) for body in question.bodies])
+            for name, (server, path) in paths.items()
+            if server in self.servers
         }
 
     async def _case(

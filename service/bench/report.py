@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from models.attending import Attending
@@ -17,9 +16,7 @@ from service.bench.ground import Ground
 from service.bench.histories import EVENTS, Grown
 from service.bench.ingest import Ingested
 from service.bench.kernels import Kernels
-from service.bench.latency import Case
-from service.bench.questions import LIMIT, TARGETS
-from service.bench.tables import median, ms, part, rate, ratio, seconds, table
+from service.bench.tables import median, part, rate, ratio, seconds, table
 
 
 def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:
@@ -209,71 +206,6 @@ def ingestion(console: Console, found: Ingested) -> None:
         "the same table and index, in a database that began empty, WAL, synchronous=FULL, "
         f"{ingest.BATCH:,} a transaction, pages without checksums. "
         f"One small transaction takes {median(found.sync)} here.",
-    )
-
-
-def latencies(console: Console, found: Sequence[Case]) -> None:
-    """Questions over HTTP."""
-    table(
-        console,
-        f"Questions over HTTP, closed loop: score {TARGETS} targets, recommend and search {LIMIT}; "
-        "milliseconds",
-        (
-            "question",
-            "at once",
-            "p50",
-            "p95",
-            "p99",
-            "req/s",
-            "core ms",
-            "floor p50",
-            "p99",
-            "ratio",
-        ),
-        (
-            (
-                each.question,
-                f"{each.connections}",
-                *(ms(each.percentile("heed", p)) for p in (50, 95, 99)),
-                f"{each.rate('heed'):.0f}",
-                "n/a" if each.processor["heed"] is None else ms(each.processor["heed"]),
-                *(ms(each.percentile("plain", p)) for p in (50, 99)),
-                ratio(each.ratio("plain")),
-            )
-            for each in found
-        ),
-        caption="The number in a question's name is the length of the history. The floor is a bare "
-        "FastAPI app that answers the same bytes; it writes them with orjson, as Heed does. "
-        f"{sum(each.failed for each in found)} requests failed.",
-    )
-    table(
-        console,
-        "What the service adds: time for a request, in milliseconds, beside floor and job together",
-        ("question", "at once", "Heed", "floor with models", "job alone", "ratio to both"),
-        (
-            (
-                each.question,
-                f"{each.connections}",
-                ms(each.percentile("heed", 50) / each.connections),
-                ms(each.percentile("typed", 50) / each.connections),
-                ms(float(np.median(each.alone))),
-                ratio(each.added("typed")),
-            )
-            for each in found
-        ),
-        caption="Time for a request: the median latency over the connections. This floor answers "
-        "through its response model, as FastAPI's tutorial does. The job is what is computed, in "
-        "this process and in turns with the requests; a score's memory is in place.",
-    )
-    table(
-        console,
-        "Where Heed says the time of one question went (Server-Timing, medians, ms)",
-        ("question", *(names := list(found[0].stages()))),
-        (
-            (each.question, *(ms(each.stages().get(name, 0.0)) for name in names))
-            for each in found
-            if each.connections == 1
-        ),
     )
 
 

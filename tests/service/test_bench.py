@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import orjson
 import pytest
 import torch
 from rich.console import Console
+from starlette.testclient import TestClient
 
 from models import ranking
 from models.ranking import Ranked
@@ -29,6 +31,7 @@ from models.scoring import Scores, score
 from service import bench
 from service.bench import candidates, conditions, ingest, kernels, latency
 from service.bench.client import Load, closed_loop, connected, post
+from service.bench.floor import floor_app
 from service.bench.ground import Ground, prepared, random_model
 from service.bench.in_process import jobs
 from service.bench.kernels import Coarse, Kernels
@@ -511,6 +514,31 @@ def test_what_http_adds_is_beside_the_floor_and_the_job() -> None:
     assert case.added("typed").median == pytest.approx(1.0)  # 3 / (1 + 2), 2 / (1 + 1), 4 / (2 + 3)
     assert case.added("typed").low == pytest.approx(0.9)
     assert case.added("plain").median == pytest.approx(1.2)  # 3 / 2.5, 2 / 1.5, 4 / 4
+
+
+def test_the_floor_at_work_does_one_job_for_each_request() -> None:
+    """The jobs of a question come in turn, and the answer is the one that it was given."""
+    done: list[str] = []
+    works = {"ours": [partial(done.append, name) for name in "ab"]}
+    answer = {"items": [], "model_version": "v", "retrieval": "exact", "degraded": False}
+    told = {name: {"ask": "score", "answer": answer} for name in ("ours", "other")}
+    client = TestClient(floor_app(told, works))
+    for name in ("ours", "other", "ours", "ours"):
+        found = client.post(f"/typed/{name}", json={"item_ids": ["x"]})
+        assert (found.status_code, found.json()) == (200, answer)
+    assert client.post("/plain/ours", json={"item_ids": ["x"]}).json() == answer
+    assert done == ["a", "b", "a"]
+
+
+def test_a_service_is_measured_beside_a_floor_that_does_the_job() -> None:
+    """Every question is asked of it too, and no request of it fails."""
+    report = bench.run_service(Console(file=io.StringIO()), data=None, effort=TINY)
+    cases = report["http"]["cases"]
+    assert {case["question"] for case in cases} >= {"score-200", "recommend-1000", "search"}
+    for case in cases:
+        assert case["failed"] == 0
+        assert case["ratio_to_working_floor"]["median"] > 0
+        assert case["seconds"]["working"]["p50"] > 0
 
 
 def test_the_job_alone_is_what_is_answered() -> None:
