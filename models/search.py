@@ -345,5 +345,9 @@ def _sharpness(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np
 
 
 def _of_units(query: Tensor, keys: Tensor) -> Tensor:
-    """The cosine of unit vectors: `cosine` would scale all keys anew for each query."""
-    return query @ keys.mT
+    """The cosines [1, K] of one unit vector [1, D] and many [K, D].
+
+    `cosine` would scale all keys anew for each query; and for one query NumPy, which takes one
+    product after the other, reads the keys in less than half the time of a matrix product.
+    """
+    return torch.from_numpy(np.vecdot(keys.numpy(), query[0].numpy()))[None]
