@@ -12,6 +12,7 @@ from torch import Tensor, nn
 Scorer = Callable[[Tensor, Tensor], Tensor]
 """Query [..., Q, d_q] and keys [..., K, d_k] give [..., Q, K]: a new tensor, to be written over."""
 
+_LENGTHS = 1e-15, 1e15  # between which no square of a float32 overflows or vanishes
 _BLOCK = 1 << 22  # floats of tanh(...) that `Additive` holds at once without gradients: 16 MiB
 
 
@@ -33,6 +34,12 @@ def cosine(query: Tensor, keys: Tensor) -> Tensor:
     and no gradient. Raises ValueError when the last dimensions differ.
     """
     check_width(query, keys)
+    if not (torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)):
+        # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
+        lengths = torch.linalg.vector_norm(keys, dim=-1)
+        least, most = _LENGTHS
+        if bool(((lengths > least) & (lengths < most)).all()):
+            return (unit(query) @ keys.mT).div_(lengths.unsqueeze(-2))
     return unit(query) @ unit(keys).mT
 
 

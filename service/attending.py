@@ -120,9 +120,10 @@ def attend_catalogue(
         raise Invalid("/heads", f"must divide the keys' dimension, {catalogue.dimension}")
     places = np.flatnonzero(seen)
     owners = catalogue.keys.owners[places]
-    memory = KeyValueMemory(
-        _split(catalogue.keys.vectors[places], heads), _split(catalogue.content[owners], heads)
-    )
+    vectors = catalogue.keys.vectors
+    if len(places) < len(vectors):
+        vectors = vectors[places]
+    memory = KeyValueMemory(_split(vectors, heads), _split(catalogue.content[owners], heads))
     operands = _Operands(_split(vector[None], heads), memory, None)
     found = _attend(query, operands, exact_up_to, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)

@@ -37,6 +37,23 @@ def test_additive_in_blocks_equals_additive_at_once(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(in_blocks, at_once.detach())
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+def test_cosine_is_the_same_with_and_without_gradients(size: float) -> None:
+    """That of float64, keys of any length among the others, none of which changes."""
+    torch.manual_seed(0)
+    query, keys = torch.randn(2, 5, 8), torch.randn(2, 30, 8)
+    keys[0, 3] *= size
+    keys[1, 7] *= 0 if size == 1e-30 else size
+    before = keys.clone()
+    a, b = query.double(), keys.double()
+    lengths = a.norm(dim=-1)[..., None] * b.norm(dim=-1)[:, None]
+    wanted = ((a @ b.mT) / lengths.clamp(min=1e-300)).float()
+    torch.testing.assert_close(cosine(query, keys), wanted, atol=1e-6, rtol=0)
+    learning = cosine(query, keys.clone().requires_grad_())
+    torch.testing.assert_close(learning.detach(), wanted, atol=1e-6, rtol=0)
+    assert torch.equal(keys, before)
+
+
 def test_plain_additive_needs_no_training() -> None:
     """W = U = I and w = 1: the score is the sum of tanh(q + k)."""
     query, keys = torch.randn(2, 3), torch.randn(4, 3)
