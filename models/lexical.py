@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import tantivy
 from numpy.typing import NDArray
-from rapidfuzz.distance import OSA
-from rapidfuzz.process import extract
 
 TITLE = 3  # times that a title's words count, each as one in the other texts: chosen on judgments
 MOST_WORDS = 64  # of a query that are looked up, the rarest: the rest would hardly change a score
@@ -29,6 +27,7 @@ _SHORT = 3  # letters: what is shorter is not taken for another word, mistyped
 _RARE = 5  # items up to which a word may be one that was mistyped there too
 _KNOWN = 4_096  # words of queries of which is remembered what they stand for
 _OFTEN = 100  # times as many titles have the word that it then may stand for beside itself
+_LETTERS = 100  # that may be put into a word: the most frequent of titles
 _PARTS = re.compile(r'"([^"]*)"|([^\s"]+)')
 
 _should, _must = tantivy.Occur.Should, tantivy.Occur.Must
@@ -71,6 +70,7 @@ class WordIndex:
         self._index.register_tokenizer("stems", _analyser(stemmed=True))
         self._index.register_tokenizer("plain", _analyser(stemmed=False))
         self._writer: tantivy.IndexWriter | None = None
+        self._letters: Counter[str] = Counter()  # in how many titles each was, of those there were
 
     def updated(self, documents: Iterable[Document], removed: Iterable[int] = ()) -> Words:
         """What is found after these documents took the place of those of their rows.
@@ -93,12 +93,14 @@ class WordIndex:
             for text in [*[title] * TITLE, *texts]:
                 document.add_text("stems", text)
             document.add_text("titles", title)
+            self._letters.update(set(title.lower()))
             self._writer.add_document(document)
             if count % _BATCH == 0:
                 self._writer.commit()
         self._writer.commit()
         self._index.reload()
-        return Words(self._index.searcher(), self._schema)
+        letters = [letter for letter, _ in self._letters.most_common(_LETTERS)]
+        return Words(self._index.searcher(), self._schema, letters)
 
     def rest(self) -> None:
         """End the threads of those who write, until there is something to write again."""
@@ -110,9 +112,12 @@ class WordIndex:
 class Words:
     """The words of all items, as they were at one time."""
 
-    def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema) -> None:
+    def __init__(
+        self, searcher: tantivy.Searcher, schema: tantivy.Schema, letters: Iterable[str]
+    ) -> None:
         self._searcher, self._schema = searcher, schema
         self._stems, self._plain = _analyser(stemmed=True), _analyser(stemmed=False)
+        self._letters = {own for letter in letters for own in self._plain.analyze(letter)}
         # Of the same words the answer is always the same, and people search for the same words.
         self._known: dict[tuple[str, bool, bool], tuple[str, ...]] = {}
 
@@ -189,15 +194,12 @@ class Words:
         """The most frequent word of titles at a distance of 1, if there is one."""
         if len(word) < _SHORT:
             return ()
-        query = tantivy.Query.fuzzy_term_query(self._schema, "titles", word)
-        if not self._searcher.search(query, 1, count=False).hits:
-            return ()
-        # Few are wrong in the first letter, and all the others are a long list.
-        for start in dict.fromkeys((word[0], word[1], "")):
-            others = [other for other in self._titled(start) if other != word]
-            near = extract(word, others, scorer=OSA.distance, score_cutoff=1, limit=None)
-            if near:
-                return (min(near, key=lambda found: int(found[2]))[0],)
+        # To look for some hundred words takes less than to compare one with all that there are.
+        near = {other: self._titles(other) for other in _edited(word, self._letters | {*word})}
+        for start in (word[0], word[1], ""):  # few are wrong in the first letter
+            found = [other for other, count in near.items() if count and other.startswith(start)]
+            if found:
+                return (min(found, key=lambda other: (-near[other], other)),)
         return ()
 
     def _titled(self, start: str) -> list[str]:
@@ -285,6 +287,20 @@ class Words:
         if len(stems) == 1:
             return tantivy.Query.term_query(self._schema, "stems", stems[0])
         return tantivy.Query.phrase_query(self._schema, "stems", [*stems])
+
+
+def _edited(word: str, letters: Iterable[str]) -> set[str]:
+    """What differs from a word in one letter, or by two neighbours that changed places.
+
+    All at a distance of 1 (optimal string alignment): https://norvig.com/spell-correct.html
+    """
+    letters = tuple(letters)
+    parts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
+    edited = {left + right[1:] for left, right in parts if right}
+    edited |= {left + right[1::-1] + right[2:] for left, right in parts if len(right) > 1}
+    edited |= {left + letter + right[1:] for left, right in parts if right for letter in letters}
+    edited |= {left + letter + right for left, right in parts for letter in letters}
+    return edited - {word, ""}
 
 
 def _cased(word: str, like: str) -> str:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from rapidfuzz.distance import OSA
 
-from models.lexical import MOST_WORDS, TITLE, Document, Hits, WordIndex, Words
+from models.lexical import MOST_WORDS, TITLE, Document, Hits, WordIndex, Words, _edited
 from tests.models.reference import bm25
 
 LETTERS = ["ant", "bee", "cat", "dog", "elk", "fox"]  # each its own stem
@@ -156,6 +157,28 @@ def test_a_word_that_no_item_has_is_taken_for_another(
     reading = words.read(query)
     assert reading.text == text
     assert reading.meant == meant
+
+
+WORD = st.text("abcdé", min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(word=WORD, other=WORD)
+@example("ab", "ba")
+@example("abcd", "acbd")
+@example("a", "")
+def test_one_mistake_is_a_distance_of_one(word: str, other: str) -> None:
+    """As rapidfuzz measures it: a letter more, less, another one, or two that changed places."""
+    assert (other in _edited(word, "abcdé")) == (other != "" and OSA.distance(word, other) == 1)
+
+
+def test_letters_are_those_of_the_titles() -> None:
+    """A word of another script is taken for one of that script; the frequent before the rare."""
+    words = indexed(["Война и мир", "война миров", "naïve bayes", "the knave"])
+    assert words.read("вайна").text == "война"
+    assert words.read("вoйна").text == "война"  # with a Latin o
+    assert words.read("nsive").text == "naive"
+    assert words.read("naave").text == "naive"  # rather than knave: few mistake the first letter
 
 
 def test_what_is_mistyped_in_a_phrase_is_a_word_too() -> None:

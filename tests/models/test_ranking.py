@@ -14,7 +14,7 @@ from models.entries import Entry
 from models.explain import explain
 from models.item_filter import ItemFilter
 from models.past import Past
-from models.ranking import candidates, recommend
+from models.ranking import CANDIDATES, EXACT_WORK, candidate_count, candidates, recommend
 from models.recommender import Recommender
 from models.scoring import score
 from models.snapshot import Snapshot
@@ -304,6 +304,16 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
             if count > 0:
                 total[column] = total.get(column, 0.0) + 0.3**k * count
     return total
+
+
+def test_candidates_are_more_where_items_are_and_none_takes_long(snapshot: Snapshot) -> None:
+    """One in 400 items, as far as attending from all takes a quarter of the work done exactly."""
+    few, many = somebody(snapshot, events=8), somebody(snapshot, events=800)
+    assert candidate_count(few, 20, 100_000) == CANDIDATES
+    assert candidate_count(few, 20, 1_000_000) == 2_500
+    assert candidate_count(few, 20, 10_000_000) == 25_000
+    assert candidate_count(many, 20, 10_000_000) == EXACT_WORK // 4 // len(many)
+    assert candidate_count(many, 400, 1_000_000) == 1_600  # what is wanted, and some to choose from
 
 
 def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
