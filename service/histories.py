@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from models.vocabulary import Vocabulary
@@ -62,16 +63,19 @@ class Histories:
     def __init__(self, store: Store, vocabulary: Vocabulary, max_bytes: int) -> None:
         self._store = store
         self._items = vocabulary
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Materialised] = OrderedDict()
+        self._kept: LRUCache[str, Materialised] = LRUCache(max_bytes, attrgetter("nbytes"))
         self._epochs = count(1)
         self.types = Vocabulary()
-        self.nbytes = 0
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self._kept.currsize)
 
     async def get(self, user_id: str) -> Materialised:
         """The user's history as of now; empty for an unknown user."""
@@ -79,7 +83,6 @@ class Histories:
         known = self._kept.get(user_id)
         if known is not None and known.version == version:
             self.hits += 1
-            self._kept.move_to_end(user_id)
             return known
         self.misses += 1
         # Whoever asks may be out of time before a very long history is read: it is kept then all
@@ -97,19 +100,12 @@ class Histories:
     def drop(self) -> None:
         """Forget everything; no answer changes."""
         self._kept.clear()
-        self.nbytes = 0
 
     def _keep(self, user_id: str, history: Materialised) -> Materialised:
-        old = self._kept.pop(user_id, None)
-        if old is not None:
-            self.nbytes -= old.nbytes
-        if history.version == 0:  # an unknown user costs the store nothing to ask for again
-            return history
-        self._kept[user_id] = history
-        self.nbytes += history.nbytes
-        while self.nbytes > self._max_bytes and self._kept:
-            _, evicted = self._kept.popitem(last=False)
-            self.nbytes -= evicted.nbytes
+        self._kept.pop(user_id, None)
+        # An unknown user costs the store nothing to ask for again.
+        if history.version and history.nbytes <= self._kept.maxsize:
+            self._kept[user_id] = history
         return history
 
     def _materialise(self, history: History) -> Materialised:

@@ -166,6 +166,20 @@ async def test_the_least_recently_asked_for_makes_room(store: SQLiteStore) -> No
     await same(small, store, "u0")
 
 
+async def test_what_is_too_large_drives_nobody_out(store: SQLiteStore) -> None:
+    """A history beyond the bound is answered and not kept; who was there stays."""
+    await store.append([event(n, user="u0") for n in range(50)])
+    await store.append([event(n, user="giant") for n in range(500)])
+    one = (await Histories(store, Vocabulary(), 1 << 30).get("u0")).nbytes
+    small = Histories(store, Vocabulary(), 2 * one)
+    await small.get("u0")
+    assert len(await small.get("giant")) == 500
+    hits = small.hits
+    await small.get("u0")
+    assert small.hits == hits + 1
+    assert len(small) == 1
+
+
 async def test_no_room_at_all_is_only_slower(store: SQLiteStore) -> None:
     """With nothing kept every question reads the store."""
     histories = Histories(store, Vocabulary(), 0)
