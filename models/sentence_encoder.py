@@ -43,6 +43,8 @@ class SentenceEncoder:
         ImportError: sentence-transformers is not installed.
     """
 
+    quick = False
+
     def __init__(self, folder: Path) -> None:
         folders = _checked(folder)
         self._model = _load(folder)

@@ -31,6 +31,11 @@ class TextEncoder(Protocol):
         """The length of a vector."""
         ...
 
+    @property
+    def quick(self) -> bool:
+        """Whether one text is encoded in less time than it takes to wake another thread."""
+        ...
+
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Unit vectors [n, dimension], float32; all zero for a text without any token."""
         ...
@@ -45,6 +50,7 @@ class StaticEncoder:
 
     name = "wordllama-l2-supercat-256"
     dimension = 256
+    quick = True
 
     def __init__(self) -> None:
         self._tokenizer, self._weight = _load_wordllama()

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models.pages import Pages
-from models.text import StaticEncoder, TextEncoder
+from models.text import TextEncoder
 
 Vectors = NDArray[np.float32]
 
@@ -59,7 +59,7 @@ class Embeddings:
     @property
     def quick(self) -> bool:
         """Whether a query is encoded in less time than it takes to wake another thread."""
-        return isinstance(self._encoder, StaticEncoder)
+        return self._encoder.quick
 
     @property
     def dimension(self) -> int:

@@ -29,6 +29,7 @@ class Counting:
     def __init__(self, name: str = "counting", dimension: int = 6) -> None:
         self.name = name
         self.dimension = dimension
+        self.quick = True
         self.asked: list[str] = []
 
     def encode(self, texts: Sequence[str]) -> Vectors:
@@ -179,21 +180,19 @@ def test_threads_share_it(path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("quick", [True, False])
 async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: bool) -> None:
-    """A query is read on the event loop by the static encoder alone, and else on another thread."""
+    """A query is read on the event loop by a quick encoder alone, and else on another thread."""
     seen: list[str] = []
 
-    class Static(StaticEncoder):
+    class Watched(StaticEncoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quick = quick
+
         def encode(self, texts: Sequence[str]) -> Vectors:
             seen.append(threading.current_thread().name)
             return super().encode(texts)
 
-    class Slow:
-        name, dimension = StaticEncoder().name, StaticEncoder().dimension
-
-        def encode(self, texts: Sequence[str]) -> Vectors:
-            return Static().encode(texts)
-
-    engine = await open_engine(Settings(data=tmp_path), encoder=Static() if quick else Slow())
+    engine = await open_engine(Settings(data=tmp_path), encoder=Watched())
     try:
         await engine.put_items([Item("i", title="A quiet river")])
         await engine.search(SearchQuery(Asker(), "river"), Stages())
