@@ -19,6 +19,7 @@ from models.older import Older
 from models.partials import Partial, Rows, attended
 from models.recency import FOREVER
 from models.snapshot import Snapshot
+from models.target_attention import of_rows
 from models.user_memory import UserMemory
 
 REST = -(1 << 62)  # the source of the row that stands for all that is not named
@@ -68,7 +69,7 @@ def near(
         hidden = ~exclude_self(targets, user.rows)  # (T, m)
         bias = bias[:, None].masked_fill(hidden, -math.inf)
     rows = Rows(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
-    return attended(snapshot.tables.queries[:, targets], [rows])
+    return attended(of_rows(snapshot.tables.queries, targets), [rows])
 
 
 def attend_long(
@@ -88,7 +89,8 @@ def attend_long(
     """
     if how.hard or how.temperature != 1:
         raise ValueError("how: a collapsed history is attended by the softmax at temperature 1")
-    query, outputs = snapshot.tables.queries[:, targets], snapshot.tables.outputs[:, targets]
+    tables = snapshot.tables
+    query, outputs = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)
     beside = near(snapshot, user, targets, how)
     cells = how.mode == "coarse" or (
         how.mode == "auto" and len(older) > how.crossover.rows(len(targets))
@@ -141,7 +143,8 @@ def unfolded(
         others = past.rows[events] != target
         events, bias = events[others], bias[:, others]
     rows = torch.from_numpy(past.rows[events].astype(np.int64))
-    keys, values = snapshot.tables.keys[:, rows], snapshot.tables.values[:, rows]  # (H, E, d)
+    keys = of_rows(snapshot.tables.keys, rows)  # (H, E, d)
+    values = of_rows(snapshot.tables.values, rows)
     biases = torch.from_numpy(bias)
     scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
     # All shares of one softmax: what is left is the rest's.

@@ -27,6 +27,7 @@ from models.partials import Partial, Rows, attended, merged
 from models.past import Past
 from models.recency import AGE_BUCKETS, age_bucket, age_edges
 from models.snapshot import Snapshot
+from models.target_attention import of_rows
 
 NEAR = 1_024  # of the newest events, at least, are attended one by one: see `split`
 _STEP = 512  # events that become older at a time
@@ -229,7 +230,7 @@ class Older:
         if not len(own):
             return found
         rows = torch.from_numpy(self._items)[places[own]]
-        keys, values = self._tables.keys[:, rows], self._tables.values[:, rows]
+        keys, values = of_rows(self._tables.keys, rows), of_rows(self._tables.values, rows)
         scores = (query[:, own] * keys).sum(-1) / math.sqrt(query.shape[-1])
         scores += torch.from_numpy(_log(self._weights[:, places[own].numpy()])).float()
         share = (scores - found.partial.log_mass[:, own]).exp().clamp(max=1 - 1e-6)
@@ -375,7 +376,8 @@ class Older:
         for at in range(start, len(self), _BLOCK):
             items = torch.from_numpy(self._items[at : at + _BLOCK])
             log_weights = torch.from_numpy(_log(self._weights[:, at : at + _BLOCK])).float()
-            yield Rows(self._tables.keys[:, items], self._tables.values[:, items], log_weights)
+            keys, values = of_rows(self._tables.keys, items), of_rows(self._tables.values, items)
+            yield Rows(keys, values, log_weights)
 
 
 def _log(weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from models.memory import KeyValueMemory
 from models.partials import Partial
 from models.retrieval import index_heads, retrieve
 from models.snapshot import Snapshot
+from models.target_attention import of_rows
 from models.user_memory import UserMemory
 
 _CLUSTERED_FROM = 4_096  # rows: fewer are scanned faster than clustered
@@ -63,9 +64,9 @@ def score(
     """
     tables = snapshot.tables
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
-    sequence = tables.vectors[chosen] @ user.summary
+    sequence = tables.vectors.index_select(0, chosen) @ user.summary
     transitions = _transitions(snapshot, user, chosen, again=not how.exclude_self)
-    prior = tables.prior[chosen]
+    prior = tables.prior.index_select(0, chosen)
     mode = how.over(len(user))
     within = error = scanned = whole = None
     if user.older is not None and len(chosen):
@@ -101,7 +102,7 @@ def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again
     model = snapshot.model
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(len(targets))
-    rows = snapshot.trained_rows[targets]
+    rows = snapshot.trained_rows.index_select(0, targets)
     after = followed(model.followers, user.recent_items, model.reach)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
     if model.counts_own:
@@ -119,7 +120,7 @@ def _attend_exact(
 ) -> Tensor:
     """The attention part [T]."""
     tables = snapshot.tables
-    query, output = tables.queries[:, targets], tables.outputs[:, targets]  # (H, T, d)
+    query, output = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)  # (H, T, d)
     keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
     bias = user.bias[:, None]  # (H, 1, m)
     visible = exclude_self(targets, user.rows) if how.exclude_self else None  # (T, m)
@@ -143,7 +144,7 @@ def _attend_coarse(
     tables = snapshot.tables
     k = min(how.k or DEFAULT_K, len(user))
     found = retrieve(
-        tables.queries[:, targets].transpose(0, 1),  # (T, H, d)
+        of_rows(tables.queries, targets).transpose(0, 1),  # (T, H, d)
         user.memory,
         indexes or head_indexes(user.memory),
         k,
@@ -152,7 +153,7 @@ def _attend_coarse(
         hard=how.hard,
         probes=how.probes,
     )
-    output = tables.outputs[:, targets].transpose(0, 1)  # (T, H, d)
+    output = of_rows(tables.outputs, targets).transpose(0, 1)  # (T, H, d)
     rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `retrieve` gives both
     kept = torch.zeros(*rows.shape[:2], len(user) + 1, dtype=torch.bool)
     kept.scatter_(2, torch.where(rows < 0, len(user), rows), True)

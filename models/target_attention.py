@@ -24,6 +24,17 @@ class ItemTables(NamedTuple):
     prior: Tensor  # [N]
 
 
+def of_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Some rows [T] of a table [H, N, d]: [H, T, d], a copy in which each head's stand together.
+
+    Row by row, as the table lies in memory. Along its second dimension torch would copy all of it
+    first, and an index of rows takes several times as long.
+    """
+    if not table.shape[1]:
+        return table.new_zeros(table.shape[0], len(rows), table.shape[2])
+    return table.transpose(0, 1).index_select(0, rows).transpose(0, 1).contiguous()
+
+
 def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Σ_h ⟨context_h, o_h⟩ of every item of `tables` as the target of one prefix each.
 

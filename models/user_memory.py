@@ -19,6 +19,7 @@ from models.past import Past
 from models.recency import FOREVER
 from models.recommender import Recommender
 from models.snapshot import Snapshot
+from models.target_attention import of_rows
 
 _FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
 
@@ -285,10 +286,5 @@ def _profile(snapshot: Snapshot, past: Past) -> tuple[Tensor, Tensor, Tensor] | 
 
 
 def _heads_last(table: Tensor, rows: Tensor) -> Tensor:
-    """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything.
-
-    Each head's rows stand together, as attention reads them.
-    """
-    if not table.shape[1]:
-        return table.new_zeros(len(rows), table.shape[0], table.shape[2])
-    return table.index_select(1, rows.clamp(min=0)).transpose(0, 1)
+    """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything."""
+    return of_rows(table, rows.clamp(min=0)).transpose(0, 1)
