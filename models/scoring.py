@@ -62,6 +62,10 @@ def score(
         how: the softmax and how rows are found.
         indexes: one for each head over this memory's keys and bias; built here when missing.
     """
+    if not len(targets):
+        none = torch.zeros(0)
+        mode = how.over(len(user))
+        return Scores(none, none, none, none, none, none, None, mode, len(user))
     tables = snapshot.tables
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     sequence = tables.vectors.index_select(0, chosen) @ user.summary
@@ -69,12 +73,12 @@ def score(
     prior = tables.prior.index_select(0, chosen)
     mode = how.over(len(user))
     within = error = scanned = whole = None
-    if user.older is not None and len(chosen):
+    if user.older is not None:
         blocks = torch.split(chosen, _TARGETS)
         found = joined(attend_long(snapshot, user, user.older, some, how) for some in blocks)
         attention, mass, error, looked, whole = found
         mode, scanned = ("coarse" if bool(error.any()) else "exact"), float(looked.mean())
-    elif not len(user) or not len(chosen):
+    elif not len(user):
         attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
     elif mode == "coarse":
         attention, mass, within = _attend_coarse(snapshot, user, chosen, how, indexes)

@@ -58,6 +58,12 @@ class Whole(NamedTuple):
     epoch: int  # of the history: see `Materialised`
 
 
+# Of whom nothing is known, and who brings nothing.
+NOBODY = Asked(
+    Past.nothing(), np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32), (), ()
+)
+
+
 def whole_of(asker: Asker, stored: Materialised | None) -> Whole | None:
     """What is asked of where that is all that is stored of a user and nothing else; else None."""
     if stored is None or not stored.version or asker.history or asker.visible != Visible():
@@ -104,6 +110,8 @@ class Pasts:
             at: the request's time; session events without a time happened just now.
         """
         inline = asker.history or ()
+        if stored is None and not inline:
+            return NOBODY
         columns = self._columns(snapshot, stored, inline, at)
         rows, timestamps, weights, types, type_names, kinds, seqs = columns
         vectors = {} if stored is None else self._usable(stored.vectors)

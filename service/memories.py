@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext
 
 from models.attending import CROSSOVER, Attending, Crossover
 from models.snapshot import Snapshot
-from models.user_memory import UserMemory
-from service.asking import Asked, attending, whole_of
+from models.user_memory import UserMemory, remember
+from service.asking import NOBODY, Asked, attending, whole_of
 from service.crossover import measure
 from service.encodings import Encodings
 from service.histories import Materialised
@@ -47,6 +47,7 @@ class Memories:
         self.long = LongHistories(long_history_bytes)
         self.true_error = TrueError(check_share)
         self._crossover = CROSSOVER
+        self._nobody: tuple[Snapshot | None, UserMemory | None] = (None, None)
 
     def measure(self) -> Crossover:
         """Find from how many items on cells are used here; until then it is a guess."""
@@ -71,6 +72,9 @@ class Memories:
             asked: what they did.
             at: the request's time, microseconds UTC.
         """
+        if asked is NOBODY:
+            yield self._nobodys(snapshot)
+            return
         plain = asker.temperature == 1 and not asker.hard and not asker.retrieval.top
         older = self.long.of(snapshot, asked, at) if plain else None
         with nullcontext() if older is None else older.lock:
@@ -82,6 +86,14 @@ class Memories:
                 if older is None:
                     self.remembered.put(snapshot, asked, user)
             yield user
+
+    def _nobodys(self, snapshot: Snapshot) -> UserMemory:
+        """The memory without anything in it, made once for each snapshot."""
+        known, memory = self._nobody
+        if known is not snapshot or memory is None:
+            memory = remember(snapshot, NOBODY.past, 0)
+            self._nobody = (snapshot, memory)
+        return memory
 
     def stats(self) -> Mapping[str, float]:
         """Numbers worth a gauge."""
