@@ -34,6 +34,11 @@ class Asked:
     whole: Whole | None = None  # where this is all that is stored
 
     @property
+    def empty(self) -> bool:
+        """Whether there is nothing to attend to: no event, and nothing in the profile."""
+        return not len(self.rows) and not len(self.past.profile_rows)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the events."""
         past, types = self.past, self.past.types

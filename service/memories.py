@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from models.attending import CROSSOVER, Attending, Crossover
+from models.past import Past
 from models.snapshot import Snapshot
 from models.user_memory import UserMemory, remember
-from service.asking import NOBODY, Asked, attending, whole_of
+from service.asking import Asked, attending, whole_of
 from service.crossover import measure
 from service.encodings import Encodings
 from service.histories import Materialised
@@ -72,7 +73,7 @@ class Memories:
             asked: what they did.
             at: the request's time, microseconds UTC.
         """
-        if asked is NOBODY:
+        if asked.empty:
             yield self._nobodys(snapshot)
             return
         plain = asker.temperature == 1 and not asker.hard and not asker.retrieval.top
@@ -91,7 +92,7 @@ class Memories:
         """The memory without anything in it, made once for each snapshot."""
         known, memory = self._nobody
         if known is not snapshot or memory is None:
-            memory = remember(snapshot, NOBODY.past, 0)
+            memory = remember(snapshot, Past.nothing(), 0)
             self._nobody = (snapshot, memory)
         return memory
 

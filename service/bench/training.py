@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
@@ -245,11 +245,9 @@ class _Running:
 
     def turn(self, seconds: float) -> Any:
         """What it does in so many seconds."""
-        try:
+        with suppress(BrokenPipeError):  # it ended: what it said last is heard next
             self._tells.write(f"{seconds}\n")
             self._tells.flush()
-        except BrokenPipeError:
-            pass  # it ended: what it said last is heard next
         return self.hear()
 
 

@@ -43,6 +43,8 @@ def test_nobodys_memory_is_made_once_for_each_snapshot(memories: Memories) -> No
         assert len(first) == 0
     with memories.of(snapshot, Asker(temperature=2.0), NOBODY, 99 * DAY) as second:
         assert second is first
+    with memories.of(snapshot, Asker("new"), replace(NOBODY), 9 * DAY) as unknown:
+        assert unknown is first
     with memories.of(replace(snapshot), Asker(), NOBODY, 9 * DAY) as other:
         assert other is not first
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from service.bench.tables import table
 from service.bench.timing import Spread, ratios, spread
 from tests.benchmarks.peers.questions import Quality
 from tests.benchmarks.peers.turns import HEED, Case, Peer, verdict
@@ -15,7 +15,7 @@ from tests.benchmarks.peers.turns import HEED, Case, Peer, verdict
 
 def settings(console: Console, title: str, stated: Mapping[str, str]) -> None:
     """Who is compared, by which version and settings."""
-    _print(console, title, ("", "version and settings"), stated.items(), left=2)
+    table(console, title, ("", "version and settings"), stated.items(), left=2)
 
 
 def cases(console: Console, title: str, found: Sequence[Case], caption: str) -> None:
@@ -33,7 +33,7 @@ def cases(console: Console, title: str, found: Sequence[Case], caption: str) -> 
         for name in case.latencies
     ]
     columns = ("question", "at once", "", "p50 ms", "p95 ms", "p99 ms", "a second", "Heed is")
-    _print(console, title, columns, rows, left=3, caption=caption)
+    table(console, title, columns, rows, left=3, caption=caption)
 
 
 def quality(console: Console, title: str, found: Mapping[str, Quality]) -> None:
@@ -47,7 +47,7 @@ def quality(console: Console, title: str, found: Mapping[str, Quality]) -> None:
         "By the lists answered over HTTP: each user's last event held out, the whole catalogue "
         "ranked, what was seen left out, nobody told when. ± is the standard error."
     )
-    _print(console, title, ("", "HR@10", "NDCG@10", "cases"), rows, caption=caption)
+    table(console, title, ("", "HR@10", "NDCG@10", "cases"), rows, caption=caption)
 
 
 def everyone(console: Console, rates: Mapping[str, Sequence[float]]) -> None:
@@ -64,7 +64,7 @@ def everyone(console: Console, rates: Mapping[str, Sequence[float]]) -> None:
         "`heed recommend-all` does; the others compute lists in memory."
     )
     columns = ("", "users a second", "Heed is")
-    _print(console, "The lists of all users in one go", columns, rows, caption=caption)
+    table(console, "The lists of all users in one go", columns, rows, caption=caption)
 
 
 def recalls(console: Console, found: Mapping[str, float]) -> None:
@@ -74,7 +74,7 @@ def recalls(console: Console, found: Mapping[str, float]) -> None:
         "Of the ten nearest keys by all products, on queries that no effort was chosen on; of "
         f"{HEED}'s own search, of the ten items that it answers when every key is attended."
     )
-    _print(console, "What of the exact ten is found", ("", "recall@10"), rows, caption=caption)
+    table(console, "What of the exact ten is found", ("", "recall@10"), rows, caption=caption)
 
 
 def indexes(console: Console, title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -93,7 +93,7 @@ def indexes(console: Console, title: str, found: Mapping[str, Mapping[str, Any]]
         "Processor time of one query at a time, on queries that no effort was chosen on. "
         "Quantised or not, each is given what it takes to find enough on the other half."
     )
-    _print(console, title, columns, rows, left=3, caption=caption)
+    table(console, title, columns, rows, left=3, caption=caption)
 
 
 def slower(console: Console, found: Iterable[str]) -> None:
@@ -150,20 +150,3 @@ def _beside(good: Mapping[str, Quality] | Mapping[str, float] | None, name: str)
     if isinstance(own, Quality) and isinstance(theirs, Quality):
         return f", with NDCG@10 {theirs.ndcg:.3f} beside {own.ndcg:.3f}"
     return f", with recall@10 {theirs:.3f} beside {own:.3f}"
-
-
-def _print(
-    console: Console,
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    caption: str | None = None,
-    left: int = 1,
-) -> None:
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < left else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
