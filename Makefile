@@ -26,7 +26,7 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 	$(VENV)/bin/heed demo
 
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one.
-ALONE = tests/service/test_http_openapi.py
+ALONE = tests/service/http/test_openapi.py
 
 test: $(STAMP) browser ## run the tests, a core each for some (ARGS="-k name")
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --ignore $(ALONE) $(ARGS)
@@ -51,10 +51,10 @@ lint: $(STAMP) ## ruff and mypy
 	$(PY) -m mypy
 
 bench: $(STAMP) ## time the kernels against their references (of a running service: heed loadtest)
-	$(VENV)/bin/heed bench $(ARGS)
+	$(PY) -m tests.benchmarks $(ARGS)
 
 bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SASRec (ARGS="ml-100k")
-	$(PY) -m service.bench.training --rectools $(RECTOOLS)/bin/python $(ARGS)
+	$(PY) -m tests.benchmarks.training --rectools $(RECTOOLS)/bin/python $(ARGS)
 
 bench-page: $(STAMP) browser ## time the page of a data directory, from the last key to the first results (ARGS="DIR")
 	$(PY) -m tests.benchmarks.first_results $(or $(ARGS),$(HEED_DATA))

@@ -1,1 +1,5 @@
-"""Heed's computing: attention over memories. Arrays and bytes in, arrays and bytes out."""
+"""Computation: attention, encoders, indexes, training and evaluation.
+
+Arrays, tensors and bytes go in and come out. Nothing here opens a socket, reads the environment or
+knows of HTTP; `service` stores, serves and orchestrates.
+"""

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests import tiny
+from tests.support import tiny
 
 
 @pytest.fixture(scope="session")

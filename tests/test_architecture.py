@@ -1,7 +1,7 @@
-"""Who may import whom, read from the source. A new module takes its place in LAYERS."""
+"""Which room may import which, read from the source. A new room takes its place in ROOMS."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -9,88 +9,55 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# A module imports from its own layer and from earlier ones. Names without a file yet
-# keep their place.
-LAYERS = {
-    "models": [
-        "scorers recency vocabulary text columns data metrics points dropout precision entropy",
-        "partition partials moments",
-        "team pages item_filter clock shape pairs rows lexical search_parameters sentence_encoder",
-        "candidates trends objects structures cells",
-        "expansion",
-        "attention heads splits evaluate causal batches kinds",
-        "habits",
-        "memory transitions",
-        "coarse lookup followers",
-        "retrieval mass clusters baselines",
-        "field_keys",
-        "entries",
-        "encoder",
-        "target_attention",
-        "item_pages",
-        "recommender catalogue stepping",
-        "losses ranker trained protocols trainer cold memorising",
-        "snapshot checkpoint",
-        "train",
-        "presets past",
-        "older",
-        "user_memory attending",
-        "long_attention",
-        "scoring",
-        "explain left_out ranking search similarity served",
-    ],
-    "service": [
-        "errors names timestamps durable child layout listening memory apart workers siblings",
-        "team",
-        "records queries settings",
-        "manifest staging telemetry limits job training_command",
-        "stores registry datasets job_files embeddings encoders entries served_search",
-        "histories importing documents",
-        "asking serving",
-        "encodings remembered long_histories true_error crossover explaining corpora highlighting",
-        "memories recommending searching",
-        "similar",
-        "answering attending lists",
-        "engine jobs training loading",
-        "benchmarking search_quality",
-        "cold_start personal_search",
-        "showing suggestions comparing comparing_cold",
-        "schemas problems openapi auth",
-        "routes playground",
-        "app",
-        "serving_http bench",
-        "cli",
-    ],
-}
+# A room may import from itself and from the rooms before it, never from a later one.
+ROOMS = (
+    "models.attention",
+    "models.text",
+    "models.data",
+    "models.compute",
+    "models.index",
+    "models.encoder",
+    "models.recommender",
+    "models.catalogue",
+    "models.history",
+    "models.ranking",
+    "models.evaluation",
+    "models.training",
+    "service.domain",
+    "service.runtime",
+    "service.stores",
+    "service.datasets",
+    "service.snapshots",
+    "service.histories",
+    "service.training",
+    "service.jobs",
+    "service.engine",
+    "service.evaluation",
+    "service.http",
+    "service.loadtest",
+    "service.cli",
+)
+MOST_ENTRIES = 14  # of a folder of `service` or `models`
+MOST_ARROWS = 125  # pairs of rooms of which one imports the other
 
-# What only these rooms may import; everyone else must not.
-HTTP = (
-    "limits telemetry problems openapi auth schemas routes playground app serving_http suggestions "
-    "bench cli"
-)
-ENGINE = (
-    "engine answering attending searching recommending similar lists explaining asking serving "
-    "embeddings encodings entries long_histories memories remembered true_error crossover"
-)
+# The only rooms that may import a package.
 ONLY = {
-    "faiss": "coarse structures",
-    "tantivy": "lexical",
-    "fastapi": HTTP,
-    "starlette": HTTP,
-    "uvicorn": "listening serving_http bench",
-    "models": f"{ENGINE} histories registry jobs team corpora training loading benchmarking "
-    "cold_start comparing comparing_cold showing encoders served_search search_quality "
-    "personal_search bench cli",
-    "service.engine": "suggestions app serving_http bench",
+    "faiss": "models.index",
+    "tantivy": "models.text",
+    "fastapi": "service.http service.loadtest",
+    "starlette": "service.http service.loadtest",
+    "uvicorn": "service.http service.loadtest",
 }
+# Rooms of the service that know nothing of `models`.
+WITHOUT_MODELS = ("service.domain", "service.runtime", "service.stores", "service.datasets")
 
-# models computes: no network, environment, files or clock.
+# `models` computes: no network, environment, files or clock.
 OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 time"
 EXCEPT = {
-    ("models.text", "pathlib"),  # weights that ship inside an installed package
-    ("models.pages", "os"),  # a file that is memory
-    ("models.sentence_encoder", "pathlib"),  # weights that somebody put in a folder
-    ("models.clock", "time"),  # a stopwatch, for the progress it reports
+    ("models.text.static_encoder", "pathlib"),  # weights that ship inside an installed package
+    ("models.text.sentence_encoder", "pathlib"),  # weights in a folder that the caller names
+    ("models.catalogue.cow_array", "os"),  # memory that is backed by a file
+    ("models.training.eta", "time"),  # a stopwatch, for progress
 }
 
 
@@ -115,38 +82,60 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def room(module: str) -> str:
-    """The first two names: a room is a module or a package of one of the two top packages."""
+    """The first two names: a room is a folder of one of the two top packages."""
     return ".".join(module.split(".")[:2])
 
 
 MODULES = modules("models", "service")
 IMPORTS = {module: set(imports(path)) for module, path in MODULES.items()}
-PLACE = {
-    f"{package}.{name}": (package, level)
-    for package, layers in LAYERS.items()
-    for level, names in enumerate(layers)
-    for name in names.split()
-}
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_imports_follow_the_layers(module: str) -> None:
-    """A module has a place, and imports only what its place and the lists above allow."""
+def test_imports_follow_the_rooms(module: str) -> None:
+    """A module imports from its own room, earlier rooms, and packages that its room may use."""
     own = room(module)
-    placed = own in PLACE or own in LAYERS
-    assert placed, f"{own} has no place in LAYERS"
-    package, level = PLACE.get(own, (own, -1))
     for imported in IMPORTS[module]:
         other, top = room(imported), imported.split(".")[0]
-        if other in PLACE and top == package:
-            assert PLACE[other][1] <= level, f"{module} imports {imported} from a later layer"
-        for guarded in {top, other} & ONLY.keys() - {package, own}:
-            allowed = ONLY[guarded].split()
-            assert own.split(".")[-1] in allowed, f"{module} must not import {imported}"
-        if package == "models":
-            assert top != "service", f"{module} must not import {imported}"
-            used = top in OUTSIDE.split() and (own, top) not in EXCEPT
+        if own in ROOMS and other in ROOMS:
+            earlier = ROOMS.index(other) <= ROOMS.index(own)
+            assert earlier, f"{module} imports {imported} from a later room"
+        assert own in ONLY.get(top, own).split(), f"{module} must not import {imported}"
+        if own in WITHOUT_MODELS:
+            assert top != "models", f"{module} must not import {imported}"
+        if own.startswith("models"):
+            used = top in OUTSIDE.split() and (module, top) not in EXCEPT
             assert not used, f"{module} must not use {imported}"
+
+
+def test_every_module_stands_in_a_room() -> None:
+    """At the root of both packages stand rooms alone, and each has its line in ROOMS."""
+    packages = {"models", "service"}
+    assert {room(module) for module in MODULES} - packages == set(ROOMS)
+    assert [m for m in MODULES if m in ROOMS and MODULES[m].name != "__init__.py"] == []
+
+
+def test_folders_are_small() -> None:
+    """A folder has at most MOST_ENTRIES entries beside its `__init__.py`."""
+    folders = {path.parent for path in MODULES.values()}
+    entries = {
+        folder.relative_to(ROOT).as_posix(): len(
+            [e for e in folder.iterdir() if not e.name.startswith(("_", "."))]
+        )
+        for folder in folders
+    }
+    assert {name: count for name, count in entries.items() if count > MOST_ENTRIES} == {}
+
+
+def test_arrows_between_rooms_are_counted(record_property: Callable[[str, object], None]) -> None:
+    """The number of pairs of rooms of which one imports the other does not grow unseen."""
+    arrows = {
+        (room(module), room(imported))
+        for module, imports_ in IMPORTS.items()
+        for imported in imports_ & MODULES.keys()
+        if room(imported) != room(module) and {room(module), room(imported)} <= set(ROOMS)
+    }
+    record_property("arrows between rooms", len(arrows))
+    assert len(arrows) <= MOST_ARROWS
 
 
 def test_imports_run_in_no_circle() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import PREFIX, Settings
+from service.domain.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

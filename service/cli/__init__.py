@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, export, bench, loadtest.
+"""The command line: demo, serve, import, train, evaluate, models, export, loadtest.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from service.cli.bench import app as bench
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.loadtest import loadtest
@@ -21,8 +20,8 @@ from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, run_training, train
 from service.cli.transfer import exports, imports, print_imported
 from service.cli.versions import versions
-from service.errors import HeedError
-from service.layout import CACHE_FOLDER, MODELS_FOLDER
+from service.domain.errors import HeedError
+from service.runtime.data_layout import CACHE_FOLDER, MODELS_FOLDER
 
 app = typer.Typer(
     name="heed",
@@ -39,7 +38,6 @@ app.add_typer(versions, name="models")
 app.add_typer(exports, name="export")
 app.command("train")(train)
 app.command("evaluate")(evaluate)
-app.add_typer(bench, name="bench")
 app.command("benchmark")(benchmark)
 app.command("loadtest")(loadtest)
 app.command("evaluate-search")(evaluate_search)
@@ -62,9 +60,10 @@ def demo(
     ] = False,
 ) -> None:
     """Fetch MovieLens, import it, train a model, and serve. Steps already done are skipped."""
-    from service import datasets, importing
-    from service.registry import Registry
-    from service.settings import Settings
+    from service import datasets
+    from service.datasets import import_into_store
+    from service.domain.settings import Settings
+    from service.snapshots.registry import Registry
 
     with one_store(data) as store:
         counts = asyncio.run(store.counts())
@@ -72,7 +71,7 @@ def demo(
             out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
             with out.status(f"fetching {dataset}"):
                 source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
-            print_imported(importing.load(store, source, out))
+            print_imported(import_into_store.load(store, source, out))
     if Registry(data / MODELS_FOLDER).current() is None:
         run_training(data, Settings.read().encoder)
     if not prepare:
@@ -129,10 +128,10 @@ def _serve(
 ) -> None:
     # Requests run beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
-    from service import serving_http
-    from service.settings import Settings
+    from service.domain.settings import Settings
+    from service.http import server
 
     given = {"data": data, "host": host, "port": port, "insecure": insecure}
     given["workers"] = workers
     settings = Settings.read({k: v for k, v in given.items() if v is not None})
-    serving_http.run(settings, out, examples=examples)
+    server.run(settings, out, examples=examples)

@@ -8,18 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.console import (
-    DATA,
-    ENCODER,
-    Data,
-    Encoder,
-    embeddings,
-    err,
-    out,
-    training_threads,
-)
-from service.errors import Invalid, ModelRejected
-from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE
+from service.cli.console import DATA, ENCODER, Data, Encoder, embeddings, err, out, training_threads
+from service.domain.errors import Invalid, ModelRejected
+from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE
 
 Name = Literal["ml-100k", "ml-1m", "online-retail"]
 
@@ -72,33 +63,35 @@ def benchmark(
     if plot is not None:
         _need_matplotlib()
     training_threads()
-    from models.presets import choose
-    from service import benchmarking, cold_start, comparing, comparing_cold, corpora, showing
+    from models.training.presets import choose
+    from service.cli import progress_bars
+    from service.evaluation import cold_start, cold_start_report, compare_models, comparison_report
+    from service.training import training_corpus
 
     with out.status(f"reading {dataset}"):
-        corpus = corpora.read_dataset(
+        corpus = training_corpus.read_dataset(
             _source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
         )
     reports = []
     for task in _tasks(dataset, protocol, corpus.log):
         chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
         out.print(f"Task {task.name}, preset {chosen}.")
-        with showing.bars(out) as told:
-            table = benchmarking.compare(
+        with progress_bars.bars(out) as told:
+            table = compare_models.compare(
                 task, corpus.content[task.items], chosen, seeds=seeds, ablate=ablate, told=told
             )
-        out.print(comparing.shown(task, table, dataset))
-        reports.append(comparing.as_json(task, table, str(chosen)))
+        out.print(comparison_report.shown(task, table, dataset))
+        reports.append(comparison_report.as_json(task, table, str(chosen)))
         if cold:
-            with showing.bars(out) as told:
+            with progress_bars.bars(out) as told:
                 found = cold_start.measure(
                     task, corpus.content[task.items], chosen, table, told=told
                 )
-            out.print(comparing_cold.shown(task, found))
-            reports[-1]["cold_start"] = comparing_cold.as_json(found)
+            out.print(cold_start_report.shown(task, found))
+            reports[-1]["cold_start"] = cold_start_report.as_json(found)
         if plot is not None:
             named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
-            comparing.plot(task, table, named, dataset)
+            comparison_report.plot(task, table, named, dataset)
             out.print(f"{named} drawn.")
     if json_file is not None:
         json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")
@@ -116,7 +109,7 @@ def _source(dataset: Name, path: Path | None, data: Path) -> Any:
 
 
 def _tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
-    from models import protocols
+    from models.evaluation import protocols
 
     try:
         if dataset == "online-retail":

@@ -40,7 +40,7 @@ ENCODER = "static"
 @contextmanager
 def one_store(data: Path) -> Iterator[Any]:
     """The store of a data directory, closed at the end."""
-    from service.layout import STORE_FILE
+    from service.runtime.data_layout import STORE_FILE
     from service.stores.sqlite import SQLiteStore
 
     data.mkdir(parents=True, exist_ok=True)
@@ -53,8 +53,8 @@ def one_store(data: Path) -> Iterator[Any]:
 
 def embeddings(encoder: str, path: Path | None) -> Any:
     """Of the text encoder that was chosen, kept in a file. Raises `Invalid` where there is none."""
-    from service.embeddings import Embeddings
-    from service.encoders import open_encoder
+    from service.snapshots.text_embeddings import Embeddings
+    from service.snapshots.text_encoders import open_encoder
 
     return Embeddings(open_encoder(encoder), path)
 

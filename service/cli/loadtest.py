@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from service.cli.console import err, out, threads
-from service.errors import Invalid
+from service.domain.errors import Invalid
 
 
 def loadtest(
@@ -106,10 +106,10 @@ def loadtest(
         if path is not None and not path.parent.is_dir():
             raise Invalid(option, f"there is no folder {path.parent}; make it first")
     threads(1)
-    from service.bench import loadtest as loads
-    from service.bench.loadtest import page
-    from service.bench.loadtest.figures import Slo
-    from service.bench.loadtest.material import parsed_headers
+    from service import loadtest as loads
+    from service.loadtest.figures import Slo
+    from service.loadtest.material import parsed_headers
+    from service.loadtest.report import page
 
     if ramp and slo_ms is None:
         slo_ms = 50.0

@@ -20,7 +20,7 @@ from service.cli.console import (
     training_threads,
 )
 from service.cli.training import Chosen, Epochs, last_held_out, preset_for
-from service.layout import EMBEDDINGS_FILE, SEARCH_FILE
+from service.runtime.data_layout import EMBEDDINGS_FILE, SEARCH_FILE
 
 
 def evaluate_personal_search(
@@ -40,13 +40,15 @@ def evaluate_personal_search(
     and without.
     """
     training_threads()
-    from service import corpora, personal_search, showing
-    from service.comparing import interval
-    from service.served_search import parameters
+    from service.cli import progress_bars
+    from service.evaluation import personal_search
+    from service.evaluation.comparison_report import interval
+    from service.snapshots.search_parameters import parameters
+    from service.training import training_corpus
 
-    with one_store(data) as store, showing.bars(out) as told:
+    with one_store(data) as store, progress_bars.bars(out) as told:
         vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
-        corpus = corpora.read(store, vectors, told)
+        corpus = training_corpus.read(store, vectors, told)
         task = last_held_out(corpus)
         chosen = preset_for(corpus, preset, epochs)
         measured = personal_search.measure(
@@ -117,12 +119,12 @@ def _grid(measured: Any) -> Any:
 
 
 def _figures(ranks: Any) -> dict[str, float]:
-    from service.personal_search import mrr
+    from service.evaluation.personal_search import mrr
 
     return {f"{worth:g}": mrr(each) for worth, each in ranks.items()}
 
 
 def _mrr(ranks: Any) -> str:
-    from service.personal_search import mrr
+    from service.evaluation.personal_search import mrr
 
     return f"{mrr(ranks):.4f}"

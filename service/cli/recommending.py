@@ -47,11 +47,11 @@ def recommend_all(
     """
     # Lists are made beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
-    from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER
-    from service.lists import write_lists
-    from service.queries import Asker, RecommendQuery
-    from service.registry import Registry
-    from service.settings import Settings
+    from service.domain.queries import Asker, RecommendQuery
+    from service.domain.settings import Settings
+    from service.engine.recommend_all import write_lists
+    from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER
+    from service.snapshots.registry import Registry
 
     columns = (
         TextColumn("{task.description}"),
@@ -99,7 +99,7 @@ def recommend_all(
 
 
 def _time(text: str) -> int:
-    from service.timestamps import from_rfc3339
+    from service.domain.timestamps import from_rfc3339
 
     try:
         return from_rfc3339(text)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out
-from service.errors import Invalid
-from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
+from service.domain.errors import Invalid
+from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
 
 Folder = Annotated[
     Path | None,
@@ -50,11 +50,11 @@ def evaluate_search(
     With another [bold]--encoder[/], what another model makes of the same texts: its vectors are
     kept beside those that the service holds.
     """
-    from models.lexical import TITLE
-    from models.metrics import standard_error
-    from service import search_quality
-    from service.comparing import interval
-    from service.served_search import parameters
+    from models.evaluation.metrics import standard_error
+    from models.text.bm25 import TITLE
+    from service.evaluation import search_quality
+    from service.evaluation.comparison_report import interval
+    from service.snapshots.search_parameters import parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
     judged, items = searched.judged, len(searched.snapshot.catalogue)
@@ -123,14 +123,15 @@ def tune_search(
     other half, for [bold]heed serve[/] to take when it next starts with the same text encoder.
     Never fit on queries that you mean to report.
     """
-    from service import search_quality, showing
-    from service.comparing import interval
-    from service.served_search import keep, parameters
+    from service.cli import progress_bars
+    from service.evaluation import search_quality
+    from service.evaluation.comparison_report import interval
+    from service.snapshots.search_parameters import keep, parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
     vectors = searched.vectors
     start = parameters(data / SEARCH_FILE, vectors.name)
-    with showing.bars(out) as told:
+    with progress_bars.bars(out) as told:
         tuned = search_quality.tune(
             searched.snapshot, vectors.query, searched.judged, start=start, seed=seed, told=told
         )
@@ -166,9 +167,11 @@ class _Searched(NamedTuple):
 def _searched(
     folder: Path | None, judgments: Path | None, data: Path, encoder: str, split: str
 ) -> _Searched:
-    from service import datasets, search_quality, showing
-    from service.embeddings import Embeddings, of_another
-    from service.encoders import open_encoder
+    from service import datasets
+    from service.cli import progress_bars
+    from service.evaluation import search_quality
+    from service.snapshots.text_embeddings import Embeddings, of_another
+    from service.snapshots.text_encoders import open_encoder
 
     if folder is None and judgments is None:
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
@@ -188,7 +191,7 @@ def _searched(
                 items = asyncio.run(store.catalogue_changes(0)).upserted
     if not judged:
         raise Invalid("", f"{name}: no query has a relevant item")
-    with showing.bars(out) as told:
+    with progress_bars.bars(out) as told:
         snapshot = search_quality.searchable(items, vectors, told)
     return _Searched(name, snapshot, vectors, judged, search_quality.digest(items))
 

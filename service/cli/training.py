@@ -19,8 +19,8 @@ from service.cli.console import (
     out,
     training_threads,
 )
-from service.errors import HeedError
-from service.layout import CHECKPOINT_FILE, EMBEDDINGS_FILE, MODELS_FOLDER
+from service.domain.errors import HeedError
+from service.runtime.data_layout import CHECKPOINT_FILE, EMBEDDINGS_FILE, MODELS_FOLDER
 
 Chosen = Annotated[
     Literal["quick", "best"] | None,
@@ -89,18 +89,20 @@ def evaluate(
     test case and the one before it the validation case; the whole catalogue is ranked.
     """
     training_threads()
-    from service import benchmarking, comparing, corpora, showing
+    from service.cli import progress_bars
+    from service.evaluation import compare_models, comparison_report
+    from service.training import training_corpus
 
-    with one_store(data) as store, showing.bars(out) as told:
-        corpus = corpora.read(store, embeddings(encoder, data / EMBEDDINGS_FILE), told)
+    with one_store(data) as store, progress_bars.bars(out) as told:
+        corpus = training_corpus.read(store, embeddings(encoder, data / EMBEDDINGS_FILE), told)
         task = last_held_out(corpus)
         chosen = preset_for(corpus, preset, epochs)
-        table = benchmarking.compare(
+        table = compare_models.compare(
             task, corpus.content[task.items], chosen, first_seed=seed, told=told
         )
-    out.print(comparing.shown(task, table))
+    out.print(comparison_report.shown(task, table))
     if json_file is not None:
-        report = comparing.as_json(task, table, str(chosen))
+        report = comparison_report.as_json(task, table, str(chosen))
         json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -117,20 +119,21 @@ def run_training(
 ) -> None:
     """What `heed train` does with its options."""
     training_threads()
-    from service import corpora, showing, team, training
-    from service.registry import Registry
+    from service.cli import progress_bars
+    from service.snapshots.registry import Registry
+    from service.training import process_group, train_and_publish, training_corpus
 
-    if not team.leads():
+    if not process_group.leads():
         out.quiet, tell_json = True, False
     # In a job, stdout belongs to the messages.
-    with one_store(data) as store, showing.told(out, as_json=tell_json) as told:
+    with one_store(data) as store, progress_bars.told(out, as_json=tell_json) as told:
         try:
             vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
-            corpus = corpora.read(store, vectors, told)
+            corpus = training_corpus.read(store, vectors, told)
             chosen = preset_for(corpus, preset, epochs)
             if not tell_json:
                 out.print(f"Training with the preset {chosen}.")
-            result = training.train(
+            result = train_and_publish.train(
                 corpus,
                 Registry(data / MODELS_FOLDER),
                 vectors.name,
@@ -152,13 +155,13 @@ def run_training(
         sys.stdout.write(json.dumps({"result": result}) + "\n")
         sys.stdout.flush()
     else:
-        out.print(showing.trained(result))
+        out.print(progress_bars.trained(result))
 
 
 def last_held_out(corpus: Any) -> Any:
     """The task that a corpus is judged by. Raises `ModelRejected` where nothing is left of it."""
-    from models.protocols import protocol_a
-    from service.errors import ModelRejected
+    from models.evaluation.protocols import protocol_a
+    from service.domain.errors import ModelRejected
 
     try:
         return protocol_a(corpus.log)
@@ -168,6 +171,6 @@ def last_held_out(corpus: Any) -> Any:
 
 def preset_for(corpus: Any, name: str | None, epochs: int | None) -> Any:
     """The preset of that name, or the one that so many events ask for."""
-    from models.presets import choose
+    from models.training.presets import choose
 
     return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.console import DATA, Data, err, one_store, out
-from service.layout import CACHE_FOLDER
+from service.runtime.data_layout import CACHE_FOLDER
 
 imports = typer.Typer(
     help="Import a public data set or your own files. Importing twice changes nothing.",
@@ -182,10 +182,10 @@ def _import_movielens(name: str, data: Path, dislikes_below: float | None) -> No
 
 
 def _import(source: Any, data: Path) -> None:
-    from service import importing
+    from service.datasets import import_into_store
 
     with one_store(data) as store:
-        print_imported(importing.load(store, source, out))
+        print_imported(import_into_store.load(store, source, out))
 
 
 def _export(file: Path, data: Path, what: str) -> None:
@@ -199,12 +199,12 @@ def _export(file: Path, data: Path, what: str) -> None:
 
 def _dims() -> int:
     """What every vector must have, as the service that is to serve them is set."""
-    from service.settings import Settings, refuse_dimension
+    from service.domain.settings import Settings, refuse_dimension
 
     settings = Settings.read()
     if settings.model_fields_set & {"embedding_dim", "encoder"}:
         # It takes seconds to load, so only what somebody set is compared with it.
-        from service.encoders import open_encoder
+        from service.snapshots.text_encoders import open_encoder
 
         encoder = open_encoder(settings.encoder)
         refuse_dimension(settings, encoder.name, encoder.dimension)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import DATA, Data, out
-from service.layout import MODELS_FOLDER
+from service.runtime.data_layout import MODELS_FOLDER
 
 versions = typer.Typer(
     help="List model versions, choose which one serves, and remove old ones.", no_args_is_help=True
@@ -17,14 +17,14 @@ versions = typer.Typer(
 @versions.command("list")
 def list_models(data: Data = DATA) -> None:
     """The versions on disk, with their validation metrics."""
-    from service import showing
-    from service.registry import Registry
+    from service.cli import progress_bars
+    from service.snapshots.registry import Registry
 
     found = Registry(data / MODELS_FOLDER).versions()
     if not found:
         out.print("No model yet. Train one with [bold]heed train[/bold].")
         return
-    out.print(showing.versions(found))
+    out.print(progress_bars.versions(found))
 
 
 @versions.command("activate")
@@ -33,7 +33,7 @@ def activate_model(
     data: Data = DATA,
 ) -> None:
     """Serve this version, forward or back; a running service follows within a second."""
-    from service.registry import Registry
+    from service.snapshots.registry import Registry
 
     Registry(data / MODELS_FOLDER).activate(version)
     out.print(f"{version} is current.")
@@ -52,7 +52,7 @@ def prune_models(
     The current version stays whatever its age; so do versions that cannot be
     loaded, for someone to look at. What is removed cannot be activated again.
     """
-    from service.registry import Registry
+    from service.snapshots.registry import Registry
 
     removed = Registry(data / MODELS_FOLDER).prune(keep)
     for version in removed:

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
-from service.errors import Invalid
-from service.records import Event, Item
+from service.domain.errors import Invalid
+from service.domain.records import Event, Item
 
 T = TypeVar("T")
 

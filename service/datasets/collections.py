@@ -12,8 +12,8 @@ from service.datasets.files import JudgmentsFile
 from service.datasets.formats import json_rows
 from service.datasets.pyvideo import FILE as PYVIDEO
 from service.datasets.pyvideo import PyVideo
-from service.errors import Invalid
-from service.records import Item
+from service.domain.errors import Invalid
+from service.domain.records import Item
 
 CRANFIELD = ("cran.all.1400", "cran.qry", "cranqrel")
 _MARK = re.compile(rb"\.([A-Z])(?: (\d+))?\s*")

@@ -29,9 +29,9 @@ from service.datasets.rows import (
     rated,
     shortened,
 )
-from service.durable import replacing
-from service.errors import Invalid
-from service.records import Event, Item, Judgment, User
+from service.domain.errors import Invalid
+from service.domain.records import Event, Item, Judgment, User
+from service.runtime.durable_files import replacing
 
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 TOLD = 100  # bad rows that are described; all are counted

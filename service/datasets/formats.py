@@ -17,7 +17,7 @@ import orjson
 
 from service.datasets.base import Progress, opened
 from service.datasets.rows import TEXT, Shape
-from service.errors import Invalid, Unavailable
+from service.domain.errors import Invalid, Unavailable
 
 Rows = Iterator[tuple[int, dict[str, Any] | Invalid]]
 

@@ -22,9 +22,9 @@ from itertools import islice
 from pathlib import Path
 
 from service.datasets.base import Counts, Dataset, opened
-from service.durable import locked, make_directory, room, sync_directory
-from service.errors import Corrupt, Invalid, Unavailable
-from service.records import DISLIKE, Event, Item
+from service.domain.errors import Corrupt, Invalid, Unavailable
+from service.domain.records import DISLIKE, Event, Item
+from service.runtime.durable_files import locked, make_directory, room, sync_directory
 
 LICENCE = """\
 MovieLens is a data set of GroupLens Research at the University of Minnesota. It is for research;

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service.datasets.base import Counts, Dataset, opened
-from service.errors import Invalid
-from service.records import Event, Item
-from service.timestamps import from_rfc3339
+from service.domain.errors import Invalid
+from service.domain.records import Event, Item
+from service.domain.timestamps import from_rfc3339
 
 FILE = "purchases.csv.xz"
 COLUMNS = [

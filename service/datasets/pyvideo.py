@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from service.datasets.base import Counts, Dataset, opened
-from service.errors import Invalid
-from service.records import Item
-from service.timestamps import from_rfc3339
+from service.domain.errors import Invalid
+from service.domain.records import Item
+from service.domain.timestamps import from_rfc3339
 
 FILE = "videos.jsonl.gz"
 

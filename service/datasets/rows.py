@@ -15,8 +15,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 import orjson
 
-from service.errors import Invalid
-from service.records import (
+from service.domain.errors import Invalid
+from service.domain.records import (
     DISLIKE,
     Event,
     Item,
@@ -29,7 +29,7 @@ from service.records import (
     check_user,
     check_weight,
 )
-from service.timestamps import from_datetime, from_rfc3339, to_rfc3339
+from service.domain.timestamps import from_datetime, from_rfc3339, to_rfc3339
 
 Times = Literal["rfc3339", "utc", "s", "ms", "us"]
 UNITS: Mapping[Times, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}

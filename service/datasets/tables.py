@@ -15,8 +15,8 @@ import orjson
 from service.datasets.base import packed, suffixes
 from service.datasets.files import FORMATS
 from service.datasets.formats import pyarrow_parquet
-from service.durable import replacing
-from service.errors import Invalid
+from service.domain.errors import Invalid
+from service.runtime.durable_files import replacing
 
 Rows = Sequence[Sequence[Any]]  # each with one cell for each column
 Write = Callable[[Rows], None]

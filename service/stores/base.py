@@ -1,6 +1,6 @@
 """What a store promises, and the values it answers with.
 
-The contract suite, `tests/service/store_contract.py`, is the specification in full: whatever passes
+The contract suite, `tests/support/store_contract.py`, is the specification in full: whatever passes
 it is a store. In short:
 
 - A change is durable when its coroutine returns, and visible to every later read by any process.
@@ -12,9 +12,9 @@ it is a store. In short:
   were deleted, moved or forgotten.
 - The catalogue has a version too, from the same clock, and lists what changed since any other.
 
-Every method raises `Invalid` for input that breaks the rules of `service.records`, `Unavailable`
-(or `StoreFull`, `Overloaded`) when the engine cannot do it now, and `Corrupt` when stored bytes
-fail their checks.
+Every method raises `Invalid` for input that breaks the rules of `service.domain.records`,
+`Unavailable` (or `StoreFull`, `Overloaded`) when the engine cannot do it now, and `Corrupt` when
+stored bytes fail their checks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.records import Event, Item, User, Vector
+from service.domain.records import Event, Item, User, Vector
 
 
 class Appended(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.errors import Corrupt, Invalid
-from service.records import Event, Item, User, Vector
+from service.domain.errors import Corrupt, Invalid
+from service.domain.records import Event, Item, User, Vector
 from service.stores.base import Vectors
 
 _WEIGHT = struct.Struct("<d")

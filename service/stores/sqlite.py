@@ -21,8 +21,8 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import Corrupt, HeedError, Invalid, Unavailable
-from service.records import (
+from service.domain.errors import Corrupt, HeedError, Invalid, Unavailable
+from service.domain.records import (
     Event,
     Item,
     User,

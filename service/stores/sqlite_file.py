@@ -15,8 +15,8 @@ from pathlib import Path
 import apsw
 import apsw.sqlite_extra
 
-from service.durable import make_directory
-from service.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
+from service.domain.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
+from service.runtime.durable_files import make_directory
 from service.stores.wal import check_wal
 
 SCHEMA_VERSION = 1

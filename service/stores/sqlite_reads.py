@@ -12,7 +12,7 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.records import DISLIKE, Event, Item, User
+from service.domain.records import DISLIKE, Event, Item, User
 from service.stores.base import Changes, History
 from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
 

@@ -14,7 +14,7 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.records import Event, Item, User
+from service.domain.records import Event, Item, User
 from service.stores.base import Columns
 from service.stores.encoding import item_from, user_from
 from service.stores.sqlite_reads import Reads, reading

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import apsw
 
-from service.errors import Conflict
-from service.records import Event, Item, User
+from service.domain.errors import Conflict
+from service.domain.records import Event, Item, User
 from service.stores.base import Appended
 from service.stores.encoding import (
     EventIds,

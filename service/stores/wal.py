@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import Corrupt
+from service.domain.errors import Corrupt
 
 HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint no, 2 salts, 2 checksums
 FRAME = 24  # bytes before each page: page, size of the database if a commit, salts, checksums

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import apsw
 
-from service.errors import HeedError, Overloaded, Unavailable
+from service.domain.errors import HeedError, Overloaded, Unavailable
 
 T = TypeVar("T")
 

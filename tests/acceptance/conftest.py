@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests import tiny
-from tests.acceptance.server import Server
+from tests.support import tiny
+from tests.support.server import Server
 
 
 def _serve(world: tiny.World, path: pytest.TempPathFactory, *, trained: bool) -> Iterator[Server]:

@@ -10,10 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
-from models.text import StaticEncoder
-from tests import tiny
-from tests.acceptance.server import Server
-from tests.tiny import AT, DAY, EACH, GENRES, NOON, item_id
+from models.text.static_encoder import StaticEncoder
+from tests.support import tiny
+from tests.support.server import Server
+from tests.support.tiny import AT, DAY, EACH, GENRES, NOON, item_id
 
 LATELY = "2025-12-28T12:00:00Z"  # four days before noon
 SPACE_OR_ODD = {"space", "odd"}

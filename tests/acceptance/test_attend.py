@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.text import StaticEncoder
-from tests.acceptance.server import Server
-from tests.tiny import AT, GENRES, item_id
+from models.text.static_encoder import StaticEncoder
+from tests.support.server import Server
+from tests.support.tiny import AT, GENRES, item_id
 
 Array = NDArray[np.float64]
 

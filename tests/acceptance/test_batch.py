@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.tiny import AT, item_id
+from tests.support.tiny import AT, item_id
 
 QUESTIONS: list[dict[str, Any]] = [
     {"path": "/v1/score", "body": {"user_id": "u3", "item_ids": [item_id(0, 1)], "at": AT}},

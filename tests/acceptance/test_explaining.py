@@ -8,14 +8,14 @@ import httpx
 import numpy as np
 import pytest
 
-from models.text import StaticEncoder
-from models.trained import Trained
-from service.layout import MODELS_FOLDER
-from service.registry import Registry
-from service.timestamps import from_rfc3339
-from tests.acceptance.server import Server
-from tests.models.reference_model import ReferenceModel
-from tests.tiny import AT, GENRES, NOON, events, item_id
+from models.recommender.artifact import Trained
+from models.text.static_encoder import StaticEncoder
+from service.domain.timestamps import from_rfc3339
+from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.registry import Registry
+from tests.support.reference_model import ReferenceModel
+from tests.support.server import Server
+from tests.support.tiny import AT, GENRES, NOON, events, item_id
 
 TARGETS = [item_id(0, 4), item_id(0, 12), item_id(1, 3), item_id(3, 7)]
 HOWS: list[dict[str, Any]] = [

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.baselines import EASE, Popularity, TransitionCounts
-from models.data import Interactions
-from models.evaluate import Metrics, Ranker, evaluate
-from models.protocols import Task, protocol_a
-from models.vocabulary import Vocabulary
+from models.data.interactions import Interactions
+from models.data.vocabulary import Vocabulary
+from models.evaluation.baselines import EASE, Popularity, TransitionCounts
+from models.evaluation.full_ranking import Metrics, Ranker, evaluate
+from models.evaluation.protocols import Task, protocol_a
 from service import datasets
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

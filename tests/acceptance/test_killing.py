@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.acceptance.server import PATIENCE, Server
+from tests.support.server import PATIENCE, Server
 
 KILLS = 3
 CLIENTS = 4

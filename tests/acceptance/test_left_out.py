@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.acceptance.server import Server
 from tests.acceptance.test_explaining import HOWS, history, post
-from tests.tiny import AT, GENRES, item_id
+from tests.support.server import Server
+from tests.support.tiny import AT, GENRES, item_id
 
 TARGETS = [item_id(0, 4), item_id(3, 7)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from service.layout import STORE_FILE
-from service.records import Event
+from service.domain.records import Event
+from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
-from tests import tiny
-from tests.acceptance.server import PATIENCE, ROOT, Server
-from tests.tiny import AT, GENRES, item_id
+from tests.support import tiny
+from tests.support.server import PATIENCE, ROOT, Server
+from tests.support.tiny import AT, GENRES, item_id
 
 
 def command(data: Path, *arguments: object) -> list[str]:

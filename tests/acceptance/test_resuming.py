@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from models.checkpoint import Checkpoint
-from models.trained import WEIGHTS
-from service.layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
-from service.records import Event
-from service.registry import Registry
+from models.recommender.artifact import WEIGHTS
+from models.training.checkpoint import Checkpoint
+from service.domain.records import Event
+from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
+from service.snapshots.registry import Registry
 from service.stores.sqlite import SQLiteStore
-from tests.acceptance.server import PATIENCE, ROOT
-from tests.tiny import NOON, World, item_id
+from tests.support.server import PATIENCE, ROOT
+from tests.support.tiny import NOON, World, item_id
 
 _EPOCH = re.compile(r"epoch (\d+)/(\d+)")
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from models.trained import WEIGHTS
-from service.layout import MODELS_FOLDER
-from service.registry import Registry
-from tests.acceptance.server import PATIENCE, Server
-from tests.tiny import AT, World, events, items
+from models.recommender.artifact import WEIGHTS
+from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.registry import Registry
+from tests.support.server import PATIENCE, Server
+from tests.support.tiny import AT, World, events, items
 
 NAMES = [item.item_id for item in items()]
 

@@ -11,13 +11,12 @@ import httpx
 import numpy as np
 import pytest
 
-from models.lexical import TITLE
-from models.search_parameters import DEFAULTS
-from models.text import StaticEncoder
-from tests import tiny
-from tests.acceptance.server import Server
-from tests.models import reference
-from tests.tiny import AT, item_id
+from models.ranking.search_parameters import DEFAULTS
+from models.text.bm25 import TITLE
+from models.text.static_encoder import StaticEncoder
+from tests.support import reference, tiny
+from tests.support.server import Server
+from tests.support.tiny import AT, item_id
 
 QUERY = "rocket garlic castle"
 FIELDS = ("title", "description", "tags", "categories")

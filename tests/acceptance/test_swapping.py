@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.acceptance.server import Server
-from tests.tiny import AT, GENRES, World, item_id
+from tests.support.server import Server
+from tests.support.tiny import AT, GENRES, World, item_id
 
 SWAPS = 20
 CLIENTS = 4

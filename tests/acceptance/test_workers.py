@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.layout import STORE_FILE
-from service.records import Item
+from service.domain.records import Item
+from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
-from tests.acceptance.server import PATIENCE, Server
-from tests.acceptance.workers import Worker, children, eventually, memory, workers
-from tests.tiny import AT, World, item_id
+from tests.support.server import PATIENCE, Server
+from tests.support.tiny import AT, World, item_id
+from tests.support.workers import Worker, children, eventually, memory, workers
 
 COUNT = 2
 TRAINING = {"options": {"preset": "quick", "epochs": 1}}

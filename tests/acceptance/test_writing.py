@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.acceptance.server import Server
-from tests.tiny import AT, EACH, GENRES, item_id
+from tests.support.server import Server
+from tests.support.tiny import AT, EACH, GENRES, item_id
 
 USERS = 32
 CLIENTS = 8

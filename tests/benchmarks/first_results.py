@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.acceptance.server import Server
 from tests.browser.conftest import NAMES
+from tests.support.server import Server
 
 _BUDGET = 100.0  # milliseconds
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from locust import HttpUser, between, events, task
 
-from service.bench.loadtest.material import Written, clean, client, gather, parsed_headers
-from service.bench.loadtest.mix import DEFAULT, DISTINCT, Requests, parsed
+from service.loadtest.material import Written, clean, client, gather, parsed_headers
+from service.loadtest.mix import DEFAULT, DISTINCT, Requests, parsed
 
 SHARES = parsed(os.environ.get("HEED_LOADTEST_MIX", DEFAULT))
 logging.getLogger("httpx").setLevel(logging.WARNING)  # Locust shows what others log

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.past import Past
-from models.scoring import score
-from models.snapshot import Snapshot
-from models.user_memory import remember
+from models.catalogue.snapshot import Snapshot
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking.scoring import score
 from tests.benchmarks.peers.padded import Padded
-from tests.models.pasts import AT, TRAINED, basket_snapshot, drawn_snapshot
-from tests.models.small import DAY, past, random_past
+from tests.support.pasts import AT, TRAINED, basket_snapshot, drawn_snapshot
+from tests.support.small import DAY, past, random_past
 
 LENGTHS = (1, 3, 5, 9, 17)  # the window is 5
 

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from service.bench.client import post
-from service.bench.processes import serving
-from service.bench.timing import Spread
-from service.errors import Unavailable
+from service.domain.errors import Unavailable
+from service.loadtest.client import post
+from service.loadtest.processes import serving
+from service.loadtest.timing import Spread
 from tests.benchmarks.peers import __main__ as command
 from tests.benchmarks.peers import report
 from tests.benchmarks.peers.effort import least

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.acceptance.server import Server
-from tests.tiny import World
+from tests.support.server import Server
+from tests.support.tiny import World
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

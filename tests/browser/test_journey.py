@@ -7,8 +7,8 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driving import amounts, ask_why, choose, recommended, results, score
-from tests.tiny import World
+from tests.support.driving import amounts, ask_why, choose, recommended, results, score
+from tests.support.tiny import World
 
 
 def test_search_watch_ask_why_and_swap_the_model(page: Page, world: World) -> None:

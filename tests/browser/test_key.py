@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.acceptance.server import Server
-from tests.browser.driving import choose, recommended, results
+from tests.support.driving import choose, recommended, results
+from tests.support.server import Server
 
 READS, WRITES = "reads-only", "reads-and-writes"
 

@@ -7,9 +7,9 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.acceptance.server import Server
-from tests.browser.driving import amounts, ask_why, choose, score
-from tests.tiny import AT, EACH, GENRES, item_id
+from tests.support.driving import amounts, ask_why, choose, score
+from tests.support.server import Server
+from tests.support.tiny import AT, EACH, GENRES, item_id
 
 
 def leave_out(row: Locator) -> float:

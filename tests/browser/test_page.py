@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.acceptance.server import Server
-from tests.browser.driving import amounts, ask_why, choose, recommended, results, score
-from tests.tiny import World
+from tests.support.driving import amounts, ask_why, choose, recommended, results, score
+from tests.support.server import Server
+from tests.support.tiny import World
 
 
 def test_results_come_while_typing(page: Page) -> None:

@@ -8,9 +8,9 @@ import json
 import os
 from pathlib import Path
 
-from tests.acceptance.server import Server
 from tests.known_items.known import LIST, known, record
-from tests.service.test_cli import Heed, heed
+from tests.service.cli.test_cli import Heed, heed
+from tests.support.server import Server
 
 __all__ = ["heed"]
 

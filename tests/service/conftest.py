@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.faulty_disk import FaultyDisk
+from tests.support.faulty_disk import FaultyDisk
 
 
 @pytest.fixture

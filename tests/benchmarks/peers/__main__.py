@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 
 from service import datasets
-from service.bench import conditions, machine
-from service.bench.processes import Cores, pinned
-from service.bench.tables import stage
-from service.bench.timing import ratios, spread
-from service.errors import HeedError
+from service.domain.errors import HeedError
+from service.loadtest.processes import Cores, pinned
+from service.loadtest.report import machine
+from service.loadtest.report.tables import stage
+from service.loadtest.timing import ratios, spread
+from tests.benchmarks import conditions
 from tests.benchmarks.peers import everyone, ground, questions, recommending, report, searching
 from tests.benchmarks.peers.effort import GOAL
 from tests.benchmarks.peers.environments import Pythons, versions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from service.errors import Unavailable
+from service.domain.errors import Unavailable
 
 ROOT = Path(__file__).parents[3]
 _PACKAGES = {

@@ -7,17 +7,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.bench.client import post
-from service.bench.processes import Cores, pinned
-from service.bench.timing import Told, silent
 from service.cli.console import one_store
-from service.embeddings import Embeddings
-from service.encoders import open_encoder
-from service.layout import MODELS_FOLDER
-from service.lists import write_lists
-from service.queries import Asker, RecommendQuery
-from service.registry import Registry
-from service.settings import Settings
+from service.domain.queries import Asker, RecommendQuery
+from service.domain.settings import Settings
+from service.engine.recommend_all import write_lists
+from service.loadtest.client import post
+from service.loadtest.processes import Cores, pinned
+from service.loadtest.timing import Told, silent
+from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_encoders import open_encoder
 from tests.benchmarks.peers.ground import ASKED, Ground
 from tests.benchmarks.peers.questions import LIMIT
 from tests.benchmarks.peers.turns import HEED, Peer, answers

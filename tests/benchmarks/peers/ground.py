@@ -18,20 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from models.data import Interactions
-from models.presets import Preset, choose
-from models.protocols import Task, protocol_a
-from models.trained import Trained
-from service import corpora, datasets, importing, showing
+from models.data.interactions import Interactions
+from models.evaluation.protocols import Task, protocol_a
+from models.recommender.artifact import Trained
+from models.training.presets import Preset, choose
+from service import datasets
+from service.cli import progress_bars
 from service.cli.console import one_store
-from service.corpora import Corpus
-from service.embeddings import Embeddings
-from service.encoders import open_encoder
-from service.layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
-from service.records import Event, Item
-from service.registry import Registry
-from service.settings import Settings
-from service.training import fitted
+from service.datasets import import_into_store
+from service.domain.records import Event, Item
+from service.domain.settings import Settings
+from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_encoders import open_encoder
+from service.training import training_corpus
+from service.training.train_and_publish import fitted
+from service.training.training_corpus import Corpus
 
 PEERS_FOLDER = "peers"
 ARRAYS = "arrays.npz"  # what peers read: they import nothing of Heed's
@@ -79,7 +82,7 @@ def prepared(
     """
     source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
-    corpus = corpora.read_dataset(source, Embeddings(encoder, data / EMBEDDINGS_FILE))
+    corpus = training_corpus.read_dataset(source, Embeddings(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)
     chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
     item_ids = tuple(corpus.item_ids[row] for row in task.items)
@@ -92,7 +95,7 @@ def prepared(
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         with one_store(temporary) as store:
-            importing.load(store, _Shown(source, ground), console)
+            import_into_store.load(store, _Shown(source, ground), console)
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
         arrays: dict[str, Any] = _arrays(task, content)
@@ -136,7 +139,7 @@ def _train(
 ) -> None:
     """Publish the model of `heed evaluate`."""
     task, preset = ground.task, ground.preset
-    with showing.bars(console) as told:
+    with progress_bars.bars(console) as told:
         done = fitted(task.train, content, task.validation, preset, 0, told)
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.types]

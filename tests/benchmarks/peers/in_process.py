@@ -22,8 +22,8 @@ import numpy as np
 import qdrant_edge as edge
 from numpy.typing import NDArray
 
-from models import coarse
-from service.bench.timing import alternate, ratios, spread
+from models.index import ann_index
+from service.loadtest.timing import alternate, ratios, spread
 from tests.benchmarks.peers.effort import GOAL, LADDER, least
 from tests.benchmarks.peers.quality import Nearest
 
@@ -89,7 +89,7 @@ def main(spec: Mapping[str, Any]) -> None:
 def _heed(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> Subject:
     """The index that a search asks, built as the service builds it."""
     started = time.perf_counter()
-    index = coarse.build("ivf", keys, own=False)
+    index = ann_index.build("ivf", keys, own=False)
     took = time.perf_counter() - started
     rows = [np.ascontiguousarray(query[None]) for query in queries]
     lists = index.index.nlist if index.index is not None else 1

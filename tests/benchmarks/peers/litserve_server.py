@@ -24,8 +24,8 @@ import litserve
 import numpy as np
 import torch
 
-from models.trained import Trained
-from service.registry import Registry
+from models.recommender.artifact import Trained
+from service.snapshots.registry import Registry
 from tests.benchmarks.peers.padded import Padded
 
 WAIT = 0.002  # seconds that a batch waits to be filled; one request alone waits them too

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.batches import window_start
-from models.followers import followed
-from models.heads import merge_heads
-from models.recommender import Recommender
-from models.target_attention import target_attention
+from models.attention.multihead import merge_heads
+from models.data.windows import window_start
+from models.recommender.recommender import Recommender
+from models.recommender.target_attention import target_attention
+from models.recommender.transition_counts import followed
 
 
 class Padded:
-    """The trained model over its own items; what it computes is what `models.scoring.score` does.
+    """The trained model over its own items; `models.ranking.scoring.score` computes the same.
 
     Args:
         model: in eval mode.

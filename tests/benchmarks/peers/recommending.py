@@ -16,11 +16,11 @@ import numpy as np
 from rich.console import Console
 
 from service import __version__
-from service.bench import conditions
-from service.bench.client import post
-from service.bench.processes import Cores, Server, serving
-from service.layout import MODELS_FOLDER, STORE_FILE
-from service.settings import Settings
+from service.domain.settings import Settings
+from service.loadtest.client import post
+from service.loadtest.processes import Cores, Server, serving
+from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
+from tests.benchmarks import conditions
 from tests.benchmarks.peers.environments import Pythons, ran, versions
 from tests.benchmarks.peers.ground import Ground
 from tests.benchmarks.peers.questions import (

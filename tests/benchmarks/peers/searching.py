@@ -16,22 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from models.catalogue import Catalogue
-from service.bench import conditions
-from service.bench.client import post
-from service.bench.large_search import entries, queries_of
-from service.bench.processes import Cores, Server, pinned, serving
-from service.bench.timing import Told
+from models.catalogue.catalogue import Catalogue
 from service.cli.console import one_store
-from service.embeddings import Embeddings
-from service.encoders import open_encoder
-from service.errors import NotFound
-from service.layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
-from service.records import Item
-from service.registry import Registry
-from service.serving import Serving
-from service.settings import Settings
+from service.domain.errors import NotFound
+from service.domain.records import Item
+from service.domain.settings import Settings
+from service.loadtest.client import post
+from service.loadtest.processes import Cores, Server, pinned, serving
+from service.loadtest.timing import Told
+from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
+from service.snapshots.live_snapshot import Serving
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
+from tests.benchmarks import conditions
+from tests.benchmarks.large_search import entries, queries_of
 from tests.benchmarks.peers.effort import Chosen, least
 from tests.benchmarks.peers.environments import Pythons, ran
 from tests.benchmarks.peers.quality import Nearest, recall

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from service.bench.client import Answer, Load, closed_loop, connected
-from service.bench.timing import Spread, Told, ratios, silent
-from service.errors import Unavailable
+from service.domain.errors import Unavailable
+from service.loadtest.client import Answer, Load, closed_loop, connected
+from service.loadtest.timing import Spread, Told, ratios, silent
 
 HEED = "Heed"
 

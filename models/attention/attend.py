@@ -1,0 +1,257 @@
+"""The operator: a query attends over rows of (key, value).
+
+For target t and row j, with `b` a bias on the score (never inside the value) and τ the temperature:
+
+    s_tj = score(q_t, k_j) + b_tj    α_tj = exp(s_tj / τ) / Σ_i exp(s_ti / τ)    c_t = Σ_j α_tj v_j
+
+summed over the rows that t may see. A mask is called `visible`, True = may be attended. A target
+that sees nothing gets zero weights and a zero context, never NaN and never uniform.
+
+Inputs are finite, except that a bias of -inf hides its row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.attention.scorers import Scorer, check_width, cosine, scaled_dot, unit
+
+_FUSED_MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature may overflow float32
+
+
+class Attention(NamedTuple):
+    """What attending gave.
+
+    weights: [..., Q, K] rows sum to 1; all zero where nothing is visible.
+    rows: [..., Q, K] the memory row behind each weight (-1 = none), or None = all rows, in order.
+    context: [..., Q, V] the weighted mean of the values.
+    mass: [..., Q] the share of the full softmax that these rows cover; 1 when they are all of it.
+    """
+
+    weights: Tensor
+    rows: Tensor | None
+    context: Tensor
+    mass: Tensor | None
+
+
+# ---------------------------------------------------------------------------- the operator
+
+
+def logits(
+    query: Tensor,
+    keys: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    score: Scorer = scaled_dot,
+) -> Tensor:
+    """Scores plus bias [..., Q, K]; -inf where not visible. Arguments as for `attend`."""
+    scores = score(query, keys)
+    if bias is not None:
+        scores = _plus(scores, bias)
+    if visible is not None:
+        scores = _plus(scores, _as_bias(visible, scores.dtype))
+    return scores
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    score: Scorer = scaled_dot,
+    temperature: float = 1.0,
+    hard: bool = False,
+) -> Attention:
+    """Attend over every row.
+
+    query [..., Q, d], keys [..., K, d], values [..., K, V]; `bias` (float) and `visible` (bool)
+    broadcast to [..., Q, K]. Leading dimensions broadcast; heads are one of them.
+
+    `hard` is the limit of temperature → 0: weights are one-hot, the context is that row's value,
+    and ties go to the lowest row. No gradient reaches the scores then.
+
+    Raises ValueError when a temperature is not finite and positive, or shapes do not fit.
+    """
+    check_temperature(temperature)
+    rows = keys.shape[-2]
+    if values.shape[-2] != rows:
+        raise ValueError(f"values: {values.shape[-2]} rows, keys have {rows}: they must agree")
+    scores = logits(query, keys, bias=bias, visible=visible, score=score)
+    mass = scores.new_ones(scores.shape[:-1])
+    if rows == 0:
+        return Attention(scores, None, scores @ values, mass)
+
+    peak = dead = None  # (..., Q, 1)
+    if bias is not None or visible is not None:
+        peak = scores.detach().amax(-1, keepdim=True)
+        dead = peak == -math.inf
+        if not bool(dead.any()):
+            dead = None
+    if hard:
+        winner = _lowest_winner(scores, keys, bias)
+        weights = torch.zeros_like(scores).scatter(-1, winner, 1.0)
+        batch = np.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+        context = torch.take_along_dim(
+            values.expand(*batch, *values.shape[-2:]), winner.expand(*batch, -1, 1), dim=-2
+        )  # a gather, not one-hot @ values: the row itself, bit for bit
+    else:
+        if temperature != 1.0:
+            # Softmax does not see the peak subtracted; a tiny temperature then cannot overflow.
+            top = scores.detach().amax(-1, keepdim=True) if peak is None else peak
+            top = top if dead is None else top.masked_fill(dead, 0.0)
+            scores = (scores - top).div_(temperature)
+        if dead is not None:  # the softmax of -inf everywhere is NaN, and so is its gradient
+            scores = scores.masked_fill(dead, 0.0)
+        weights = torch.softmax(scores, dim=-1)
+        context = weights @ values
+    if dead is not None:
+        weights, context = weights.masked_fill(dead, 0.0), context.masked_fill(dead, 0.0)
+    return Attention(weights, None, context, mass)
+
+
+def context_only(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    score: Scorer = scaled_dot,
+    temperature: float = 1.0,
+) -> Tensor:
+    """The context [..., Q, V] of `attend`, through the fused kernel: the weights are never stored.
+
+    Scorers that are not inner products (additive), and temperatures the kernel would overflow on,
+    take the reference path. Arguments and errors as for `attend`.
+    """
+    check_temperature(temperature)
+    fused = score is scaled_dot or score is cosine
+    if not fused or temperature < _FUSED_MIN_TEMPERATURE or keys.shape[-2] == 0:
+        return attend(
+            query,
+            keys,
+            values,
+            bias=bias,
+            visible=visible,
+            score=score,
+            temperature=temperature,
+        ).context
+    check_width(query, keys)
+    scale = 1 / temperature
+    if score is cosine:
+        query, keys = unit(query), unit(keys)
+    else:
+        scale /= math.sqrt(query.shape[-1])
+
+    mask = dead = None
+    if bias is not None:
+        mask = bias if temperature == 1.0 else bias / temperature
+    if visible is not None:
+        hidden = _as_bias(visible, query.dtype)
+        mask = hidden if mask is None else mask + hidden
+    if mask is not None:
+        dead = mask.detach().amax(-1, keepdim=True) == -math.inf
+        if bool(dead.any()):
+            mask = mask.masked_fill(dead, 0.0)
+        else:
+            dead = None
+    batch = np.broadcast_shapes(
+        query.shape[:-2],
+        keys.shape[:-2],
+        values.shape[:-2],
+        () if mask is None else mask.shape[:-2],
+    )
+    lead = (1,) * (2 - len(batch))  # the fused CPU kernel exists for four dimensions only
+    q, k, v = (x.expand(*lead, *batch, *x.shape[-2:]) for x in (query, keys, values))
+    if mask is not None:
+        mask = mask.expand(*lead, *batch, query.shape[-2], keys.shape[-2])
+    context = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    context = context.reshape(*batch, *context.shape[-2:])
+    return context if dead is None else context.masked_fill(dead, 0.0)
+
+
+def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, -inf elsewhere: adding it is far faster than a broadcast masked_fill."""
+    if visible.dtype != torch.bool:
+        raise ValueError(f"visible: must be bool (True = may be attended), got {visible.dtype}")
+    hidden = torch.full(visible.shape, -math.inf, dtype=dtype, device=visible.device)
+    return hidden.masked_fill_(visible, 0.0)
+
+
+def _plus(scores: Tensor, extra: Tensor) -> Tensor:
+    """The sum, in place where no gradient needs the old scores."""
+    fits = np.broadcast_shapes(scores.shape, extra.shape) == scores.shape
+    if fits and not (scores.requires_grad or extra.requires_grad):
+        return scores.add_(extra)
+    return scores + extra
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError unless the temperature is finite and positive."""
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(
+            f"temperature: must be finite and greater than 0, got {temperature}; "
+            "for the limit of 0 use hard=True"
+        )
+
+
+def _lowest_winner(scores: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """The row with the largest score [..., Q, 1]; of equal rows the lowest."""
+    best = scores.argmax(-1, keepdim=True)  # torch returns the first of equal maxima
+    tied = scores == torch.take_along_dim(scores, best, dim=-1)
+    # A matrix product rounds identical keys differently by their place in the matrix, so rows that
+    # are equal must be found by what they are: same key bits and same bias.
+    prints = _fingerprints(keys).unsqueeze(-2)  # (..., 1, K)
+    same = prints == torch.take_along_dim(prints.expand_as(scores), best, dim=-1)
+    if bias is not None:
+        bias = bias.expand_as(scores)
+        same &= bias == torch.take_along_dim(bias, best, dim=-1)
+    tied |= same & (scores > -math.inf)
+    return tied.to(torch.uint8).argmax(-1, keepdim=True)
+
+
+def _fingerprints(keys: Tensor) -> Tensor:
+    """A hash of each key's bits: [..., K, d] -> [..., K]."""
+    integers = torch.int16 if keys.element_size() == 2 else torch.int32
+    bits = (keys.detach() + 0.0).contiguous().view(integers).long()  # + 0.0 turns -0.0 into 0.0
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.randint(-(2**62), 2**62, (bits.shape[-1],), generator=generator) * 2 + 1
+    return bits @ odd.to(keys.device)
+
+
+# ---------------------------------------------------------------------------- masks
+
+
+def causal(n: int, *, window: int | None = None, device: torch.device | None = None) -> Tensor:
+    """[n, n]: row i sees rows ≤ i, and of those only the last `window` when one is given."""
+    distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)[None, :]
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def padding(lengths: Tensor, n: int) -> Tensor:
+    """From lengths [...] to [..., 1, n]: the first `length` rows of each sequence are visible."""
+    return (torch.arange(n, device=lengths.device) < lengths[..., None])[..., None, :]
+
+
+def exclude_self(query_ids: Tensor, key_ids: Tensor) -> Tensor:
+    """From query_ids [..., Q] and key_ids [..., K] to [..., Q, K]: a target does not see itself."""
+    return query_ids[..., :, None] != key_ids[..., None, :]
+
+
+def within(times: Tensor, since: int | None = None, until: int | None = None) -> Tensor:
+    """Where since ≤ time < until, shaped and in units as `times`; None = unbounded."""
+    visible = torch.ones_like(times, dtype=torch.bool)
+    if since is not None:
+        visible &= times >= since
+    if until is not None:
+        visible &= times < until
+    return visible

@@ -1,0 +1,115 @@
+"""How much of the full softmax some rows hold, from a sample of the others."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.attention.memory_query import Lookup
+
+SAMPLE = 2048
+"""Rows scored for an estimate; a memory of no more rows has an exact one."""
+
+
+class Mass(NamedTuple):
+    """The share of the full softmax, and the standard error of its estimate (0 = exact)."""
+
+    share: Tensor
+    error: Tensor
+
+
+@torch.no_grad()
+def estimate_mass(
+    lookup: Lookup,
+    rows: Tensor,
+    *,
+    temperature: float = 1.0,
+    hard: bool = False,
+    sample: int = SAMPLE,
+) -> Mass:
+    """The share of the full softmax that `rows` [T, H, k] (-1 = none) hold: each [T, H].
+
+    Of the rows that some target may see, one in each of `sample` equal stretches is scored, always
+    the same ones. Those outside `rows` stand for all rows outside; their spread gives the standard
+    error. With no more than `sample` rows the result is exact. A target that sees nothing has
+    lost nothing: 1. For `hard`, 1 where no sampled row beats the retrieved ones, else 0.
+    """
+    seen, n = lookup.seen, len(lookup.memory)
+    pool = torch.arange(n, device=rows.device)
+    if seen is not None:
+        pool = pool[seen.flatten(0, 1).any(0)]
+    picked = pool[strata(len(pool), sample).to(pool.device)]
+
+    inside = lookup.logits_at(rows)
+    outside = lookup.logits_of(picked)  # (T, H, m)
+    if len(picked):
+        place = torch.searchsorted(picked, rows.contiguous()).clamp(max=len(picked) - 1)
+        hits = (picked[place] == rows).int()
+        taken = torch.zeros_like(outside, dtype=torch.int32).scatter_add(2, place, hits)
+        outside = outside.masked_fill(taken > 0, -math.inf)
+    # How many rows each target may see outside of `rows`.
+    rest = (n if seen is None else seen.sum(2)) - (inside > -math.inf).sum(2)
+    return sampled_mass(inside, outside, rest, temperature=temperature, hard=hard)
+
+
+@torch.no_grad()
+def sampled_mass(
+    inside: Tensor,
+    outside: Tensor,
+    rest: Tensor,
+    *,
+    temperature: float = 1.0,
+    hard: bool = False,
+) -> Mass:
+    """The same from scores, where others have chosen the sample.
+
+    Args:
+        inside: of the rows whose share is asked for, [T, H, k]; -inf is no row.
+        outside: of a sample of the others, [T, H, m]; -inf is no row.
+        rest: how many others there are, [T, H].
+        temperature: of the softmax.
+        hard: as in `estimate_mass`.
+    """
+    lowest = inside.new_full((*inside.shape[:2], 1), -math.inf)
+    best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)
+    best_out = torch.cat([outside, lowest], 2).amax(2, keepdim=True)
+    if hard:
+        share = (best_in >= best_out).to(inside.dtype).squeeze(2)
+        return Mass(share, torch.zeros_like(share))
+    peak = torch.maximum(best_in, best_out)
+    peak = peak.masked_fill(peak == -math.inf, 0.0)
+
+    sampled = (outside > -math.inf).sum(2)
+    m = sampled.clamp(min=1)
+    held = ((inside - peak) / temperature).exp().sum(2)
+    terms = ((outside - peak) / temperature).exp()
+    mean = terms.sum(2) / m
+    # A target whose few other rows all escaped the sample: let each weigh as the least retrieved.
+    blind = (sampled == 0) & (rest > 0)
+    least = inside.masked_fill(inside == -math.inf, math.inf).amin(2, keepdim=True)
+    mean = torch.where(blind, ((least - peak) / temperature).exp().squeeze(2), mean)
+    whole = held + rest * mean
+    share = torch.where(rest == 0, 1.0, held / whole)
+
+    spread = (terms.square().sum(2) / m - mean.square()).clamp(min=0)
+    missed = (1 - sampled / rest.clamp(min=1)).clamp(min=0)  # of a whole population nothing is
+    error = (
+        share / whole * rest * (spread * missed / m).sqrt()
+    )  # |d share / d tail| = share / whole
+    error = torch.where(blind, share * (1 - share), error)
+    return Mass(share, error.masked_fill(rest == 0, 0.0))
+
+
+def strata(n: int, sample: int = SAMPLE) -> Tensor:
+    """One row from each of `sample` equal stretches of n rows, the same ones at every call.
+
+    Which one of a stretch is drawn from a seed: a fixed stride would beat with periods in the data.
+    """
+    if n <= sample:
+        return torch.arange(n)
+    edges = torch.arange(sample + 1) * n // sample
+    draw = torch.rand(sample, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return edges[:-1] + (draw * (edges[1:] - edges[:-1])).long()

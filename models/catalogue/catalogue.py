@@ -1,0 +1,335 @@
+"""The catalogue as a memory: every text field of an item is a key, and the item is its value."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.cow_array import Pages
+from models.catalogue.cow_list import Objects
+from models.catalogue.field_keys import FieldKeys
+from models.catalogue.item_entry import Encode, Entry, keys_of
+from models.catalogue.item_filter import ItemFilter, holds
+from models.data.vocabulary import Vocabulary
+from models.text.bm25 import Document, WordIndex, Words
+
+Vectors = NDArray[np.float32]
+
+_NEVER = np.iinfo(np.int64).min  # published_at of items without one
+_STEPS = 4  # views that a later one knows its changes since
+
+
+class _Step(NamedTuple):
+    """From one view to the next."""
+
+    view: weakref.ref[Catalogue]  # the one before
+    rows: NDArray[np.int64]  # that are other ones in the next
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Catalogue:
+    """A frozen view of all items; `updated` gives the next one.
+
+    Rows are the vocabulary's and never change meaning. An item that was deleted, or that is only
+    known from events, has a row that is not `listed`.
+    """
+
+    vocabulary: Vocabulary
+    titles: Objects[str]
+    contents: Pages[np.float32]  # [N, D] see `content`
+    described: NDArray[np.bool_]  # [N] has a content vector
+    present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
+    gone: NDArray[np.bool_]  # [N] was removed from it
+    listed: NDArray[np.bool_]  # [N] is present and not hidden
+    published: NDArray[np.int64]  # [N] microseconds UTC
+    keys: FieldKeys  # what search compares a query with
+    categories: Objects[tuple[str, ...]]
+    postings: Mapping[str, NDArray[np.int32]]  # category -> item rows
+    attributes: Objects[Mapping[str, Any]]
+    word_index: WordIndex | None  # shared by the views, as the vocabulary is
+    words: Words | None  # what it held when this view was made
+    _since: tuple[_Step, ...]  # the views before this one that it knows its changes since
+
+    @classmethod
+    def empty(
+        cls,
+        dimension: int,
+        vocabulary: Vocabulary | None = None,
+        word_index: WordIndex | None = None,
+    ) -> Catalogue:
+        """A catalogue whose vocabulary is known but whose items are not.
+
+        Args:
+            dimension: of the text embeddings.
+            vocabulary: whose rows the items have, and are given.
+            word_index: an empty one, where the words of the items are wanted too.
+        """
+        vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
+        bare = cls(
+            vocabulary=vocabulary,
+            titles=Objects(),
+            contents=Pages(np.zeros((0, dimension), dtype=np.float32)),
+            described=np.zeros(0, dtype=np.bool_),
+            present=np.zeros(0, dtype=np.bool_),
+            gone=np.zeros(0, dtype=np.bool_),
+            listed=np.zeros(0, dtype=np.bool_),
+            published=np.zeros(0, dtype=np.int64),
+            keys=FieldKeys.empty(dimension),
+            categories=Objects(),
+            postings={},
+            attributes=Objects(),
+            word_index=word_index,
+            words=None if word_index is None else word_index.updated([]),
+            _since=(),
+        )
+        return bare._grown(len(vocabulary))
+
+    def __len__(self) -> int:
+        return len(self.titles)
+
+    @property
+    def dimension(self) -> int:
+        """D, of the text embeddings."""
+        return int(self.content.shape[1])
+
+    @property
+    def content(self) -> Vectors:
+        """[N, D] unit vectors: the mean of the item's keys; zero without any."""
+        return self.contents.array
+
+    def row(self, item_id: str) -> int:
+        """The row of an item in this view, or -1."""
+        row = self.vocabulary.row(item_id)
+        return row if row < len(self) else -1
+
+    def rows(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
+        """The rows of items in this view, int32 [n], or -1."""
+        rows = self.vocabulary.rows(item_ids)
+        if len(self.vocabulary) == len(self):
+            return rows
+        return np.where(rows < len(self), rows, np.int32(-1))
+
+    # ------------------------------------------------------------------ growing
+
+    def covering(self, item_ids: Iterable[str]) -> Catalogue:
+        """This catalogue with a row for each of these ids; new ones are not listed."""
+        for item_id in item_ids:
+            self.vocabulary.add(item_id)
+        return self._grown(len(self.vocabulary))
+
+    def updated(
+        self, entries: Iterable[Entry], removed: Iterable[str], encode: Encode
+    ) -> Catalogue:
+        """The catalogue after upserts and removals. This view stays as it was.
+
+        Args:
+            entries: new or changed items; of several with one id the last counts.
+            removed: ids that are no longer in the catalogue; their rows stay, unlisted.
+            encode: texts -> unit vectors [n, D].
+
+        Raises:
+            ValueError: when an embedding is not of dimension D.
+        """
+        latest = {entry.item_id: entry for entry in entries}
+        lost = [id_ for id_ in removed if id_ not in latest]
+        if not latest and not lost:
+            return self
+        rows = np.array([self.vocabulary.add(id_) for id_ in latest], dtype=np.int64)
+        grown = self._grown(len(self.vocabulary))
+        if grown is not self:
+            return grown.updated(latest.values(), lost, encode)
+        lost_rows = self.rows(lost).astype(np.int64)
+        lost_rows = np.unique(lost_rows[lost_rows >= 0])
+        touched = np.concatenate([rows, lost_rows])
+        changed = list(latest.values())
+        return replace(
+            self,
+            **self._texts_of(changed, rows, touched, encode),
+            **self._told_of(changed, rows, lost_rows),
+            words=self._words_of(changed, rows, lost_rows),
+            _since=self._next(touched),
+        )
+
+    def changed_since(self, other: Catalogue) -> NDArray[np.int64] | None:
+        """The rows [n] that are not as in an earlier view, those it has not among them.
+
+        None where that is not known, as of a view from long before.
+        """
+        if other is self:
+            return np.zeros(0, np.int64)
+        for at, step in enumerate(self._since):
+            if step.view() is other:
+                rows = np.concatenate([later.rows for later in self._since[at:]])
+                return np.union1d(rows, np.arange(len(other), len(self)))
+        return None
+
+    def keyed(self, keys: FieldKeys) -> Catalogue:
+        """This catalogue with the same keys at other places."""
+        if keys is self.keys:
+            return self
+        return replace(self, keys=keys, _since=self._next(np.zeros(0, np.int64)))
+
+    def _next(self, rows: NDArray[np.int64]) -> tuple[_Step, ...]:
+        """What the view knows that follows this one with other rows."""
+        return (*self._since, _Step(weakref.ref(self), rows))[-_STEPS:]
+
+    def _texts_of(
+        self,
+        entries: Iterable[Entry],
+        rows: NDArray[np.int64],
+        touched: NDArray[np.int64],
+        encode: Encode,
+    ) -> dict[str, Any]:
+        """What follows from the texts of entries, of which one is at each of `rows`."""
+        keys, names = keys_of(entries, rows, self.keys.names, encode)
+        content = np.zeros((len(touched), self.dimension), np.float32)
+        owners, begins = np.unique(keys.owners, return_index=True)
+        at = np.flatnonzero(np.isin(rows, owners))
+        if len(owners):
+            # The keys stand in the order of the rows, each item's side by side.
+            sums = np.add.reduceat(keys.vectors, np.sort(begins))
+            norms = np.linalg.norm(sums, axis=1, keepdims=True)
+            content[at] = sums / np.where(norms > 0, norms, 1.0)
+        described = self.described.copy()
+        described[touched] = False
+        described[rows[at]] = True
+        return {
+            "contents": self.contents.updated(touched, content, content[:0]),
+            "described": described,
+            "keys": self.keys.updated(touched, keys, names),
+        }
+
+    def _told_of(
+        self, entries: Collection[Entry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """What entries say beside texts, of which one is at each of `rows`."""
+        touched = np.concatenate([rows, lost])
+        present, gone = self.present.copy(), self.gone.copy()
+        listed, published = self.listed.copy(), self.published.copy()
+        present[rows], present[lost] = True, False
+        gone[rows], gone[lost] = False, True
+        listed[rows], listed[lost] = [not entry.hidden for entry in entries], False
+        published[rows] = [
+            _NEVER if entry.published_at is None else entry.published_at for entry in entries
+        ]
+        published[lost] = _NEVER
+        categories = [tuple(dict.fromkeys(entry.categories)) for entry in entries]
+        none = [()] * len(lost)
+        return {
+            "present": present,
+            "gone": gone,
+            "listed": listed,
+            "published": published,
+            "titles": self.titles.updated(
+                touched, [*(entry.title for entry in entries), *[""] * len(lost)], ()
+            ),
+            "attributes": self.attributes.updated(
+                touched, [*(entry.attributes for entry in entries), *[{} for _ in lost]], ()
+            ),
+            "categories": self.categories.updated(touched, [*categories, *none], ()),
+            "postings": self._postings_after(touched, [*categories, *none]),
+        }
+
+    def _postings_after(
+        self, touched: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
+    ) -> dict[str, NDArray[np.int32]]:
+        """The postings once each of these items has these categories, and no others."""
+        postings = dict(self.postings)
+        left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        for row, now in zip(touched.tolist(), categories, strict=True):
+            for name in self.categories[row]:
+                left[name].append(row)
+            for name in now:
+                joined[name].append(row)
+        for name, rows in left.items():
+            postings[name] = postings[name][~np.isin(postings[name], rows)]
+        for name, rows in joined.items():
+            known = postings.get(name, np.zeros(0, dtype=np.int32))
+            postings[name] = np.concatenate([known, np.array(rows, dtype=np.int32)])
+        return {name: rows for name, rows in postings.items() if len(rows)}
+
+    def _words_of(
+        self, entries: Iterable[Entry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+    ) -> Words | None:
+        """The words after these upserts and removals."""
+        if self.word_index is None:
+            return None
+        documents = (
+            Document(
+                row, entry.title, [text for name, text in entry.fields.items() if name != "title"]
+            )
+            for row, entry in zip(rows.tolist(), entries, strict=True)
+        )
+        return self.word_index.updated(documents, lost.tolist())
+
+    def _grown(self, size: int) -> Catalogue:
+        """This view with empty rows up to `size`."""
+        more = size - len(self)
+        if more <= 0:
+            return self
+        none, dark = np.zeros(0, np.int64), np.zeros(more, np.bool_)
+        room = np.zeros((more, self.dimension), np.float32)
+        return replace(
+            self,
+            titles=self.titles.updated(none, (), [""] * more),
+            contents=self.contents.updated(none, room[:0], room),
+            described=np.concatenate([self.described, dark]),
+            present=np.concatenate([self.present, dark]),
+            gone=np.concatenate([self.gone, dark]),
+            listed=np.concatenate([self.listed, dark]),
+            published=np.concatenate([self.published, np.full(more, _NEVER)]),
+            keys=self.keys.covering(size),
+            categories=self.categories.updated(none, (), [()] * more),
+            attributes=self.attributes.updated(none, (), [{} for _ in range(more)]),
+            _since=self._next(none),
+        )
+
+    # ------------------------------------------------------------------ filtering
+
+    @property
+    def offered(self) -> NDArray[np.bool_]:
+        """What may be answered, bool [N]: the listed items.
+
+        Without any catalogue, the items are those of the events: all of them.
+        """
+        return self.listed if self.present.any() else ~self.gone
+
+    def allowed(self, wanted: ItemFilter) -> NDArray[np.bool_]:
+        """The offered items that pass a filter, bool [N]; exact however narrow.
+
+        An attribute passes when it equals the wanted value, is one of the wanted values (when
+        those are a list) or is a list that holds one of them.
+        """
+        allowed = self.offered.copy()
+        if wanted.any:
+            allowed &= self.in_categories(wanted.any)
+        for category in wanted.all:
+            allowed &= self.in_categories([category])
+        if wanted.none:
+            allowed &= ~self.in_categories(wanted.none)
+        if wanted.published_since is not None:
+            allowed &= self.published >= wanted.published_since
+        if wanted.published_until is not None:
+            allowed &= (self.published < wanted.published_until) & (self.published != _NEVER)
+        if wanted.attributes:
+            for row in np.flatnonzero(allowed).tolist():
+                has = self.attributes[row]
+                allowed[row] = all(
+                    name in has and holds(has[name], value)
+                    for name, value in wanted.attributes.items()
+                )
+        return allowed
+
+    def in_categories(self, categories: Iterable[str]) -> NDArray[np.bool_]:
+        """The items in at least one of the categories, bool [N]."""
+        inside = np.zeros(len(self), dtype=np.bool_)
+        for category in categories:
+            if category in self.postings:
+                inside[self.postings[category]] = True
+        return inside

@@ -1,0 +1,69 @@
+"""`Objects`: a long sequence of Python objects of which a later state costs what changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.cow_array import Pages
+
+T = TypeVar("T")
+
+_SPARE = 1_000  # objects that no view may need any more, before they are left behind
+
+
+class Objects(Sequence[T], Generic[T]):
+    """A frozen sequence; `updated` gives the next one.
+
+    All views of one line share a list that only grows, and each knows the slots of its own.
+    """
+
+    __slots__ = ("_lock", "_shared", "_slots")
+
+    def __init__(self, objects: Iterable[T] = ()) -> None:
+        self._shared = list(objects)
+        self._lock = threading.Lock()
+        self._slots = Pages(np.arange(len(self._shared)))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return [self._shared[slot] for slot in self._slots.array[at].tolist()]
+        return self._shared[int(self._slots.array[at])]
+
+    def take(self, at: NDArray[np.int32] | NDArray[np.int64]) -> list[T]:
+        """The objects at some places [n]: one look for all of them."""
+        shared = self._shared
+        return [shared[slot] for slot in self._slots.array[at].tolist()]
+
+    def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T]) -> Objects[T]:
+        """This sequence with other objects at some places, and more objects after it.
+
+        Args:
+            at: the places [c], distinct.
+            objects: what is there then, c of them.
+            more: what follows.
+        """
+        if len(self._shared) > 2 * len(self) + _SPARE:
+            # What only earlier views need stays with them.
+            return Objects(self[:]).updated(at, objects, more)
+        new: Objects[T] = Objects()
+        new._shared, new._lock = self._shared, self._lock
+        with self._lock:
+            first = len(self._shared)
+            self._shared += [*objects, *more]
+        slots = np.arange(first, first + len(objects) + len(more))
+        new._slots = self._slots.updated(at, slots[: len(objects)], slots[len(objects) :])
+        return new

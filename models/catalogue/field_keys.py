@@ -1,0 +1,231 @@
+"""The keys of search: a unit vector for each text field of each item, and whose it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.attention.softmax_mass import strata
+from models.catalogue.cow_array import Pages
+
+Vectors = NDArray[np.float32]
+Places = NDArray[np.int64]
+
+NOBODY = -1  # the owner of a key that its item no longer has
+_BLOCK = 65_536  # keys that are hashed at once
+_FEW = 64  # distinct texts up to which each is looked for on its own
+
+
+class NewKeys(NamedTuple):
+    """The keys of items, those of one item side by side."""
+
+    vectors: Vectors  # [F, D] of unit length
+    owners: NDArray[np.int32]  # [F] item rows
+    codes: NDArray[np.int16]  # [F] rows of the fields' names
+
+
+class Sample(NamedTuple):
+    """Keys that are nobody's are among them."""
+
+    places: Places  # [m] rising
+    vectors: Vectors  # [m, D]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldKeys:
+    """A frozen view of all keys; `updated` gives the next one.
+
+    A key never moves: one that its item no longer has stays where it was and is `NOBODY`'s, so
+    that an index over the first keys of a view holds for every later view. `compacted` leaves
+    those out.
+    """
+
+    names: tuple[str, ...]  # of the fields
+    _vectors: Pages[np.float32]  # [F, D]
+    _owners: Pages[np.int32]  # [F]
+    _codes: Pages[np.int16]  # [F]
+    _texts: Pages[np.int64]  # [F] hash of each key's vector: equal texts are equal keys
+    _common: Pages[np.float32]  # [F]
+    _spans: Pages[np.int64]  # [N, 2] the first key of each item, and how many it has
+    gone: int  # how many are nobody's
+    # What most questions ask for again, made when it is first asked for.
+    _owned: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = field(default_factory=list)
+    _sampled: list[Sample] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, dimension: int) -> FieldKeys:
+        """No keys of no items.
+
+        Args:
+            dimension: of the keys.
+        """
+        return cls(
+            (),
+            Pages(np.zeros((0, dimension), np.float32)),
+            Pages(np.zeros(0, np.int32)),
+            Pages(np.zeros(0, np.int16)),
+            Pages(np.zeros(0, np.int64)),
+            Pages(np.zeros(0, np.float32)),
+            Pages(np.zeros((0, 2), np.int64)),
+            0,
+        )
+
+    def __len__(self) -> int:
+        """How many keys there are, those that are nobody's among them."""
+        return len(self._owners)
+
+    @property
+    def vectors(self) -> Vectors:
+        """[F, D] of unit length."""
+        return self._vectors.array
+
+    @property
+    def owners(self) -> NDArray[np.int32]:
+        """[F] the item row behind each key, or `NOBODY`."""
+        return self._owners.array
+
+    @property
+    def codes(self) -> NDArray[np.int16]:
+        """[F] rows of `names`."""
+        return self._codes.array
+
+    @property
+    def common(self) -> NDArray[np.float32]:
+        """[F] log of how many keys are equal to this one."""
+        return self._common.array
+
+    def of(self, rows: NDArray[np.int64]) -> tuple[Places, NDArray[np.int64]]:
+        """The places of all keys of some items, and of each the place of its item among these.
+
+        Of the first item's, then of the second's.
+
+        Args:
+            rows: item rows [n].
+        """
+        firsts, counts = self._spans.array[rows].T
+        begins = np.cumsum(counts) - counts  # of each item's keys in what is returned
+        places = np.repeat(firsts - begins, counts) + np.arange(int(counts.sum()))
+        return places, np.repeat(np.arange(len(rows)), counts)
+
+    def owned(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which keys are of items that may be answered, bool [F]; not to be written to.
+
+        Args:
+            allowed: bool [N].
+        """
+        if not len(allowed):
+            return np.zeros(len(self), dtype=np.bool_)
+        for known, owned in self._owned[-1:]:
+            if np.array_equal(known, allowed):
+                return owned
+        owned = allowed[self.owners]  # of -1 the last item's, which is put right
+        if self.gone:
+            owned &= self.owners != NOBODY
+        self._owned[:] = [(allowed.copy(), owned)]
+        return owned
+
+    def sample(self) -> Sample:
+        """Some keys that stand for all: one from each of so many equal stretches."""
+        for sample in self._sampled:
+            return sample
+        places = strata(len(self)).numpy()
+        self._sampled[:] = [Sample(places, self.vectors[places])]
+        return self._sampled[0]
+
+    def covering(self, size: int) -> FieldKeys:
+        """This view with room for the keys of `size` items, N; those that are new have none."""
+        more = size - len(self._spans)
+        if more <= 0:
+            return self
+        none, room = np.zeros(0, np.int64), np.zeros((more, 2), np.int64)
+        return replace(self, _spans=self._spans.updated(none, room[:0], room), _owned=[])
+
+    def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
+        """The keys after some items changed.
+
+        Args:
+            rows: the items whose keys so far are no longer theirs, distinct.
+            new: the keys that some of them have instead.
+            names: of the fields: those so far, then new ones.
+        """
+        first, nothing = len(self), np.zeros(0, np.int64)
+        left, _ = self.of(rows)
+        texts = _hashes(new.vectors)
+        all_texts = self._texts.updated(nothing, nothing, texts)
+        nobodys = np.full(len(left), NOBODY, np.int32)
+        owners = self._owners.updated(left, nobodys, new.owners)
+        affected = np.unique(np.concatenate([self._texts.array[left], texts]))
+        places, common = _commonness(all_texts.array, owners.array, affected)
+        old = places < first
+        return FieldKeys(
+            names,
+            self._vectors.updated(nothing, self.vectors[:0], new.vectors),
+            owners,
+            self._codes.updated(nothing, self.codes[:0], new.codes),
+            all_texts,
+            self._common.updated(places[old], common[old], common[~old]),
+            self._spans.updated(rows, self._spans_after(rows, new.owners), self._spans.array[:0]),
+            self.gone + len(left),
+        )
+
+    def _spans_after(self, rows: NDArray[np.int64], owners: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where the new keys of items begin, and how many each has, [n, 2]."""
+        items, begins, counts = np.unique(owners, return_index=True, return_counts=True)
+        spans = np.zeros((len(rows), 2), np.int64)
+        order = np.argsort(rows)
+        at = order[np.searchsorted(rows, items, sorter=order)]
+        spans[at] = np.column_stack([len(self) + begins, counts])
+        return spans
+
+    def compacted(self) -> FieldKeys:
+        """The same keys without those that are nobody's, at other places."""
+        stay = np.flatnonzero(self.owners != NOBODY)
+        new = NewKeys(self.vectors[stay], self.owners[stay], self.codes[stay])
+        empty = FieldKeys.empty(self.vectors.shape[1]).covering(len(self._spans))
+        return empty.updated(np.arange(len(self._spans)), new, self.names)
+
+    def following(self, base: FieldKeys, moved: FieldKeys) -> FieldKeys:
+        """This view, had `moved` been where it came from.
+
+        Args:
+            base: an earlier view of this line.
+            moved: the same keys at other places, as `compacted` gives.
+        """
+        if moved is base:
+            return self
+        first = len(base)
+        left = (self.owners[:first] == NOBODY) & (base.owners != NOBODY)
+        added = np.flatnonzero(self.owners[first:] != NOBODY) + first
+        rows = np.union1d(base.owners[left], self.owners[added]).astype(np.int64)
+        new = NewKeys(self.vectors[added], self.owners[added], self.codes[added])
+        return moved.covering(len(self._spans)).updated(rows, new, self.names)
+
+
+def _commonness(
+    texts: NDArray[np.int64], owners: NDArray[np.int32], affected: NDArray[np.int64]
+) -> tuple[Places, NDArray[np.float32]]:
+    """Where these texts are keys of items, rising, and the log of how often each is."""
+    if len(affected) <= _FEW:  # passes over all that sort nothing
+        found = np.zeros(len(texts), dtype=np.bool_)
+        for text in affected.tolist():
+            found |= texts == text
+    else:
+        found = np.isin(texts, affected)
+    places = np.flatnonzero(found)
+    places = places[owners[places] != NOBODY]
+    _, same, count = np.unique(texts[places], return_inverse=True, return_counts=True)
+    return places, np.log(count[same]).astype(np.float32)
+
+
+def _hashes(keys: Vectors) -> NDArray[np.int64]:
+    """A hash of each key's bits, [F]."""
+    odd = np.random.default_rng(0).integers(1, 2**62, keys.shape[1], dtype=np.int64) * 2 + 1
+    hashes = np.zeros(len(keys), np.int64)
+    for at in range(0, len(keys), _BLOCK):
+        part = keys[at : at + _BLOCK] + np.float32(0)  # turns -0 into 0
+        with np.errstate(over="ignore"):
+            hashes[at : at + _BLOCK] = part.view(np.int32).astype(np.int64) @ odd
+    return hashes

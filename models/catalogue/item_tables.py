@@ -1,0 +1,110 @@
+"""The tables of all items, kept so that those of a later catalogue cost what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.multihead import merge_heads, split_heads
+from models.catalogue.cow_array import Pages
+from models.recommender.target_attention import ItemTables
+
+Make = Callable[[NDArray[np.int64]], ItemTables]
+
+_BLOCK = 32_768  # items whose tables are made at once: making takes several times their memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemPages:
+    """Two arrays that the tables are parts of, by what is read together.
+
+    Everything is read by item but `offered`, which candidates are compared in.
+    """
+
+    heads: int
+    tied: bool  # values are keys
+    _offered: Pages[np.float32]  # [N, dim + H·d] vectors, then outputs
+    _attended: Pages[np.float32]  # [N, 2·H·d or 3·H·d] queries, keys, and values unless tied
+    prior: Tensor  # [N]
+
+    @classmethod
+    def build(cls, make: Make, count: int, *, tied: bool) -> ItemPages:
+        """The tables of all items.
+
+        Args:
+            make: item rows -> their tables.
+            count: of items.
+            tied: whether values are keys in them.
+        """
+        first = make(np.arange(min(count, _BLOCK)))
+        offered, attended = _packed(first, tied=tied)
+        pages = cls(
+            first.queries.shape[0], tied, Pages(offered), Pages(attended), first.prior.clone()
+        )
+        for begin in range(_BLOCK, count, _BLOCK):
+            pages = pages.updated(make, np.arange(begin, min(count, begin + _BLOCK)))
+        return pages
+
+    def updated(self, make: Make, rows: NDArray[np.int64]) -> ItemPages:
+        """The tables after some items changed, or were added.
+
+        Args:
+            make: item rows -> their tables.
+            rows: the items, rising; those that are new are all the next ones.
+        """
+        if not len(rows):
+            return self
+        old = len(self._offered)
+        made = make(rows)
+        before = rows < old
+        at = rows[before]
+        offered, attended = _packed(made, tied=self.tied)
+        prior = torch.cat([self.prior, made.prior[torch.from_numpy(~before)]])
+        prior[torch.from_numpy(at)] = made.prior[torch.from_numpy(before)]
+        return ItemPages(
+            self.heads,
+            self.tied,
+            self._offered.updated(at, offered[before], offered[~before]),
+            self._attended.updated(at, attended[before], attended[~before]),
+            prior,
+        )
+
+    @property
+    def tables(self) -> ItemTables:
+        """The tables themselves, which nobody may write to."""
+        offered = torch.from_numpy(self._offered.array)
+        attended = torch.from_numpy(self._attended.array)
+        width = attended.shape[1] // (2 if self.tied else 3)
+        dim = offered.shape[1] - width
+        parts = [attended[:, at : at + width] for at in range(0, attended.shape[1], width)]
+        queries, keys, values = parts[0], parts[1], parts[-1]
+        return ItemTables(
+            offered[:, :dim],
+            split_heads(queries, self.heads),
+            split_heads(keys, self.heads),
+            split_heads(values, self.heads),
+            split_heads(offered[:, dim:], self.heads),
+            self.prior,
+        )
+
+    def offered(self, rows: slice = slice(None)) -> Tensor:
+        """Of some items what `candidate_keys` has but for the prior, [n, dim + H·d]."""
+        return torch.from_numpy(self._offered.array[rows])
+
+
+def _packed(tables: ItemTables, *, tied: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    heads = [tables.queries, tables.keys] if tied else [tables.queries, tables.keys, tables.values]
+    offered = torch.cat([tables.vectors, merge_heads(tables.outputs)], 1)
+    attended = torch.cat([merge_heads(table) for table in heads], 1)
+    return _array(offered), _array(attended)
+
+
+def _array(made: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = made.detach().numpy()
+    return array

@@ -1,0 +1,274 @@
+"""`Snapshot`: everything one answer needs, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_tables import ItemPages, Make
+from models.data.interactions import DISLIKE
+from models.encoder.event_types import IGNORED, UNKNOWN
+from models.encoder.numpy_step import Stepper
+from models.index import ann_index
+from models.index.ann_index import CoarseIndex
+from models.recommender.artifact import Counts, Trained
+from models.recommender.recommender import Recommender, identity
+from models.recommender.target_attention import ItemTables
+
+# From this many items on, candidates come from FAISS: measured by `make bench`, twice as fast as
+# one matrix-vector product at 10,000 items and five times at 20,000.
+INDEX_FROM = 10_000
+UNTRAINED = "untrained"
+_BESIDE = 1 / 50  # share of the rows that may stand beside an index before there is a new one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One model version over one state of the catalogue. A request reads one and passes it down.
+
+    Rows are the catalogue's, whatever the model: a model finds its own ids among them.
+    """
+
+    version: str
+    model: Recommender
+    trained: Trained | None  # None: the identity on content
+    catalogue: Catalogue
+    trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
+    known: NDArray[np.bool_]  # [N] has a vector, from training or from text
+    pages: ItemPages
+    tables: ItemTables  # of `pages`
+    counts: Counts  # [N] popularity
+    index: CoarseIndex | None  # `item_index` over the first `indexed` items
+    indexed: int
+    key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
+    indexed_keys: int
+    moved: int  # how many of the indexed items have changed since
+    stepper: Stepper | None  # one more event through the encoder, where there is one
+
+    @classmethod
+    def build(
+        cls,
+        version: str,
+        trained: Trained | None,
+        catalogue: Catalogue,
+        counts: Counts,
+        *,
+        index_from: int = INDEX_FROM,
+    ) -> Snapshot:
+        """Project the whole catalogue and index it where it is large.
+
+        Args:
+            version: what answers call this model.
+            trained: a trained model, or None for the identity on content.
+            catalogue: the items.
+            counts: live popularity [≤ N].
+            index_from: how many rows make an index worth it.
+
+        Raises:
+            ValueError: when the model reads vectors of another dimension.
+        """
+        if trained and trained.model.config.content != catalogue.dimension:
+            raise ValueError(
+                f"the model reads text vectors of dimension {trained.model.config.content}, "
+                f"the catalogue's have {catalogue.dimension}"
+            )
+        catalogue = catalogue.covering(trained.item_ids if trained else ())
+        model = trained.model if trained else identity(catalogue.dimension)
+        rows = _trained_rows(trained, catalogue)
+        counts = _padded(counts, len(catalogue))
+        pages = _priced(
+            ItemPages.build(_making(model, rows, catalogue), len(catalogue), tied=model.cross.tied),
+            trained,
+            counts,
+        )
+        bare = cls(
+            version,
+            model,
+            trained,
+            catalogue,
+            rows,
+            catalogue.described | (rows >= 0).numpy(),
+            pages,
+            pages.tables,
+            counts,
+            None,
+            0,
+            None,
+            0,
+            0,
+            Stepper(model.encoder) if model.encoder is not None else None,
+        )
+        return bare.indexing(index_from=index_from)
+
+    def indexing(self, *, index_from: int = INDEX_FROM) -> Snapshot:
+        """This snapshot with new indexes of all that it holds; small ones need none.
+
+        Args:
+            index_from: how many rows make an index worth it.
+        """
+        index = key_index = None
+        fields = self.catalogue.keys
+        wasted = fields.gone > _BESIDE * len(fields)
+        catalogue = self.catalogue.keyed(fields.compacted() if wasted else fields)
+        keys = catalogue.keys.vectors
+        if len(catalogue) >= index_from:
+            index = item_index(self.pages)
+        if len(keys) >= index_from:
+            key_index = ann_index.build("ivf", keys, own=False, like=self.key_index)
+        return replace(
+            self,
+            catalogue=catalogue,
+            index=index,
+            indexed=len(catalogue) if index else 0,
+            key_index=key_index,
+            indexed_keys=len(keys) if key_index else 0,
+            moved=0,
+        )
+
+    def behind(self, *, index_from: int = INDEX_FROM) -> bool:
+        """Whether so much is beside the indexes, or changed under them, that new ones are due."""
+        fresh = len(self.catalogue) - self.indexed + self.moved
+        keys = self.catalogue.keys
+        fresh_keys = len(keys) - self.indexed_keys + keys.gone
+        return any(
+            size >= index_from and beside > max(index_from, _BESIDE * size)
+            for size, beside in ((len(self.catalogue), fresh), (len(keys), fresh_keys))
+        )
+
+    def adopting(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
+        """This snapshot with indexes that were made meanwhile.
+
+        Args:
+            base: the earlier snapshot that they were made from, of the same model.
+            indexed: what `indexing` made of it.
+        """
+        keys = self.catalogue.keys.following(base.catalogue.keys, indexed.catalogue.keys)
+        return replace(
+            self,
+            catalogue=self.catalogue.keyed(keys),
+            index=indexed.index,
+            indexed=indexed.indexed,
+            key_index=indexed.key_index,
+            indexed_keys=indexed.indexed_keys,
+            moved=self.moved - base.moved,
+        )
+
+    def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:
+        """This version over a later state of its catalogue, or with later popularity.
+
+        The indexes stay: items and keys that they do not hold are searched exactly beside them.
+        """
+        counts = _padded(counts, len(catalogue))
+        if catalogue is self.catalogue:
+            pages = _priced(self.pages, self.trained, counts)
+            return replace(self, counts=counts, pages=pages, tables=pages.tables)
+        # All that a model knows of had a row when it was built.
+        added = len(catalogue) - len(self.catalogue)
+        rows = torch.cat([self.trained_rows, self.trained_rows.new_full((added,), -1)])
+        changed = catalogue.changed_since(self.catalogue)
+        if changed is None:
+            differ = np.any(catalogue.content[: -added or None] != self.catalogue.content, axis=1)
+            later = np.arange(len(self.catalogue), len(catalogue))
+            changed = np.concatenate([np.flatnonzero(differ), later])
+        pages = self.pages.updated(_making(self.model, rows, catalogue), changed)
+        pages = _priced(pages, self.trained, counts)
+        return replace(
+            self,
+            catalogue=catalogue,
+            trained_rows=rows,
+            known=catalogue.described | (rows >= 0).numpy(),
+            counts=counts,
+            pages=pages,
+            tables=pages.tables,
+            moved=self.moved + int(np.count_nonzero(changed < self.indexed)),
+        )
+
+    @torch.inference_mode()
+    def projected(self, content: NDArray[np.float32]) -> ItemTables:
+        """The tables of things that are no items, from their content vectors [D] or [p, D]."""
+        vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
+        return self.model.tables(torch.full((len(vectors),), -1), vectors)
+
+    def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
+        """The model's own numbers of types of events [n].
+
+        `UNKNOWN` for a type it does not know; for dislikes then `IGNORED`, which are not attended.
+        """
+        known = {DISLIKE: IGNORED}
+        if self.trained is not None:
+            known |= {name: row for row, name in enumerate(self.trained.types)}
+        return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
+
+    def answerable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which of some items [n] can be asked for: they have a vector and were not removed.
+
+        Row -1 is no item.
+        """
+        if not len(self.catalogue):
+            return np.zeros(len(rows), np.bool_)
+        answerable: NDArray[np.bool_] = (rows >= 0) & self.known[rows] & ~self.catalogue.gone[rows]
+        return answerable
+
+    @property
+    def personal(self) -> str:
+        """The reason an answer from someone's memory gives."""
+        return "personal" if self.trained else "content"
+
+
+def item_index(pages: ItemPages) -> CoarseIndex:
+    """An index of all items under `candidate_query`, whose last dimension is the prior's.
+
+    Args:
+        pages: the items.
+    """
+    offered, prior = pages.offered().numpy(), pages.prior.numpy()
+    return ann_index.build("pq", offered, bias=prior, own=False)
+
+
+def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """The rows by falling popularity, ties by row."""
+    rows = np.asarray(rows, dtype=np.int64)
+    return rows[np.argsort(-snapshot.counts[rows], kind="stable")]
+
+
+def _trained_rows(trained: Trained | None, catalogue: Catalogue) -> Tensor:
+    if trained is None:
+        return torch.full((len(catalogue),), -1)
+    # The vocabulary may have grown past this view of the catalogue; its rows are a prefix.
+    rows = np.full(len(catalogue.vocabulary), -1, dtype=np.int64)
+    rows[catalogue.vocabulary.rows(trained.item_ids)] = np.arange(len(trained.item_ids))
+    return torch.from_numpy(rows[: len(catalogue)].copy())
+
+
+def _padded(counts: Counts, size: int) -> Counts:
+    return np.concatenate([counts[:size], np.zeros(max(0, size - len(counts)), np.int64)])
+
+
+def _making(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make:
+    """Item rows -> their tables, of this catalogue."""
+
+    @torch.inference_mode()
+    def make(items: NDArray[np.int64]) -> ItemTables:
+        return model.tables(
+            rows[torch.from_numpy(items)], torch.from_numpy(catalogue.content[items])
+        )
+
+    return make
+
+
+def _priced(pages: ItemPages, trained: Trained | None, counts: Counts) -> ItemPages:
+    """The pages with the prior that holds before any training, where there was none."""
+    return pages if trained else replace(pages, prior=_popular(counts))
+
+
+def _popular(counts: Counts) -> Tensor:
+    """The prior before any training: it decides only among items that content cannot tell apart."""
+    share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
+    return torch.from_numpy(0.05 * share).float()

@@ -1,0 +1,79 @@
+"""What the type and the weight of an event say: what is read of it, and which heads may see it.
+
+A type is a row of the model's own types. Any other number is a type that the model does not know,
+of which it reads nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from models.encoder.recency_bias import looked_up
+
+UNKNOWN = -1  # a type that the model does not know
+IGNORED = -2  # a dislike, where the model knows none: it would be taken for a like
+
+
+def liked(types: Tensor, dislike: int) -> Tensor:
+    """Which of types int64 [...] are not the one that says what was not liked; -1 = none does."""
+    return (types != dislike) | (dislike < 0)
+
+
+class EventKinds(nn.Module):
+    """What is read of an event beside its item: x + kind[type] + log(w)·loudness, from 0 on."""
+
+    def __init__(self, types: int, dim: int) -> None:
+        super().__init__()
+        # Of one type the same would be said of every event.
+        self.kind = nn.Parameter(torch.zeros(types, dim)) if types > 1 else None
+        self.loudness = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
+        """What is read of events.
+
+        Args:
+            vectors: of their items, [..., dim].
+            types: int64 [...].
+            log_weights: [...].
+        """
+        if self.kind is not None:
+            table = torch.cat([self.kind, self.kind.new_zeros(1, self.kind.shape[1])])
+            vectors = vectors + embedding(_rows(types, len(self.kind)), table)
+        if bool(log_weights.any()):
+            vectors = vectors + log_weights[..., None] * self.loudness
+        return vectors
+
+
+class KindBias(nn.Module):
+    """A bias on the score by head and type, from 0 on; -inf where the head may not see the type.
+
+    The last heads see dislikes alone, and the others never do: softmax weights cannot be negative,
+    so what was not liked needs values of its own to count against a target.
+    """
+
+    hidden: Tensor
+
+    def __init__(self, types: int, heads: int, dislike: int, dislike_heads: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(heads, types))
+        hidden = torch.zeros(heads, types + 1, dtype=torch.bool)  # the last: not known
+        if dislike >= 0:
+            against = torch.arange(heads) >= heads - dislike_heads
+            hidden[against] = True
+            hidden[:, dislike] = ~against
+        self.register_buffer("hidden", hidden, persistent=False)
+
+    def forward(self, types: Tensor) -> Tensor:
+        """The bias [H, ...] of types int64 [...]."""
+        heads, size = self.bias.shape
+        table = torch.cat([self.bias, self.bias.new_zeros(heads, 1)], 1)
+        return looked_up(_rows(types, size), table.masked_fill(self.hidden, -math.inf))
+
+
+def _rows(types: Tensor, size: int) -> Tensor:
+    """Rows of a table of `size` types whose last is that of types that are not known."""
+    return torch.where((types >= 0) & (types < size), types, size)

@@ -1,0 +1,191 @@
+"""The rankers every model has to beat: popularity, repeats, transition counts, EASE.
+
+What was not liked makes nothing popular, follows nothing and goes with nothing.
+
+Each is fitted with `fit(log)` and then satisfies `evaluate.Ranker`. None draws random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.data.interactions import Interactions
+from models.data.user_items import pairs
+from models.recommender.cooccurrence import Transitions, transitions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Popularity:
+    """The same list for everyone: items by their number of events."""
+
+    counts: NDArray[np.float32]  # [n_items]
+    name: str = "popularity"
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Self:
+        """Count the events of each item."""
+        return cls(log.liked().item_counts().astype(np.float32))
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+    ) -> NDArray[np.float32]:
+        """[B, n_items] counts, the same row for everyone (a read-only view)."""
+        _same_catalogue(history, len(self.counts))
+        return np.broadcast_to(self.counts, (len(users), len(self.counts)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """What a user took most often, ties and the rest by popularity."""
+
+    share: NDArray[np.float32]  # [n_items] popularity, below 1
+    name: str = "repeats"
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Self:
+        """Count the events of each item."""
+        counts = log.liked().item_counts()
+        return cls((counts / (counts.max(initial=0) + 1)).astype(np.float32))
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+    ) -> NDArray[np.float32]:
+        """[B, n_items] the user's own counts + popularity in [0, 1)."""
+        _same_catalogue(history, len(self.share))
+        batch, events = history.gather(users)
+        liked = ~history.disliked[events]
+        flat = batch[liked] * len(self.share) + history.items[events[liked]]
+        own = np.bincount(flat, minlength=len(users) * len(self.share))
+        return own.reshape(len(users), -1).astype(np.float32) + self.share
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransitionCounts:
+    """What followed the user's last items in other histories, nearest item first.
+
+    score(c) = sum over k < depth of decay**k * M[item k from the end, c] / (count(c) + 5)**damping,
+    where M sums 1 / distance**power over pairs at most `window` apart. A history without events
+    scores 0 everywhere. Memory: at most 8 * window * E bytes.
+    """
+
+    matrix: Transitions
+    damp: NDArray[np.float32]  # [n_items]
+    decay: float
+    depth: int
+    name: str = "transitions"
+
+    @classmethod
+    def fit(
+        cls,
+        log: Interactions,
+        *,
+        window: int = 20,
+        power: float = 1.0,
+        decay: float = 0.7,
+        damping: float = 0.2,
+        depth: int = 20,
+    ) -> Self:
+        """Raises ValueError for a decay outside (0, 1] or a window or depth below 1."""
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay must lie in (0, 1], got {decay}")
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        damp = (log.liked().item_counts() + 5.0) ** -damping
+        matrix = transitions(log, window=window, power=power)
+        return cls(matrix, damp.astype(np.float32), decay, depth)
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+    ) -> NDArray[np.float32]:
+        """[B, n_items], at least 0."""
+        _same_catalogue(history, len(self.damp))
+        batch, events = history.gather(users, last=self.depth)
+        age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
+        weights = (self.decay**age).astype(np.float32)
+        return self.matrix.mix(batch, history.items[events], weights, len(users)) * self.damp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EASE:
+    """Embarrassingly shallow autoencoder (Steck 2019): ridge regression of each item on the others.
+
+    With G = X'X of the binary user-item matrix X and P = (G + lam I)^-1, the item weights are
+    B = I - P / diag(P), with zero diagonal; a user scores X_u B. The order of events is not used.
+    """
+
+    weights: NDArray[np.float32]  # [n_items, n_items], B
+    name: str = "EASE"
+
+    @classmethod
+    def fit(cls, log: Interactions, *, lam: float = 200.0, max_items: int = 20_000) -> Self:
+        """Time grows with n_items**3, memory is about 20 * n_items**2 bytes (8 GB at 20,000).
+
+        Raises ValueError for a catalogue beyond max_items and for lam not above 0.
+        """
+        if log.n_items > max_items:
+            need = 20 * log.n_items**2 / 1e9
+            raise ValueError(
+                f"EASE inverts an n_items x n_items matrix: {log.n_items} items need about "
+                f"{need:.0f} GB, and max_items allows {max_items}"
+            )
+        if not lam > 0:
+            raise ValueError(f"lam must be above 0, got {lam}")
+        gram = _gram(log.liked())
+        gram.diagonal().add_(lam)
+        torch.linalg.cholesky(gram, out=gram)
+        torch.cholesky_inverse(gram, out=gram)
+        gram /= -gram.diagonal().clone()
+        gram.fill_diagonal_(0.0)
+        return cls(gram.float().numpy())
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+    ) -> NDArray[np.float32]:
+        """[B, n_items]; zero for a history without events."""
+        _same_catalogue(history, len(self.weights))
+        batch, events = history.gather(users)
+        taken = np.zeros((len(users), history.n_items), dtype=np.float32)
+        liked = ~history.disliked[events]
+        taken[batch[liked], history.items[events[liked]]] = 1.0
+        # torch.mm: one threading policy for all heavy products, set where the process starts
+        return torch.mm(torch.from_numpy(taken), torch.from_numpy(self.weights)).numpy()
+
+
+def _gram(log: Interactions) -> torch.Tensor:
+    """[n_items, n_items] float64: how many users touched both items."""
+    held = np.unique(pairs(log.users, log.items, max(log.n_items, 1)))
+    users, items = (torch.from_numpy(part) for part in np.divmod(held, max(log.n_items, 1)))
+    shape = (log.n_items, log.n_users)
+    taken_by = torch.sparse_coo_tensor(
+        torch.stack((items, users)), torch.ones(len(held)), shape, check_invariants=True
+    ).coalesce()
+    gram = torch.zeros(log.n_items, log.n_items, dtype=torch.float64)
+    width = max(1, (1 << 26) // max(log.n_users, 1))  # dense columns held at once: 256 MB
+    for start in range(0, log.n_items, width):
+        inside = (items >= start) & (items < start + width)
+        block = torch.zeros(log.n_users, min(width, log.n_items - start))
+        block[users[inside], items[inside] - start] = 1.0
+        gram[:, start : start + width] = torch.sparse.mm(taken_by, block)
+    return gram
+
+
+def _same_catalogue(history: Interactions, n_items: int) -> None:
+    if history.n_items != n_items:
+        raise ValueError(f"fitted on {n_items} items, the history has {history.n_items}")

@@ -1,0 +1,82 @@
+"""A snapshot as a ranker of the evaluation: score for score what the service answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.snapshot import Snapshot
+from models.data.interactions import Events, Interactions
+from models.history.user_history import Past
+from models.history.user_memory import UserMemory, encode, remember
+from models.ranking.scoring import score
+
+
+class ServedRanker:
+    """Scores a whole catalogue for one user after the other, trained items and new ones alike.
+
+    `RecommenderRanker` does the same many times faster, where every item was trained.
+    """
+
+    name = "heed"
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._rows = np.arange(len(snapshot.catalogue))
+
+    def scores(
+        self,
+        history: Interactions,
+        users: NDArray[np.int32],
+        request_times: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32]:
+        """[B, n_items], histories and scores by the catalogue's rows; -inf where nothing is known.
+
+        Types of events are rows of the model's.
+
+        Raises ValueError for histories over another number of items.
+        """
+        if history.n_items != len(self._rows):
+            raise ValueError(
+                f"the catalogue has {len(self._rows)} items, the log has {history.n_items}"
+            )
+        out = np.empty((len(users), len(self._rows)), dtype=np.float32)
+        for at, user in enumerate(users.tolist()):
+            asked = None if request_times is None else int(request_times[at])
+            out[at] = self._one(history.user(user), asked)
+        out[:, ~self._snapshot.known] = -np.inf
+        return out
+
+    def _one(self, events: Events, asked: int | None) -> NDArray[np.float32]:
+        user = asker(self._snapshot, events, asked)
+        totals: NDArray[np.float32] = score(self._snapshot, user, self._rows).total.numpy()
+        return totals
+
+
+def asker(snapshot: Snapshot, events: Events, asked: int | None = None) -> UserMemory:
+    """The memory of a user of a log.
+
+    Args:
+        snapshot: whose rows the events' items are, and whose model's rows their types.
+        events: what the user did.
+        asked: when they ask, in microseconds; None where that is not told.
+    """
+    types = events.types.astype(np.int32)
+    past = Past(events.items, events.timestamps, events.weights, types=types)
+    if asked is None and len(events.items):
+        at, summary = int(events.timestamps[-1]), _untold(snapshot, past)
+    else:
+        at, summary = asked or 0, None
+    return remember(snapshot, past, at, summary=summary)
+
+
+def _untold(snapshot: Snapshot, past: Past) -> Tensor | None:
+    """h_u asked at no time; None where there is nothing to read."""
+    encoder, read = snapshot.model.encoder, encode(snapshot, past)
+    if encoder is None or read is None or not len(read.state):
+        return None
+    with torch.inference_mode():
+        summary: Tensor = encoder.summarise(read.state)
+    return summary

@@ -1,0 +1,156 @@
+"""How a log is thinned, split and held out: what to fit on, and cases to judge by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from models.data.columns import natural, whole, within
+from models.data.interactions import Interactions
+from models.data.user_items import first_of, pairs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holdout:
+    """Cases to rank: `users[m]` was about to take `targets[m]` at `timestamps[m]`.
+
+    `history` holds what may be seen of each user, and nothing from the target's time on.
+    A user may have several cases, or none.
+    """
+
+    users: NDArray[np.int32]  # [M] rows of history
+    targets: NDArray[np.int32]  # [M] item rows
+    timestamps: NDArray[np.int64]  # [M] microseconds UTC: the target's own time
+    history: Interactions
+
+    def __post_init__(self) -> None:
+        if not self.users.shape == self.targets.shape == self.timestamps.shape == (len(self),):
+            raise ValueError("users, targets and timestamps must be [M], of one length")
+        within("users", self.users, self.history.n_users)
+        within("targets", self.targets, self.history.n_items)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def where(self, keep: NDArray[np.bool_]) -> Holdout:
+        """The cases whose `keep` [M] is True, over the same history."""
+        return Holdout(self.users[keep], self.targets[keep], self.timestamps[keep], self.history)
+
+    def gaps(self) -> NDArray[np.int64]:
+        """[M] microseconds from the newest event seen to the target; -1 without any event."""
+        ends = self.history.offsets[self.users + 1]
+        known = ends > self.history.offsets[self.users]
+        gaps = np.full(len(self), -1, dtype=np.int64)
+        gaps[known] = self.timestamps[known] - self.history.timestamps[ends[known] - 1]
+        return gaps
+
+
+class Split(NamedTuple):
+    """Fit on `train`, choose on `validation`, report `test`."""
+
+    train: Interactions
+    validation: Holdout
+    test: Holdout
+
+
+def leave_one_out(log: Interactions) -> Split:
+    """Each user's last event is the test case, the one before it the validation case.
+
+    The history of a test case includes the validation event. Users with fewer than three events
+    are only trained on (the rule of SASRec's reference code, Kang & McAuley 2018). What was not
+    liked is no case and does not count for the rule; after a case it is left out.
+    """
+    held = log.liked().lengths >= 3
+    before_test, test = _hold_last(log, held)
+    train, validation = _hold_last(before_test, held)
+    return Split(train, validation, test)
+
+
+def last_baskets(log: Interactions) -> tuple[Interactions, Holdout]:
+    """Hold out what each user took at their last time, every item once.
+
+    Of users with something before it and three liked events in all; of the others, and after a
+    case, all is as in `leave_one_out`.
+    """
+    liked = ~log.disliked
+    last = np.full(log.n_users, np.iinfo(np.int64).min)
+    np.maximum.at(last, log.users[liked], log.timestamps[liked])
+    first = log.timestamps[np.minimum(log.offsets[:-1], max(0, len(log) - 1))] if len(log) else last
+    held = (log.liked().lengths >= 3) & (first < last)
+    rest = log.where(~held[log.users] | (log.timestamps < last[log.users]))
+    cases = np.flatnonzero(held[log.users] & liked & (log.timestamps == last[log.users]))
+    cases = cases[first_of(pairs(log.users[cases], log.items[cases], log.n_items))]
+    return rest, Holdout(log.users[cases], log.items[cases], log.timestamps[cases], rest)
+
+
+def time_split(
+    log: Interactions, at: int, *, per_user: int | None = 1, min_history: int = 1
+) -> tuple[Interactions, Holdout]:
+    """Train on what happened before `at` (microseconds), hold out what happened from then on.
+
+    Each user's first `per_user` events from `at` on are cases (None: all of them), where the user
+    has at least `min_history` events before; every case sees the history before `at`, no more.
+    What was not liked is no case. For a validation part too, split the returned log again at an
+    earlier time.
+    """
+    past = log.timestamps < at
+    train = log.where(past)
+    seen = np.repeat(train.lengths, log.lengths)  # histories are in time order: past is a prefix
+    case = ~past & ~log.disliked & (seen >= natural("min_history", min_history))
+    if per_user is not None:
+        case &= log.positions - seen < natural("per_user", per_user)
+    return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
+
+
+def time_at(log: Interactions, share: float) -> int:
+    """The time before which about `share` of all events lie: where to cut for `time_split`.
+
+    Raises ValueError for a share outside [0, 1] or an empty log.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in [0, 1], got {share}")
+    if not len(log):
+        raise ValueError("an empty log has no times")
+    place = min(int(share * len(log)), len(log) - 1)
+    return int(np.partition(log.timestamps, place)[place])
+
+
+def min_counts(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.bool_]:
+    """Which events [E] to keep so that every user and item left has at least `minimum` of them.
+
+    Dropping an item can starve a user and the other way round, so the rule is applied until
+    nothing more falls (the k-core). users and items are non-negative rows or codes [E].
+    """
+    user_column = whole("users", users, np.int64)
+    item_column = whole("items", items, np.int64)
+    if user_column.shape != item_column.shape:
+        raise ValueError(f"items has {len(item_column)} rows, users has {len(user_column)}")
+    natural("minimum", minimum)
+    for name, column in (("users", user_column), ("items", item_column)):
+        if column.size and column.min() < 0:
+            raise ValueError(f"{name} must not be negative")
+    keep = np.ones(len(user_column), dtype=np.bool_)
+    while True:
+        kept = int(keep.sum())
+        for column in (item_column, user_column):
+            keep &= np.bincount(column[keep], minlength=_size(column))[column] >= minimum
+        if int(keep.sum()) == kept:
+            return keep
+
+
+def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions, Holdout]:
+    """Take the last liked event of every user in `held` [U] out of the log, as cases."""
+    last = np.zeros(log.n_users, dtype=np.int64)
+    liked = ~log.disliked
+    np.maximum.at(last, log.users[liked], log.positions[liked])
+    rest = log.first(np.where(held, last, log.lengths))
+    users = np.flatnonzero(held).astype(np.int32)
+    events = log.offsets[users] + last[users]
+    return rest, Holdout(users, log.items[events], log.timestamps[events], rest)
+
+
+def _size(column: NDArray[np.int64]) -> int:
+    return int(column.max()) + 1 if column.size else 0

@@ -1,0 +1,4 @@
+"""One user's history as a memory: events, profile entries, and what older events collapse to.
+
+Events and a snapshot go in; a memory that targets attend over comes out.
+"""

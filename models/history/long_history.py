@@ -1,0 +1,181 @@
+"""Targets that attend over a long history: its newest events one by one, its older as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.attention.attend import exclude_self
+from models.attention.kv_memory import KeyValueMemory
+from models.attention.partial_softmax import Partial, Rows, attended
+from models.catalogue.snapshot import Snapshot
+from models.encoder.event_types import UNKNOWN
+from models.encoder.recency_bias import FOREVER
+from models.history.attention_options import SOFTMAX, Attending
+from models.history.collapsed_history import Older
+from models.history.user_memory import UserMemory
+from models.recommender.target_attention import of_rows
+
+REST = -(1 << 62)  # the source of the row that stands for all that is not named
+_TINY = 1e-12  # a share that is nothing but rounding
+
+
+class Found(NamedTuple):
+    """Of T targets.
+
+    attention: [T] the part of the score.
+    mass: [T] the share of the softmax that was attended row by row, least of the heads.
+    error: [T] of the contexts, relative, at 99 % confidence, largest of the heads.
+    scanned: [T] rows attended one by one, mean of the heads.
+    whole: what each head attended to, all rows together.
+    """
+
+    attention: Tensor
+    mass: Tensor
+    error: Tensor
+    scanned: Tensor
+    whole: Partial
+
+
+def joined(parts: Iterable[Found]) -> Found:
+    """Of the targets of all parts, in order."""
+    every = list(parts)
+    return Found(
+        torch.cat([part.attention for part in every]),
+        torch.cat([part.mass for part in every]),
+        torch.cat([part.error for part in every]),
+        torch.cat([part.scanned for part in every]),
+        Partial(
+            torch.cat([part.whole.context for part in every], 1),
+            torch.cat([part.whole.log_mass for part in every], 1),
+        ),
+    )
+
+
+def near(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, how: Attending = SOFTMAX
+) -> Partial:
+    """What targets [T] attend to of the rows of a memory itself, without the older events."""
+    memory, bias = user.memory, user.bias
+    if not len(memory):
+        return Partial.nothing(memory.heads, len(targets), memory.values.shape[2])
+    if how.exclude_self:
+        hidden = ~exclude_self(targets, user.rows)  # (T, m)
+        bias = bias[:, None].masked_fill(hidden, -math.inf)
+    rows = Rows(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
+    return attended(of_rows(snapshot.tables.queries, targets), [rows])
+
+
+def attend_long(
+    snapshot: Snapshot, user: UserMemory, older: Older, targets: Tensor, how: Attending
+) -> Found:
+    """Attend over the older events and those beside them.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `remember` with the same snapshot.
+        older: the user's.
+        targets: item rows [T].
+        how: the softmax, at temperature 1 and not hard; and when cells are used.
+
+    Raises:
+        ValueError: for another softmax, of which nothing is kept.
+    """
+    if how.hard or how.temperature != 1:
+        raise ValueError("how: a collapsed history is attended by the softmax at temperature 1")
+    tables = snapshot.tables
+    query, outputs = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)
+    beside = near(snapshot, user, targets, how)
+    cells = how.mode == "coarse" or (
+        how.mode == "auto" and len(older) > how.crossover.rows(len(targets))
+    )
+    with older.lock:
+        older.advance(user.at)
+        found = older.attend(query, beside, max_error=how.max_error, order=how.order, cells=cells)
+        if how.exclude_self:
+            found = older.without(found, query, targets)
+            if bool((found.error > how.max_error).any()):  # what is left is off by more of itself
+                found = older.without(older.attend(query, beside, cells=False), query, targets)
+    return Found(
+        (found.partial.context * outputs).sum((0, 2)),
+        (found.covered - found.partial.log_mass).exp().clamp(max=1.0).amin(0),
+        found.error.amax(0),
+        found.scanned.mean(0) + len(user.memory),
+        found.partial,
+    )
+
+
+def unfolded(
+    snapshot: Snapshot,
+    user: UserMemory,
+    target: int,
+    top: int,
+    whole: Partial,
+    how: Attending = SOFTMAX,
+) -> UserMemory:
+    """A memory in which one target finds the same, with those older events in it that matter to it.
+
+    All other older events are one row, of their mass and their context, whose source is `REST`.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: of a long history.
+        target: an item row.
+        top: how many older events are to be named.
+        whole: what the target attended to, [H, 1].
+        how: as it did.
+    """
+    if user.older is None:
+        return user
+    older, chosen = user.older, torch.tensor([target])
+    query, outputs = snapshot.tables.queries[:, target], snapshot.tables.outputs[:, target]
+    with older.lock:
+        older.advance(user.at)
+        events, bias = older.named(query, outputs, top)
+        past = older.past
+    if how.exclude_self:
+        others = past.rows[events] != target
+        events, bias = events[others], bias[:, others]
+    rows = torch.from_numpy(past.rows[events].astype(np.int64))
+    keys = of_rows(snapshot.tables.keys, rows)  # (H, E, d)
+    values = of_rows(snapshot.tables.values, rows)
+    biases = torch.from_numpy(bias)
+    scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
+    # All shares of one softmax: what is left is the rest's.
+    total, context = whole.log_mass, whole.context[:, 0]  # (H, 1), (H, d)
+    beside = near(snapshot, user, chosen, how)
+    newer, named = (beside.log_mass - total).exp(), (scores - total).exp()
+    left = (1 - newer - named.sum(1, keepdim=True)).clamp(min=_TINY)
+    context = context - newer * beside.context[:, 0] - (named[:, None] @ values)[:, 0]
+    count = len(events) + 1
+    times = torch.from_numpy(past.timestamps[events])
+    said = past.types
+    types = torch.full((count,), UNKNOWN)
+    if said is not None:
+        types[:-1] = torch.from_numpy(said[events].astype(np.int64))
+    nothing = torch.zeros(len(keys), 1, keys.shape[2])
+    biases = torch.cat([biases, total + left.log()], 1)
+    more = KeyValueMemory(
+        torch.cat([keys, nothing], 1).transpose(0, 1),
+        torch.cat([values, (context / left)[:, None]], 1).transpose(0, 1),
+        bias=biases,
+    )
+    forever = torch.full((count,), FOREVER)
+    return replace(
+        user,
+        memory=user.memory.merge(more),
+        bias=torch.cat([user.bias, biases], 1),
+        rows=torch.cat([user.rows, rows, torch.tensor([-1])]),
+        source=np.concatenate([user.source, events, [REST]]),
+        distance=torch.cat([user.distance, forever]),
+        age=torch.cat([user.age, (user.at - times).clamp(min=0), forever[:1]]),
+        log_weights=torch.cat([user.log_weights, torch.zeros(count)]),
+        types=torch.cat([user.types, types]),
+        older=None,
+    )

@@ -1,0 +1,290 @@
+"""A user's memory: keys and values of what they did and said, and what the encoder read of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.kv_memory import KeyValueMemory
+from models.catalogue.snapshot import Snapshot
+from models.data.windows import window_start
+from models.encoder.event_types import IGNORED, UNKNOWN, liked
+from models.encoder.history_encoder import EncoderState
+from models.encoder.recency_bias import FOREVER
+from models.history.collapsed_history import Older
+from models.history.user_history import Past
+from models.recommender.recommender import Recommender
+from models.recommender.target_attention import of_rows
+
+_FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UserMemory:
+    """Keys and values of what can be attended, m rows: events, then profile entries."""
+
+    memory: KeyValueMemory  # keys and values [m, H, d]
+    bias: Tensor  # [H, m], the memory's: recency + log weight + type; -inf = not for this head
+    rows: Tensor  # int64 [m] item rows, -1 where the row is no item
+    source: NDArray[np.int64]  # [m] event of the past; -1 - i is profile entry i
+    distance: Tensor  # int64 [m] events between this one and the newest
+    age: Tensor  # int64 [m] microseconds at the request
+    log_weights: Tensor  # [m]
+    types: Tensor  # int64 [m] rows of the model's types, `UNKNOWN` for the profile
+    summary: Tensor  # [dim] h_u, zero without events
+    recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
+    recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
+    past: Past  # what this is the memory of
+    at: int  # microseconds, the request's time, or one of which every age is in the same bucket
+    encoded: Encoded | None  # what the summary was read from, unless it was given
+    older: Older | None = None  # of a long history, the events before these
+    older_count: int = 0  # how many these were
+
+    def __len__(self) -> int:
+        return len(self.memory) + (0 if self.older is None else self.older.on_items)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, but for the past, the older events and the tables, which are others'."""
+        parts = (
+            *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
+            *(self.log_weights, self.types, self.summary, self.recent, self.recent_items),
+        )
+        own = sum(part.nbytes for part in parts) + self.source.nbytes
+        return own + (0 if self.encoded is None else self.encoded.nbytes)
+
+    def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
+        """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
+
+        Args:
+            dislike: the model's type of dislikes, or -1.
+        """
+        return self.rows[self.recent], liked(self.types[self.recent], dislike)
+
+    def take(self, rows: Tensor) -> UserMemory:
+        """The memory of these rows [k] alone, the recent among them; places and ages stay."""
+        moved = torch.full((len(self.memory),), -1)
+        moved[rows] = torch.arange(len(rows))
+        return UserMemory(
+            self.memory.take(rows),
+            self.bias[:, rows],
+            self.rows[rows],
+            self.source[rows.numpy()],
+            self.distance[rows],
+            self.age[rows],
+            self.log_weights[rows],
+            self.types[rows],
+            self.summary,
+            moved[self.recent],
+            self.recent_items,
+            self.past,
+            self.at,
+            self.encoded,
+        )
+
+
+class Encoded(NamedTuple):
+    """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""
+
+    start: int  # the first event on an item that was read, those that stand elsewhere counted
+    events: Tensor  # [n, dim] what was read of them: `Recommender.read`
+    state: EncoderState  # with their timestamps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.events.nbytes + self.state.nbytes
+
+
+@torch.inference_mode()
+def encode(snapshot: Snapshot, past: Past, before: Encoded | None = None) -> Encoded | None:
+    """What the encoder keeps of the newest events that can be seen; None without an encoder.
+
+    Args:
+        snapshot: the model and the catalogue.
+        past: what the asker did.
+        before: from an earlier call with the same model. Where it read a beginning of the same
+            events, and the same of them, only the rest is computed; else it is of no use.
+    """
+    return _encode(snapshot, past, *attendable(snapshot, past), before)
+
+
+def _encode(
+    snapshot: Snapshot,
+    past: Past,
+    source: NDArray[np.int64],
+    rows: Tensor,
+    before: Encoded | None,
+) -> Encoded | None:
+    """`encode`, where it is known which events can be attended: their places and item rows."""
+    encoder = snapshot.model.encoder
+    if encoder is None:
+        return None
+    on_items = (rows >= 0).numpy()
+    if not on_items.all():
+        source, rows = source[on_items], rows[torch.from_numpy(on_items)]
+    start = window_start(past.before + len(rows), snapshot.model.config.window)
+    first = start - past.before
+    events = readable(snapshot, past, source[first:], rows[first:])
+    times = torch.from_numpy(past.timestamps[source[first:]])
+    state, read = None, 0
+    if before is not None and before.start == start and len(before.events) <= len(events):
+        size = len(before.events)
+        same = torch.equal(before.state.timestamps, times[:size])
+        if same and torch.equal(before.events, events[:size]):
+            state, read = before.state, size
+    if state is None:
+        state = encoder.begin()
+    if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
+        for event, time in zip(events[read:], times[read:].tolist(), strict=True):
+            state = snapshot.stepper.append(state, event, time)
+    else:
+        state = encoder.append(state, events[read:], times[read:])
+    return Encoded(start, events, state)
+
+
+def readable(snapshot: Snapshot, past: Past, source: NDArray[np.int64], rows: Tensor) -> Tensor:
+    """What the encoder reads of events on items, [n, dim]: their places [n] and item rows [n]."""
+    vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
+    return snapshot.model.read(vectors, *_said(past, source))
+
+
+def _said(past: Past, source: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Types int64 and log weights of these events, [n] each."""
+    log_weights = torch.from_numpy(np.log(past.weights[source]))
+    if past.types is None:
+        return torch.full((len(source),), UNKNOWN), log_weights
+    return torch.from_numpy(past.types[source].astype(np.int64)), log_weights
+
+
+@torch.inference_mode()
+def remember(
+    snapshot: Snapshot,
+    past: Past,
+    at: int,
+    *,
+    encoded: Encoded | None = None,
+    summary: Tensor | None = None,
+    older: Older | None = None,
+) -> UserMemory:
+    """The memory of a past: what cannot be seen is left out as if it had never happened.
+
+    Args:
+        snapshot: whose tables hold the keys and values.
+        past: what the asker did.
+        at: the request's time, microseconds UTC; an event after it has age 0.
+        encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
+        summary: h_u [dim], where the caller has even that.
+        older: its first events, put together; the memory's rows are then those of the others.
+    """
+    if older is not None:
+        newer = past.newest(older.count, older.on_items)
+        near = remember(snapshot, newer, at, encoded=encoded, summary=summary)
+        source = np.where(near.source < 0, near.source, near.source + older.count)
+        return replace(near, source=source, older=older, older_count=older.count)
+    tables = snapshot.tables
+    source, rows = attendable(snapshot, past)
+    keys = _heads_last(tables.keys, rows)  # (n, H, d)
+    values = _heads_last(tables.values, rows)
+    own = [(at_row, past.vectors[int(event)]) for at_row, event in enumerate(source)
+           if int(event) in past.vectors] if past.vectors else []  # fmt: skip
+    for at_row, (key, value) in own:
+        row = int(rows[at_row])
+        alone = row < 0 or not snapshot.known[row]  # no item to take a missing one from: K = V
+        own_key = value if key is None and alone else key
+        own_value = key if value is None and alone else value
+        if own_key is not None:
+            keys[at_row] = snapshot.projected(own_key).keys[:, 0]
+        if own_value is not None:
+            values[at_row] = snapshot.projected(own_value).values[:, 0]
+    types, log_weights = _said(past, source)
+    times = torch.from_numpy(past.timestamps[source])
+    distance = torch.arange(len(source) - 1, -1, -1)
+    age = (at - times).clamp(min=0)
+
+    if summary is None:
+        encoded = _encode(snapshot, past, source, rows, encoded)
+        summary = _summary(snapshot.model, encoded, at)
+    # One more than count, so that another takes the place of one that is left out.
+    recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.reach.depth + 1]
+    recent_items = snapshot.trained_rows[rows[recent]]
+    profile = _profile(snapshot, past)
+    if profile is not None:
+        extra_keys, extra_values, extra_rows = profile
+        count = len(extra_rows)
+        keys, values = torch.cat([keys, extra_keys]), torch.cat([values, extra_values])
+        rows = torch.cat([rows, extra_rows])
+        # A profile is timeless: it weighs as the oldest of events do.
+        distance = torch.cat([distance, torch.full((count,), FOREVER)])
+        age = torch.cat([age, torch.full((count,), FOREVER)])
+        log_weights = torch.cat([log_weights, torch.zeros(count)])
+        types = torch.cat([types, torch.full((count,), UNKNOWN)])
+        source = np.concatenate([source, -1 - np.arange(count)])
+    bias = snapshot.model.memory_bias(distance, age, log_weights, types)  # (H, m)
+    memory = KeyValueMemory(keys, values, bias=bias)
+    return UserMemory(
+        memory,
+        bias,
+        rows,
+        source,
+        distance,
+        age,
+        log_weights,
+        types,
+        summary,
+        recent,
+        recent_items,
+        past,
+        at,
+        encoded,
+    )
+
+
+def _summary(model: Recommender, encoded: Encoded | None, at: int) -> Tensor:
+    """h_u [dim] as asked at a time."""
+    if model.encoder is None or encoded is None or not len(encoded.state):
+        return torch.zeros(model.config.dim)
+    asked = model.within(torch.tensor(at), encoded.state.timestamps[-1])
+    return model.encoder.summarise(encoded.state, int(asked))
+
+
+def attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tensor]:
+    """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
+    inside = (past.rows >= 0) & (past.rows < len(snapshot.known))
+    # Without any item there is nothing to take from.
+    attendable = (
+        snapshot.known.take(past.rows, mode="clip") & inside if inside.any() else inside.copy()
+    )
+    for event in past.vectors:
+        attendable[event] = True
+    if past.visible is not None:
+        attendable &= past.visible
+    if past.types is not None:
+        attendable &= past.types != IGNORED
+    source = np.flatnonzero(attendable)
+    return source, torch.from_numpy(np.where(inside, past.rows, -1)[source].astype(np.int64))
+
+
+def _profile(snapshot: Snapshot, past: Past) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Keys, values [p, H, d] and item rows [p] of the profile entries."""
+    rows = torch.from_numpy(past.profile_rows.astype(np.int64))
+    if not len(rows):
+        return None
+    keys = _heads_last(snapshot.tables.keys, rows)
+    values = _heads_last(snapshot.tables.values, rows)
+    if past.profile_content is not None:
+        words = rows < 0
+        projected = snapshot.projected(past.profile_content)
+        keys[words] = projected.keys.transpose(0, 1)[words]
+        values[words] = projected.values.transpose(0, 1)[words]
+    return keys, values, rows
+
+
+def _heads_last(table: Tensor, rows: Tensor) -> Tensor:
+    """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything."""
+    return of_rows(table, rows.clamp(min=0)).transpose(0, 1)

@@ -1,0 +1,4 @@
+"""Coarse retrieval: approximate nearest-neighbour indexes over keys, and their exact re-ranking.
+
+Vectors and queries go in; candidate ids with scores come out.
+"""

@@ -1,0 +1,202 @@
+"""Why a target scored as it did: contributions that add up, and the score without a row.
+
+After the softmax everything is linear. With α the weights, v the values, and o what a value must
+point at to raise the score, the attention part of a score is Σ_h Σ_j α^h_j ⟨v^h_j, o^h⟩: row j
+contributes Σ_h α^h_j g^h_j with the gain g^h_j = ⟨v^h_j, o^h⟩. Contributions are signed and exact.
+A large weight on a value that does not matter explains nothing.
+
+The transitions λ log(1 + Σ_j f_j) are a sum over the newest events inside a monotone function of
+one variable: event j contributes the share f_j / Σ f of it. That is its Aumann-Shapley value, the
+gradient along the straight path from no event to all of them. Where there are two such counts, what
+followed and what was taken again, each is shared out by itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.attention.attend import attend
+from models.attention.partial_softmax import Partial
+from models.catalogue.snapshot import Snapshot
+from models.encoder.recency_bias import FOREVER
+from models.history.attention_options import SOFTMAX, Attending
+from models.history.long_history import REST, unfolded
+from models.history.user_memory import UserMemory
+from models.recommender.transition_counts import share
+
+_BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
+
+
+class Reason(NamedTuple):
+    """What one row did to one target's score."""
+
+    source: int  # event of the past; -1 - i is profile entry i
+    weight: float  # mean over heads
+    contribution: float  # signed; all rows' sum to attention + transitions
+    without: float  # the score had this row not been there, attention and transitions recomputed
+    without_exact: float | None = (
+        None  # the same with the sequence part: see `models.ranking.leave_one_out`
+    )
+
+
+@torch.inference_mode()
+def explain(
+    snapshot: Snapshot,
+    user: UserMemory,
+    target: int,
+    top: int,
+    how: Attending = SOFTMAX,
+    *,
+    rest: float = 0.0,
+    within: Tensor | None = None,
+    whole: Partial | None = None,
+) -> list[Reason]:
+    """The `top` rows by size of their contribution to one target's attention and transitions.
+
+    `without` recomputes both over what would be left, at the positions the other events would then
+    have, so that it equals the score after deleting the event (the sequence part and the prior,
+    `rest`, are taken as they are).
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `remember` with the same snapshot.
+        target: an item row.
+        top: how many rows to name.
+        how: as in `score`.
+        rest: sequence + prior of the target.
+        within: bool [H, m], the rows that coarse retrieval kept; None = all.
+        whole: of a long history, what the target attended to, [H, 1].
+    """
+    if not len(user) or top < 1:
+        return []
+    if whole is not None:
+        user = unfolded(snapshot, user, target, top, whole, how)
+    if within is not None:  # what was not kept has no part in it, however long the memory is
+        part = within.any(0)
+        part[user.recent] = True
+        kept = part.nonzero().flatten()
+        user, within = user.take(kept), within[:, kept]
+    tables = snapshot.tables
+    keys = user.memory.keys.transpose(0, 1)  # (H, m, d)
+    query = tables.queries[:, target, None]  # (H, 1, d)
+    gain = gains(user.memory.values.transpose(0, 1), tables.outputs[:, target])  # (H, m)
+    visible = torch.ones(len(user), dtype=torch.bool) if within is None else within
+    if how.exclude_self:
+        visible = visible & (user.rows != target)
+    visible = visible.expand(user.memory.heads, len(user))
+    found = attend(
+        query, keys, gain[..., None], bias=user.bias[:, None], visible=visible[:, None],
+        temperature=how.temperature, hard=how.hard,
+    )  # fmt: skip
+    weights = found.weights[:, 0]  # (H, m)
+    each = contributions(weights, gain)  # (m,)
+    model = snapshot.model
+    recent = torch.arange(len(user.recent))
+    for number, shares in enumerate(_shares(snapshot, user, recent, target, how)):
+        if shares.any():
+            part = model.scale(user.summary)[number] * torch.log1p(shares.sum())
+            each[user.recent[: len(shares)]] += part * shares / shares.sum()
+    order = torch.argsort(each.abs(), descending=True, stable=True)
+    named = torch.from_numpy(user.source != REST)
+    order = order[((weights.sum(0) > 0) | (each != 0))[order] & named[order]][:top]
+
+    step = max(1, _BLOCK // (len(user) * user.memory.heads))
+    without = [
+        each_without
+        for block in torch.split(order, step)
+        for each_without in (
+            _without(snapshot, user, query, gain, visible, block, how)
+            + _transitions_without(snapshot, user, target, block, how)
+        ).tolist()
+    ]
+    mean = weights.mean(0)
+    return [
+        Reason(int(user.source[row]), float(mean[row]), float(each[row]), rest + other)
+        for row, other in zip(order.tolist(), without, strict=True)
+    ]
+
+
+def gains(values: Tensor, outputs: Tensor) -> Tensor:
+    """What each row would add to the score at weight 1: ⟨v^h_j, o^h⟩.
+
+    values [..., H, n, V], outputs [..., H, V] -> [..., H, n].
+    """
+    return (values @ outputs[..., None])[..., 0]
+
+
+def contributions(weights: Tensor, gains: Tensor) -> Tensor:
+    """What each row did add, summed over heads: [..., H, n] and [..., H, n] -> [..., n].
+
+    Signed; they sum to the attention part of the score.
+    """
+    return (weights * gains).sum(-2)
+
+
+def _without(
+    snapshot: Snapshot,
+    user: UserMemory,
+    query: Tensor,
+    gain: Tensor,
+    visible: Tensor,
+    rows: Tensor,
+    how: Attending,
+) -> Tensor:
+    """The attention part [J] without each of the rows [J], the others where they would then be.
+
+    query [H, 1, d], gain [H, m] and visible [H, m] of one target.
+    """
+    # Deleting event j moves the events before it one place nearer to the present: their biases
+    # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
+    older = user.distance[rows, None] < user.distance  # (J, m)
+    nearer = user.distance - (older & (user.distance < FOREVER)).long()
+    ages = user.age.expand(len(rows), -1)
+    model = snapshot.model
+    was = model.memory_bias(user.distance, user.age, user.log_weights, user.types)  # (H, m)
+    shifted = model.memory_bias(nearer, ages, user.log_weights, user.types)  # (H, J, m)
+    # The bias of a row that stands for many is not its own: what moves is the difference.
+    moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
+    shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)
+    left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
+    left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
+    return attend(
+        query,
+        user.memory.keys.transpose(0, 1),
+        gain[..., None],
+        bias=shifted,
+        visible=left,
+        temperature=how.temperature,
+        hard=how.hard,
+    ).context.sum((1, 2, 3))
+
+
+def _shares(
+    snapshot: Snapshot, user: UserMemory, recent: Tensor, target: int, how: Attending
+) -> Tensor:
+    """What each of the newest events adds to the counts of a target, [S, at most the depth].
+
+    recent: int64 [r], which of `user.recent` there are.
+    """
+    model = snapshot.model
+    if not model.has_transitions:
+        return torch.zeros(0, 0)
+    item, reach = int(snapshot.trained_rows[target]), model.reach
+    shares = [2 * share(model.followers, user.recent_items[recent], item, reach)]
+    if model.counts_own:
+        rows, liked = user.taken(model.config.dislike)
+        again = (rows[recent] == target) & liked[recent] & (not how.exclude_self)
+        shares.append(again[: reach.depth].float())
+    return torch.stack(shares)
+
+
+def _transitions_without(
+    snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, how: Attending
+) -> Tensor:
+    """The transitions part [J] without each of the rows [J], older events a place nearer."""
+    if not snapshot.model.has_transitions or not len(rows):
+        return torch.zeros(len(rows))
+    left = [(user.recent != row).nonzero().flatten() for row in rows]
+    counts = [_shares(snapshot, user, recent, target, how).sum(1, keepdim=True) for recent in left]
+    return snapshot.model.transitions(user.summary, torch.stack(counts))[:, 0]

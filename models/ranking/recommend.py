@@ -1,0 +1,179 @@
+"""Recommend: candidates, exact target attention over them, filters, diversity, fallback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.partial_softmax import Partial
+from models.catalogue.snapshot import Snapshot, popular_first
+from models.data.row_sets import Rows, united
+from models.history.attention_options import SOFTMAX, Attending
+from models.history.user_memory import UserMemory
+from models.ranking.scoring import Scores, score
+from models.recommender.target_attention import candidate_query
+from models.recommender.transition_counts import most_followed
+
+# Scoring every item is the true ranking, so it is done while targets × rows stay below this:
+# measured by `make bench`, about 30 ms on one core.
+EXACT_WORK = 2_000_000
+CANDIDATES = 500  # items that reach the target attention otherwise, at least
+_SHARE = 400  # one in so many does: of a million near copies, the best 20 are spread that far
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranked:
+    """Items, best first."""
+
+    rows: Rows  # [L]
+    scores: Scores  # of these rows, in this order
+    personal: bool  # False: by popularity, for there was no memory to attend to
+    mode: Literal["exact", "coarse"]  # coarse where any stage left something unseen
+
+
+@torch.inference_mode()
+def recommend(
+    snapshot: Snapshot,
+    user: UserMemory,
+    *,
+    limit: int,
+    allowed: NDArray[np.bool_],
+    excluded: Rows,
+    diversity: float = 0.0,
+    how: Attending = SOFTMAX,
+) -> Ranked:
+    """The best items of the catalogue for a user.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `remember`; empty gives the popular items.
+        limit: how many.
+        allowed: bool [N], what may be answered.
+        excluded: item rows that may not, whatever `allowed` says.
+        diversity: 0 ranks by score alone, 1 by being unlike what stands above (MMR).
+        how: the softmax and how rows are found; `exact` scores every item, whatever it costs.
+    """
+    allowed = allowed.copy()
+    allowed[excluded] = False
+    count = int(np.count_nonzero(allowed))
+    if not len(user):
+        open_rows = np.flatnonzero(allowed)
+        rows = popular_first(snapshot, open_rows)[: max(limit, CANDIDATES if diversity else limit)]
+    elif how.mode == "exact" or count * _cost(user, how) <= EXACT_WORK:
+        rows = np.flatnonzero(allowed)
+    else:
+        rows = candidates(snapshot, user, allowed, candidate_count(user, limit, count, how))
+    exact = not len(user) or len(rows) == count
+    scores = score(snapshot, user, rows, how)
+    # Without a memory the rows stand by popularity, from which a trained prior may differ.
+    worth = scores.total if len(user) else -torch.arange(len(rows)).float()
+    order = torch.argsort(worth, descending=True, stable=True)
+    if diversity > 0:
+        pool = order[: max(CANDIDATES, 4 * limit)]
+        vectors = snapshot.tables.vectors[torch.from_numpy(rows)[pool]]
+        order = pool[_diverse(worth[pool], vectors, limit, diversity)]
+    order = order[:limit]
+    mode = scores.mode if exact else "coarse"
+    return Ranked(rows[order.numpy()], _take(scores, order), personal=len(user) > 0, mode=mode)
+
+
+def candidate_count(user: UserMemory, limit: int, items: int, how: Attending = SOFTMAX) -> int:
+    """How many of so many items are candidates, as far as scoring them takes no long time."""
+    many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, how))))
+    return max(CANDIDATES, 4 * limit, many)
+
+
+@torch.inference_mode()
+def candidates(
+    snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
+) -> Rows:
+    """The allowed items of the largest approximate score, by row.
+
+    One inner product with the user's pooled query stands in for every target's own attention: of
+    the items that the index holds it finds `count`, and of the newer ones, compared exactly beside
+    it, as many. So many too are what the transitions count for most; and in baskets of what users
+    come back to, what they took of late.
+    """
+    beside = None
+    if user.older is not None:
+        with user.older.lock:
+            beside = user.older.pooled()
+    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias, beside)
+    alone = query[:-1]  # the last is 1, times the prior
+    first = snapshot.indexed if snapshot.index is not None else 0
+    found = np.zeros(0, dtype=np.int64)
+    if snapshot.index is not None:
+        inside = snapshot.index.search(alone[None].numpy(), count, allow=allowed[:first]).rows[0]
+        found = inside[inside >= 0]
+    open_rows = np.flatnonzero(allowed[first:]) + first
+    if len(open_rows) > count:
+        near = snapshot.pages.offered(slice(first, None)) @ alone + snapshot.tables.prior[first:]
+        near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
+        open_rows = torch.topk(near, count).indices.numpy() + first
+    counted = _counted(snapshot, user, count)
+    return united(found, open_rows, counted[allowed[counted]])
+
+
+def _cost(user: UserMemory, how: Attending) -> float:
+    """Rows that one target attends to, or what takes as long as so many."""
+    rows = len(user.memory)
+    return rows if user.older is None else rows + min(len(user.older), how.crossover.many)
+
+
+def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
+    """What the transitions count for, which the pooled query knows nothing of.
+
+    The items that most followed the newest ones; and these themselves, where users come back.
+    """
+    trained, model = snapshot.trained, snapshot.model
+    if trained is None or not model.has_transitions or not len(user.recent):
+        return np.zeros(0, dtype=np.int64)
+    after = most_followed(model.followers, user.recent_items, count, model.reach)
+    ids = [trained.item_ids[item] for item in after.tolist()]
+    rows = snapshot.catalogue.rows(ids).astype(np.int64)
+    if not model.counts_own:
+        return rows
+    taken, _ = user.taken(model.config.dislike)
+    return np.concatenate([rows, taken.numpy()])
+
+
+def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Tensor:
+    """Maximal marginal relevance (Carbonell & Goldstein 1998): the places chosen, in order.
+
+    Each step takes the largest (1 - λ)·relevance - λ·(largest cosine to what was taken), relevance
+    scaled to [0, 1] so that both terms are of one size.
+    """
+    if not len(worth):
+        return torch.zeros(0, dtype=torch.int64)
+    span = (worth.max() - worth.min()).clamp(min=1e-9)
+    relevance = (worth - worth.min()) / span
+    unit = torch.nn.functional.normalize(vectors, dim=1)
+    closest = torch.zeros_like(relevance)
+    open_ = torch.ones_like(relevance, dtype=torch.bool)
+    taken: list[int] = []
+    for _ in range(min(limit, len(worth))):
+        value = (1 - diversity) * relevance - diversity * closest
+        best = int(value.masked_fill(~open_, -torch.inf).argmax())
+        open_[best] = False
+        closest = torch.maximum(closest, unit @ unit[best]) if taken else unit @ unit[best]
+        taken.append(best)
+    return torch.tensor(taken, dtype=torch.int64)
+
+
+def _take(scores: Scores, order: Tensor) -> Scores:
+    return scores._replace(
+        total=scores.total[order],
+        sequence=scores.sequence[order],
+        transitions=scores.transitions[order],
+        attention=scores.attention[order],
+        prior=scores.prior[order],
+        mass=scores.mass[order],
+        error=None if scores.error is None else scores.error[order],
+        whole=None if scores.whole is None else Partial(*(x[:, order] for x in scores.whole)),
+        within=None if scores.within is None else scores.within[order],
+    )

@@ -1,0 +1,164 @@
+"""Scores of targets that attend over a user's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.attend import attend, context_only, exclude_self
+from models.attention.kv_memory import KeyValueMemory
+from models.attention.partial_softmax import Partial
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import DEFAULT_K, SOFTMAX, Attending
+from models.history.long_history import attend_long, joined
+from models.history.user_memory import UserMemory
+from models.index.ann_index import CoarseIndex
+from models.index.two_stage import index_heads, retrieve
+from models.recommender.target_attention import of_rows
+from models.recommender.transition_counts import followed
+
+_CLUSTERED_FROM = 4_096  # rows: fewer are scanned faster than clustered
+_TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
+_TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
+
+
+class Scores(NamedTuple):
+    """Scores of T targets: total = sequence + transitions + attention + prior."""
+
+    total: Tensor  # [T]
+    sequence: Tensor  # [T]
+    transitions: Tensor  # [T]
+    attention: Tensor  # [T]
+    prior: Tensor  # [T]
+    mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
+    within: Tensor | None  # bool [T, H, m]: the rows that coarse retrieval kept; None = all
+    mode: Literal["exact", "coarse"]
+    memory: int  # rows there were to attend to
+    error: Tensor | None = None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
+    scanned: float | None = None  # rows attended one by one, mean of targets and heads; None = all
+    whole: Partial | None = None  # of a long history, what every head and target attended to
+
+
+@torch.inference_mode()
+def score(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: NDArray[np.int32] | NDArray[np.int64],
+    how: Attending = SOFTMAX,
+    *,
+    indexes: Sequence[CoarseIndex] | None = None,
+) -> Scores:
+    """Score targets, rows [T] of the catalogue, by attending over the user's memory.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `remember` with the same snapshot.
+        targets: item rows [T].
+        how: the softmax and how rows are found.
+        indexes: one for each head over this memory's keys and bias; built here when missing.
+    """
+    if not len(targets):
+        none = torch.zeros(0)
+        mode = how.over(len(user))
+        return Scores(none, none, none, none, none, none, None, mode, len(user))
+    tables = snapshot.tables
+    chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
+    sequence = tables.vectors.index_select(0, chosen) @ user.summary
+    transitions = _transitions(snapshot, user, chosen, again=not how.exclude_self)
+    prior = tables.prior.index_select(0, chosen)
+    mode = how.over(len(user))
+    within = error = scanned = whole = None
+    if user.older is not None:
+        blocks = torch.split(chosen, _TARGETS)
+        found = joined(attend_long(snapshot, user, user.older, some, how) for some in blocks)
+        attention, mass, error, looked, whole = found
+        mode, scanned = ("coarse" if bool(error.any()) else "exact"), float(looked.mean())
+    elif not len(user):
+        attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
+    elif mode == "coarse":
+        attention, mass, within = _attend_coarse(snapshot, user, chosen, how, indexes)
+    else:
+        step = min(_TARGETS, max(1, _TARGET_BLOCK // (len(user) * user.memory.heads)))
+        parts = [_attend_exact(snapshot, user, block, how) for block in torch.split(chosen, step)]
+        attention, mass = torch.cat(parts), torch.ones(len(chosen))
+    total = sequence + transitions + attention + prior
+    return Scores(
+        total, sequence, transitions, attention, prior, mass, within, mode, len(user),
+        error, scanned, whole,
+    )  # fmt: skip
+
+
+def head_indexes(memory: KeyValueMemory) -> tuple[CoarseIndex, ...]:
+    """One coarse index for each head of a user's memory, over its keys and its bias."""
+    return index_heads(memory, "ivf" if len(memory) > _CLUSTERED_FROM else "flat")
+
+
+def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
+    """The transitions part [T]: what followed the newest items, and what was taken before.
+
+    again: whether that a target was taken itself may say something of it.
+    """
+    model = snapshot.model
+    if not model.has_transitions or not len(user.recent):
+        return torch.zeros(len(targets))
+    rows = snapshot.trained_rows.index_select(0, targets)
+    after = followed(model.followers, user.recent_items, model.reach)
+    counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
+    if model.counts_own:
+        items, liked = user.taken(model.config.dislike)
+        items = items[: model.reach.depth][liked[: model.reach.depth] & again]
+        counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
+    return model.transitions(user.summary, torch.stack(counts))
+
+
+def _attend_exact(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Tensor,
+    how: Attending,
+) -> Tensor:
+    """The attention part [T]."""
+    tables = snapshot.tables
+    query, output = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)  # (H, T, d)
+    keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
+    bias = user.bias[:, None]  # (H, 1, m)
+    visible = exclude_self(targets, user.rows) if how.exclude_self else None  # (T, m)
+    if how.hard:
+        context = attend(query, keys, values, bias=bias, visible=visible, hard=True).context
+    else:
+        context = context_only(
+            query, keys, values, bias=bias, visible=visible, temperature=how.temperature
+        )
+    return (context * output).sum((0, 2))
+
+
+def _attend_coarse(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Tensor,
+    how: Attending,
+    indexes: Sequence[CoarseIndex] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The attention part [T], its mass [T] and the rows that were kept [T, H, m]."""
+    tables = snapshot.tables
+    k = min(how.k or DEFAULT_K, len(user))
+    found = retrieve(
+        of_rows(tables.queries, targets).transpose(0, 1),  # (T, H, d)
+        user.memory,
+        indexes or head_indexes(user.memory),
+        k,
+        visible=exclude_self(targets, user.rows)[:, None] if how.exclude_self else None,
+        temperature=how.temperature,
+        hard=how.hard,
+        probes=how.probes,
+    )
+    output = of_rows(tables.outputs, targets).transpose(0, 1)  # (T, H, d)
+    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `retrieve` gives both
+    kept = torch.zeros(*rows.shape[:2], len(user) + 1, dtype=torch.bool)
+    kept.scatter_(2, torch.where(rows < 0, len(user), rows), True)
+    return (found.context * output).sum((1, 2)), mass.amin(1), kept[..., :-1]

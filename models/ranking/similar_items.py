@@ -1,0 +1,145 @@
+"""Items like one, as attention: the item is the query, and each other item has a key in each space.
+
+    logit(item, key) = (cos(item, key) - mean) / std        of its space, over the offered items
+    weight(other) = Σ over its keys of softmax(logit)        score(other) = log Σ exp(logit)
+
+so that an item that is near in both spaces gathers both. What a cosine is worth differs from space
+to space; in standard deviations above the space's mean, a key of one competes with those of the
+other on equal terms, and there is nothing to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import normalize
+
+from models.attention.attend import attend
+from models.catalogue.snapshot import Snapshot
+
+Space = Literal["content", "trained"]
+SPACES: tuple[Space, ...] = ("content", "trained")
+_TINY = 1e-12  # least length of a vector that is divided by it
+_ALIKE = 1e-6  # standard deviation of cosines below which a space tells no item from another
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likeness:
+    """How an item is like the one that was asked for, in one space."""
+
+    cosine: float
+    share: float  # of the weight that the item gathers over its keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """Items, best first."""
+
+    rows: NDArray[np.int64]  # [L]
+    scores: NDArray[np.float32]  # [L]
+    weights: NDArray[np.float32]  # [L] share of the softmax over the keys of all allowed items
+    spaces: tuple[Mapping[Space, Likeness], ...]  # [L] those in which the item has a key
+
+
+def spaces_of(snapshot: Snapshot, row: int) -> tuple[Space, ...]:
+    """The spaces in which an item has a key.
+
+    `content` is what its texts, or the embedding that was brought, say of it; without these there
+    is no such key. `trained` is what training made of it, text and events alike; an item that was
+    not in training has no such key, for its place there would be its text's once more.
+    """
+    return tuple(space for space in SPACES if _there(snapshot, space)[row])
+
+
+@torch.inference_mode()
+def similar(
+    snapshot: Snapshot,
+    row: int,
+    *,
+    limit: int,
+    allowed: NDArray[np.bool_],
+    spaces: Sequence[Space] = SPACES,
+) -> Alike:
+    """The items most like one.
+
+    Args:
+        snapshot: the model and the catalogue.
+        row: the item, which is not among its own neighbours.
+        limit: how many.
+        allowed: bool [N], what may be answered.
+        spaces: where to compare; those in which the item has no key are passed over.
+    """
+    used = [space for space in spaces_of(snapshot, row) if space in spaces]
+    others = snapshot.catalogue.offered.copy()
+    others[row] = False
+    open_ = np.zeros_like(others)
+    cosines, levels = [], []
+    for space in used:
+        there = _there(snapshot, space)
+        cosines.append(_cosines(snapshot, space, row))
+        level = _standard(cosines[-1], torch.from_numpy(there & others))
+        levels.append(level.masked_fill(torch.from_numpy(~there), -torch.inf))
+        open_ |= there
+    rows = np.flatnonzero(open_ & others & allowed)
+    if not len(rows):
+        return Alike(rows, np.zeros(0, np.float32), np.zeros(0, np.float32), ())
+    at = torch.from_numpy(rows)
+    logits = torch.stack(levels)[:, at]  # [S, M]
+    weights = _weigh(logits.flatten()).reshape(logits.shape)
+    scores = torch.logsumexp(logits, 0)
+    top = torch.sort(scores, descending=True, stable=True).indices[:limit]
+    # Of an item's own softmax, which does not vanish where its weight in all does.
+    shares = torch.softmax(logits[:, top], 0).T.tolist()
+    near = torch.stack(cosines)[:, at[top]].T.tolist()
+    return Alike(
+        rows[top.numpy()],
+        scores[top].numpy(),
+        weights.sum(0)[top].numpy(),
+        tuple(
+            {
+                space: Likeness(cosine, share)
+                for space, cosine, share, logit in zip(used, *columns, strict=True)
+                if logit > -np.inf
+            }
+            for columns in zip(near, shares, logits[:, top].T.tolist(), strict=True)
+        ),
+    )
+
+
+def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
+    """The items that have a key in a space, [N]."""
+    if space == "content":
+        return snapshot.catalogue.described
+    return (snapshot.trained_rows >= 0).numpy()
+
+
+def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:
+    """The cosines [N] of all items with one, in a space."""
+    if space == "content":
+        keys = torch.from_numpy(snapshot.catalogue.content)
+        return keys @ keys[row]
+    vectors = snapshot.tables.vectors
+    # Not the vectors are scaled but their products: they are gigabytes where items are many.
+    lengths: Tensor = vector_norm(vectors, dim=1)
+    return (vectors @ normalize(vectors[row], dim=0)) / lengths.clamp(min=_TINY)
+
+
+def _standard(cosines: Tensor, of: Tensor) -> Tensor:
+    """Cosines [N] in standard deviations above the mean of some [N]; 0 where those are alike."""
+    some = cosines[of].double()
+    if not len(some) or float(some.std(correction=0)) < _ALIKE:
+        return torch.zeros_like(cosines)
+    return ((cosines - some.mean()) / some.std(correction=0)).float()
+
+
+def _weigh(logits: Tensor) -> Tensor:
+    """The softmax over keys [K]: the operator, told the scores of its keys."""
+    keys = logits.new_zeros(len(logits), 0)  # the items are the values: who holds weight is asked
+    return attend(keys[:1], keys, keys, score=lambda _query, _keys: logits[None].clone()).weights[0]

@@ -1,0 +1,123 @@
+"""The target cross-attention of the whole catalogue: every item as the target of one history."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.attention.attend import context_only
+from models.attention.multihead import merge_heads
+from models.attention.partial_softmax import Partial, merged
+
+
+class ItemTables(NamedTuple):
+    """What the model knows of each item, computed once per model version: N items, H heads."""
+
+    vectors: Tensor  # [N, dim] item tower
+    queries: Tensor  # [H, N, d] W_Q
+    keys: Tensor  # [H, N, d] W_K
+    values: Tensor  # [H, N, d] W_V
+    outputs: Tensor  # [H, N, d] W_O^T: what a value must point at to raise the score
+    prior: Tensor  # [N]
+
+
+def of_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Some rows [T] of a table [H, N, d]: [H, T, d], a copy in which each head's stand together.
+
+    Row by row, as the table lies in memory. Along its second dimension torch would copy all of it
+    first, and an index of rows takes several times as long.
+    """
+    if not table.shape[1]:
+        return table.new_zeros(table.shape[0], len(rows), table.shape[2])
+    return table.transpose(0, 1).index_select(0, rows).transpose(0, 1).contiguous()
+
+
+def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Σ_h ⟨context_h, o_h⟩ of every item of `tables` as the target of one prefix each.
+
+    Args:
+        tables: the targets, N items.
+        keys: [B, H, L, d].
+        values: [B, H, L, d].
+        bias: [B, H, L]; -inf hides a row.
+
+    Returns:
+        Tensor: [B, N].
+    """
+    rows = []
+    # One by one, so that the scores of one history with every item still fit the cache; and
+    # by head, because batched products of this shape are far slower than plain ones.
+    for own_keys, own_values, own_bias in zip(keys, values, bias, strict=True):
+        total = torch.zeros_like(tables.prior)
+        for head in range(len(own_bias)):
+            if bool((own_bias[head] == -math.inf).all()):
+                continue  # nothing to attend to
+            query, output = tables.queries[head] * keys.shape[-1] ** -0.5, tables.outputs[head]
+            score = torch.mm(query, own_keys[head].T).float() + own_bias[head]
+            gain = torch.mm(output, own_values[head].T).float()
+            total = total + torch.linalg.vecdot(torch.softmax(score, -1), gain)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def target_attention_prefixes(
+    queries: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+) -> Tensor:
+    """The same for T prefixes of each history at once, in matrix products.
+
+    The exponential of a score factors into a part of (target, row) and a part of (prefix, row),
+    e^(s_cj + b_tj) = e^(s_cj) e^(b_tj), so numerator and denominator of all prefixes are the
+    products E·Wᵀ and (E ⊙ G)·Wᵀ with E = e^s [N, L], G = ⟨v_j, o_c⟩ [N, L], W = e^b [T, L]:
+    L exponentials a target instead of T·L.
+
+    Args:
+        queries: of N targets for each history or for all, [B, H, N, d] or [H, N, d].
+        outputs: likewise.
+        keys: [B, H, L, d].
+        values: [B, H, L, d].
+        bias: [B, H, T, L]; -inf hides a row from a prefix; one that sees nothing has 0.
+
+    Returns:
+        Tensor: [B, T, N].
+    """
+    score = (queries @ keys.mT).float() / keys.shape[-1] ** 0.5  # (B, H, N, L)
+    gain = outputs @ values.mT  # (B, H, N, L)
+    # Softmax does not see what is subtracted from all its scores; the peaks keep e^x small.
+    shared = torch.exp(score - score.detach().amax(-1, keepdim=True))
+    peak = bias.detach().amax(-1, keepdim=True)
+    peak = peak.masked_fill(peak == -math.inf, 0.0)  # of a prefix that sees nothing
+    prefix = torch.exp(bias - peak).mT  # (B, H, L, T)
+    total = (shared @ prefix).float()
+    weighted = ((shared * gain) @ prefix).float()
+    # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.
+    return (weighted / total.clamp(min=1e-30)).sum(1).mT  # (B, N, T) -> (B, T, N)
+
+
+def candidate_keys(tables: ItemTables) -> Tensor:
+    """Keys [N, dim + H·d + 1]: the product with `candidate_query` approximates s(u, c)."""
+    return torch.cat([tables.vectors, merge_heads(tables.outputs), tables.prior[:, None]], 1)
+
+
+def candidate_query(
+    summary: Tensor, values: Tensor, bias: Tensor, beside: Partial | None = None
+) -> Tensor:
+    """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
+
+    The target-dependent part of the logits is left out, so each head's context is the mean of
+    the values under the softmax of the biases alone.
+
+    Args:
+        summary: h_u, [dim].
+        values: [H, n, d].
+        bias: [H, n]; -inf hides a row.
+        beside: the same of other rows, [H, 1].
+    """
+    nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
+    pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
+    if beside is not None:
+        mass = bias.logsumexp(1, keepdim=True)
+        pooled = merged(Partial(pooled, mass), beside).context
+    return torch.cat([summary, merge_heads(pooled)[0], summary.new_ones(1)])

@@ -1,0 +1,145 @@
+"""Text to vectors by a transformer: a sentence-transformers model that lies in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.text.static_encoder import Vectors
+
+_BATCH = 32  # texts that go through the model together
+_CHUNK = 1_024  # texts whose tokens are held at a time
+
+# What a module of a model cannot do without: one file of each group.
+_WEIGHTS = ("*.safetensors", "*.bin")
+_NEEDED = {
+    "Transformer": (("config.json",), _WEIGHTS, ("tokenizer.json", "vocab.txt", "*.model")),
+    "Pooling": (("config.json",),),
+    "Dense": (("config.json",), _WEIGHTS),
+}
+_CONTENT = ("*.json", "*.txt", "*.model", *_WEIGHTS)  # what a folder of a module is read for
+
+
+class SentenceEncoder:
+    """A sentence-transformers model: it reads words in their order, in milliseconds a text.
+
+    A text of more tokens than the model reads (256 for all-MiniLM-L6-v2) is cut there. Where the
+    model has a default prompt, that goes before each text; other prompts are not used.
+
+    `name` is made of the model's content, so that it follows the model to another folder, and
+    another model in the same folder has another. Nothing is fetched, and of a model's code only
+    what the installed libraries know is run.
+
+    Args:
+        folder: of the model, with `modules.json` in it.
+
+    Raises:
+        ValueError: naming the folder, and what is missing or wrong there.
+        ImportError: sentence-transformers is not installed.
+    """
+
+    quick = False
+
+    def __init__(self, folder: Path) -> None:
+        folders = _checked(folder)
+        self._model = _load(folder)
+        # The libraries' own tokenizer, in Rust: it cuts and pads, and threads may share it.
+        tokenizer = self._model.tokenizer
+        self._tokenizer: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        # The first text sets the length to cut at, which nothing changes afterwards: threads that
+        # encode beside each other would trip over a change.
+        try:
+            self.dimension = len(self._encode(["a"])[0])
+        except Exception as error:
+            raise ValueError(f"{folder}: the model reads no text: {error}") from error
+        self.name = f"{_label(folders[0])}-{self.dimension}-{_digest(folder, folders)}"
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors [n, dimension], float32; all zero for a text without any token."""
+        out = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for start in range(0, len(texts), _CHUNK):
+            chunk = list(texts[start : start + _CHUNK])
+            # Of a text without tokens the model would read its own special ones.
+            tokens = self._tokenizer.encode_batch(chunk, add_special_tokens=False)
+            spoken = [at for at, text in enumerate(tokens) if any(text.attention_mask)]
+            if spoken:
+                out[[start + at for at in spoken]] = self._encode([chunk[at] for at in spoken])
+        return out
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        vectors: Vectors = self._model.encode(
+            texts, batch_size=_BATCH, normalize_embeddings=True, show_progress_bar=False
+        )
+        return vectors
+
+
+def _load(folder: Path) -> Any:
+    """The model in a folder, in float32 on the processor, where searches are answered."""
+    import transformers
+    from sentence_transformers import SentenceTransformer
+
+    # It draws a bar for the weights of each model it loads.
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{folder}: the model cannot be loaded: {lines[0]}") from error
+    return model.float().eval()
+
+
+def _checked(folder: Path) -> list[Path]:
+    """The folders of a model's modules, the one that reads text first.
+
+    Raises:
+        ValueError: naming the folder, and what is missing there.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    try:
+        modules = json.loads((folder / "modules.json").read_bytes())
+        named = [(module["type"].rpartition(".")[2], folder / module["path"]) for module in modules]
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} holds no sentence-transformers model: modules.json is missing"
+        ) from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / 'modules.json'} lists no modules: {error}") from error
+    if not named:
+        raise ValueError(f"{folder / 'modules.json'} lists no modules")
+    for kind, path in named:
+        for group in _NEEDED.get(kind, ()):
+            if not any(next(path.glob(pattern), None) for pattern in group):
+                raise ValueError(f"{folder}: {' or '.join(group)} is missing in {path}")
+    return [path for _, path in named]
+
+
+def _label(folder: Path) -> str:
+    """What a person calls the model, as far as it says so itself."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        config = {}
+    # Files say by which name their weights were fetched, or at least of what kind they are.
+    called = Path(str(config.get("_name_or_path") or config.get("model_type") or "model"))
+    return called.name or "model"
+
+
+def _digest(folder: Path, folders: Sequence[Path]) -> str:
+    """16 hexadecimal digits of everything that decides what the vectors are."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in _files(folder, folders):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "blake2b").digest()
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _files(folder: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    for each in sorted({folder, *folders}):
+        yield from sorted({path for pattern in _CONTENT for path in each.glob(pattern)})

@@ -1,0 +1,114 @@
+"""Where a training stands, as bytes: what is needed to go on as if it had not been killed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.data.interactions import Interactions
+from models.evaluation.full_ranking import Metrics
+from models.evaluation.splits import Holdout
+
+_MAGIC = b"heed training 2\n"  # 2: of what `Checkpoint` and its trainer's state are made of
+_DIGEST = hashlib.sha256().digest_size
+
+
+class CannotResume(ValueError):
+    """A checkpoint that is damaged, or of another training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best weights so far, and what they reached."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)  # parameters by name
+    epoch: int = 0
+    metrics: Metrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of a training after an epoch."""
+
+    run: str  # what is trained on and how: `fingerprint`
+    stage: str
+    epoch: int  # of the stage, those done
+    stale: int  # validations since the best
+    weights: dict[str, Tensor]  # parameters by name
+    mean: dict[str, Tensor]
+    trainer: dict[str, Any]  # the optimiser and its step
+    best: Best
+    latest: Metrics | None
+    history: list[dict[str, float]]
+
+    def to_bytes(self) -> bytes:
+        """Tensors and plain values, nothing that runs code when it is read, and their digest."""
+        out = io.BytesIO()
+        torch.save(
+            {
+                **{name: getattr(self, name) for name in self.__slots__},
+                "best": {
+                    "weights": self.best.weights,
+                    "epoch": self.best.epoch,
+                    "metrics": _plain(self.best.metrics),
+                },
+                "latest": _plain(self.latest),
+            },
+            out,
+        )
+        body = out.getvalue()
+        return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Checkpoint:
+        """What `to_bytes` gave. Raises `CannotResume` for anything else."""
+        start = len(_MAGIC) + _DIGEST
+        if not data.startswith(_MAGIC):
+            raise CannotResume("this is no checkpoint, or one of another version")
+        # The archive's own checksums are not looked at when it is read.
+        if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
+            raise CannotResume("the checkpoint is damaged")
+        try:
+            read = torch.load(io.BytesIO(data[start:]), map_location="cpu", weights_only=True)
+            best = read.pop("best")
+            latest = _metrics(read.pop("latest"))
+            kept = Best(best["weights"], best["epoch"], _metrics(best["metrics"]))
+            return cls(best=kept, latest=latest, **read)
+        except Exception as error:
+            raise CannotResume(f"the checkpoint cannot be read: {error}") from error
+
+
+def fingerprint(
+    log: Interactions, content: NDArray[np.float32], cases: Holdout | None, *settings: object
+) -> str:
+    """A name for training on this with these settings, the same in every process."""
+    digest = hashlib.sha256(repr(settings).encode())
+    columns: list[NDArray[Any]] = [content, *_columns(log)]
+    if cases is not None:
+        columns += [cases.users, cases.targets, cases.timestamps, *_columns(cases.history)]
+    for column in columns:
+        digest.update(repr(column.shape).encode())
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _columns(log: Interactions) -> list[NDArray[Any]]:
+    return [log.items, log.timestamps, log.weights, log.types, log.offsets]
+
+
+def _plain(metrics: Metrics | None) -> dict[str, Any] | None:
+    if metrics is None:
+        return None
+    values = {name: getattr(metrics, name) for name in metrics.__slots__}
+    return values | {"ranks": torch.from_numpy(metrics.ranks)}
+
+
+def _metrics(values: dict[str, Any] | None) -> Metrics | None:
+    return None if values is None else Metrics(**values | {"ranks": values["ranks"].numpy()})

@@ -1,0 +1,93 @@
+"""How to train a data set of a given size: the shape of the model and the pace of its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from models.recommender.config import RecommenderConfig
+from models.training.fit import TrainConfig
+
+Name = Literal["quick", "best"]
+NAMES = get_args(Name)
+
+SMALL = 300_000  # events: up to here the small model is not beaten by the large one
+_QUICK_TOKENS = 7_000_000  # inputs in all, over a catalogue of `_ITEMS`
+_BEST_TOKENS = 18_000_000
+_ITEMS = 3_500  # the loss costs in proportion to the items, the rest of the model does not
+_EPOCHS = 20
+_FEW = 50_000  # events: with fewer a model overfits sooner, and has the time for more epochs
+_STEPS = 60  # of an epoch at least: small batches matter more than full ones
+_FOLLOWERS = 512  # kept of each item, fewer of many:
+_KEPT = 16_000_000  # in all, 8 bytes each in the model and as many again while it is trained
+_MOST = 6_400  # padded inputs of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model's shape and its training."""
+
+    name: str
+    dim: int
+    blocks: int
+    dropout: float
+    followers: int
+    config: TrainConfig
+
+    def shape(self, items: int, content: int) -> RecommenderConfig:
+        """For a catalogue of this many items, with text embeddings of this dimension."""
+        return RecommenderConfig(
+            items=items,
+            content=content,
+            dim=self.dim,
+            blocks=self.blocks,
+            dropout=self.dropout,
+            followers=self.followers,
+        )
+
+    def __str__(self) -> str:
+        size = f"{self.dim} dimensions, {self.blocks} blocks"
+        return f"{self.name} ({size}, {self.config.epochs} epochs at most)"
+
+
+def choose(
+    events: int, items: int, name: str | None = None, *, epochs: int | None = None
+) -> Preset:
+    """The preset for a log of this size.
+
+    Args:
+        events: of the log.
+        items: of the log.
+        name: `quick` or `best`; None takes quick up to `SMALL` events and best beyond.
+        epochs: instead of the preset's own number.
+
+    Raises:
+        ValueError: for another name.
+    """
+    if name is None:
+        name = "quick" if events <= SMALL else "best"
+    if name not in NAMES:
+        raise ValueError(f"preset must be one of {', '.join(NAMES)}, not {name!r}")
+    tokens = _QUICK_TOKENS if name == "quick" else _BEST_TOKENS
+    share = 0.4 + 0.6 * min(items, TrainConfig().full_softmax) / _ITEMS
+    fitting = round(tokens / max(1.0, share) / max(1, events))
+    few = events < _FEW
+    config = TrainConfig(
+        epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
+        # Judging takes a third of an epoch, and a model of a large log overfits late if ever.
+        validate_every=2 if events <= SMALL else 4,
+        batch_tokens=min(_MOST, max(400, events // _STEPS)),
+    )
+    config = replace(config, attention_tokens=min(config.attention_tokens, config.batch_tokens))
+    dropout = 0.5 if few else 0.3
+    followers = kept_followers(items)
+    if name == "quick":
+        # An epoch of the attention takes as long as two of the rest.
+        config = replace(config, attention_epochs=2 if events <= SMALL else 1)
+        return Preset("quick", 64, 2, dropout, followers, config)
+    return Preset("best", 128, 3, dropout, followers, config)
+
+
+def kept_followers(items: int) -> int:
+    """How many followers a model of so many items keeps of each."""
+    return min(_FOLLOWERS, max(1, _KEPT // max(1, items)))

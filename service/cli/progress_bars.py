@@ -1,0 +1,144 @@
+"""What the command line shows: bars while it works, tables of what came out."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from models.training.fit import Progress as Training
+from service.domain.timestamps import to_rfc3339
+from service.snapshots.registry import Version
+from service.training.training_corpus import Told
+
+_EVERY = 0.5  # seconds between two messages
+
+
+@contextmanager
+def told(console: Console, *, as_json: bool) -> Iterator[Told]:
+    """A callback for `training`: JSON lines on stdout for a job, a bar for a person."""
+    if as_json:
+        yield _json_lines()
+        return
+    with bars(console) as show:
+        yield show
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Told]:
+    """A progress bar with the loss, the latest validation and the time left.
+
+    Where there is no terminal to draw it on, a line for each stage and each epoch.
+    """
+    if not console.is_terminal:
+        yield _plain_lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int, training: Training | None) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    progress.update(task, visible=False)
+                tasks[stage] = progress.add_task(stage, total=total or None, note="")
+            note = _note(training) if training is not None else f"{done:,}" if done else ""
+            progress.update(tasks[stage], completed=done, total=total or None, note=note)
+
+        yield show
+
+
+def _plain_lines(console: Console) -> Told:
+    said = ""
+
+    def say(stage: str, _done: int, _total: int, training: Training | None) -> None:
+        nonlocal said
+        ended = training is not None and training.step == training.steps
+        if stage != said or ended:
+            note = _note(training) if ended and training is not None else ""
+            console.print(f"{stage}  {note}".rstrip(), highlight=False)
+        said = stage
+
+    return say
+
+
+def _json_lines() -> Told:
+    latest = ("", 0.0)
+
+    def say(stage: str, done: int, total: int, training: Training | None) -> None:
+        nonlocal latest
+        now = time.monotonic()
+        if stage == latest[0] and now - latest[1] < _EVERY and done != total:
+            return
+        latest = (stage, now)
+        message: dict[str, Any] = {"stage": stage, "step": done, "steps": total}
+        if training is not None:
+            message |= {"epoch": training.epoch, "epochs": training.epochs, "loss": training.loss}
+            if math.isfinite(training.left):
+                message["eta_s"] = training.left
+            if training.validation is not None:
+                found = training.validation
+                message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+    return say
+
+
+def _note(training: Training) -> str:
+    text = f"epoch {training.epoch}/{training.epochs}  loss {training.loss:.3f}"
+    if training.validation is not None:
+        text += f"  validation NDCG@10 {training.validation.ndcg:.4f}"
+    return text
+
+
+def trained(result: Mapping[str, Any]) -> str:
+    """One line about a training that published."""
+    metrics = result["metrics"]
+    return (
+        f"[bold]{result['version']}[/]: validation NDCG@10 {metrics['ndcg']:.4f} "
+        f"(popularity {metrics['popularity_ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
+        f"(popularity {metrics['popularity_hr']:.4f}), {result['seconds']:.0f} s"
+    )
+
+
+def versions(found: Sequence[Version]) -> RenderableType:
+    """The versions of a registry."""
+    shown = Table()
+    for name in ("", "version", "created", "NDCG@10", "HR@10", "events", "size"):
+        # The version is there to be copied.
+        shown.add_column(name, overflow="fold", no_wrap=name == "version")
+    for version in found:
+        metadata = version.metadata or {}
+        metrics = metadata.get("metrics") or {}
+        shown.add_row(
+            "*" if version.current else "",
+            version.version,
+            "" if version.created is None else to_rfc3339(version.created),
+            version.broken or f"{metrics.get('ndcg', float('nan')):.4f}",
+            "" if version.broken else f"{metrics.get('hr', float('nan')):.4f}",
+            f"{metadata.get('events', 0):,}",
+            f"{version.size / 1e6:.1f} MB",
+        )
+    return shown

@@ -1,0 +1,285 @@
+"""The records of the domain and the rules they obey: `Event`, `Item`, `User`.
+
+Ids are strings that round-trip byte for byte; timestamps are integer microseconds since the Unix
+epoch, UTC; vectors are one-dimensional float32 arrays. Building a record checks nothing, so that
+millions can be built cheaply; the `check_*` functions are called once, where records enter a
+store, and raise `Invalid` with a JSON pointer to the field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.domain.errors import Invalid
+
+Vector = NDArray[np.float32]
+
+DISLIKE = "dislike"  # the type of negative events, as in `models.data.interactions`
+MAX_ID_BYTES = 256
+MAX_DEPTH = 32  # of attributes: deeper documents are an attack, not data
+# 0001-01-01T00:00:00Z and 9999-12-31T23:59:59.999999Z: what RFC 3339 can say.
+MIN_TIMESTAMP = -62_135_596_800_000_000
+MAX_TIMESTAMP = 253_402_300_799_999_999
+# A weight enters a score as its logarithm, and float32 holds nothing smaller than this in full.
+MIN_WEIGHT = 1.2e-38
+MAX_WEIGHT = float(np.finfo(np.float32).max)
+
+
+class _Record:
+    """Equality by field that also compares arrays, which a dataclass's own cannot."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # they hold mappings and arrays
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            _same(getattr(self, f.name), getattr(other, f.name))
+            for f in fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return a is not None and b is not None and np.array_equal(a, b)
+    return bool(a == b)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event(_Record):
+    """One thing that one user did with one item: one row of that user's memory.
+
+    Without `event_id` each event is new and the store names it; without `timestamp` the store
+    stamps its arrival. `key` and `value` override what the model would derive from the item.
+    """
+
+    user_id: str
+    item_id: str
+    event_id: str | None = None
+    type: str = "view"
+    weight: float = 1.0
+    timestamp: int | None = None
+    key: Vector | None = None
+    value: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item(_Record):
+    """One item of the catalogue. A hidden one keeps its place in histories but is not offered."""
+
+    item_id: str
+    title: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    embedding: Vector | None = None
+    hidden: bool = False
+    published_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class User(_Record):
+    """A profile: free attributes, and interests (categories or item ids) that act as memory."""
+
+    user_id: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    interests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """What an item is worth as an answer to a query: above 0 where it is relevant."""
+
+    query: str
+    item_id: str
+    gain: float = 1.0
+
+
+# ------------------------------------------------------------------------------ rules
+
+
+def check_id(value: str, pointer: str = "") -> str:
+    """Return `value` if it is an id: 1 to 256 bytes of valid UTF-8 without NUL.
+
+    Raises `Invalid` at `pointer` otherwise. Nothing is normalised: two ids are the same exactly
+    when their bytes are.
+    """
+    if not isinstance(value, str):
+        raise Invalid(pointer, f"must be a string, not {type(value).__name__}")
+    size = len(value) if value.isascii() else _utf8_size(value, pointer)
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise Invalid(pointer, f"must be 1 to {MAX_ID_BYTES} bytes of UTF-8; it has {size}")
+    if "\0" in value:
+        raise Invalid(pointer, "must not contain NUL (U+0000)")
+    return value
+
+
+def check_judgment(judgment: Judgment) -> None:
+    """Raise `Invalid` at the field that breaks a rule."""
+    check_text(judgment.query, "/query")
+    check_id(judgment.item_id, "/item_id")
+
+
+def check_text(value: str, pointer: str = "") -> str:
+    """Return `value` if it is a string that UTF-8 can hold; raises `Invalid` otherwise."""
+    if not isinstance(value, str):
+        raise Invalid(pointer, f"must be a string, not {type(value).__name__}")
+    _utf8_size(value, pointer)
+    return value
+
+
+def _utf8_size(value: str, pointer: str) -> int:
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        raise Invalid(
+            pointer,
+            f"has a lone surrogate at character {error.start}; only valid UTF-8 is allowed",
+        ) from None
+
+
+def check_timestamp(value: int | None, pointer: str = "") -> int | None:
+    """Return `value` (microseconds UTC, or None) if RFC 3339 can say it; raises `Invalid`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Invalid(pointer, f"must be integer microseconds, not {type(value).__name__}")
+    if not MIN_TIMESTAMP <= value <= MAX_TIMESTAMP:
+        raise Invalid(pointer, "must lie between the years 0001 and 9999")
+    return value
+
+
+def check_weight(value: float, pointer: str = "") -> float:
+    """Return `value` if it is a number above zero that float32 can hold; raises `Invalid`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Invalid(pointer, f"must be a number, not {type(value).__name__}")
+    if not MIN_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
+        raise Invalid(pointer, f"must be finite, from {MIN_WEIGHT:.3g} to {MAX_WEIGHT:.3g}")
+    return value
+
+
+def check_vector(value: Vector | None, pointer: str = "") -> Vector | None:
+    """Return `value` if it is None or a float32 array [d], d >= 1, of finite numbers.
+
+    Raises `Invalid` otherwise.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+        raise Invalid(pointer, "must be a float32 array")
+    if value.ndim != 1 or value.size == 0:
+        raise Invalid(
+            pointer, f"must be one row of at least one number; its shape is {value.shape}"
+        )
+    if not np.isfinite(value).all():
+        raise Invalid(pointer, "must hold finite numbers only")
+    return value
+
+
+def check_attributes(value: Mapping[str, Any], pointer: str = "") -> Mapping[str, Any]:
+    """Return `value` if it is a JSON object that round-trips exactly.
+
+    Allowed inside: None, booleans, strings of valid UTF-8, finite floats, integers of 64 bits,
+    lists and objects of these, at most 32 deep. Raises `Invalid` at the offending member.
+    """
+    if not isinstance(value, Mapping):
+        raise Invalid(pointer, f"must be an object, not {type(value).__name__}")
+    _check_json(value, pointer, MAX_DEPTH)
+    return value
+
+
+def _check_json(value: Any, pointer: str, depth: int) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        _utf8_size(value, pointer)
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise Invalid(pointer, "integers must fit in 64 bits")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise Invalid(pointer, "numbers must be finite")
+    elif depth == 0:
+        raise Invalid(pointer, f"must not be nested more than {MAX_DEPTH} deep")
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise Invalid(pointer, f"names must be strings, not {type(name).__name__}")
+            _utf8_size(name, pointer)
+            escaped = name.replace("~", "~0").replace("/", "~1")  # RFC 6901, section 3
+            _check_json(member, f"{pointer}/{escaped}", depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for index, member in enumerate(value):
+            _check_json(member, f"{pointer}/{index}", depth - 1)
+    else:
+        raise Invalid(pointer, f"JSON has no {type(value).__name__}")
+
+
+def check_event(event: Event) -> None:
+    """Raise `Invalid` at the first field of `event` that breaks a rule."""
+    check_id(event.user_id, "/user_id")
+    check_id(event.item_id, "/item_id")
+    if event.event_id is not None:
+        check_id(event.event_id, "/event_id")
+    check_id(event.type, "/type")
+    check_weight(event.weight, "/weight")
+    if event.timestamp is not None:
+        check_timestamp(event.timestamp, "/timestamp")
+    if event.key is not None:
+        check_vector(event.key, "/key")
+    if event.value is not None:
+        check_vector(event.value, "/value")
+
+
+def check_events(events: Iterable[Event]) -> None:
+    """`check_event` on each, with pointers into `{"events": [...]}`."""
+    for index, event in enumerate(events):
+        try:
+            check_event(event)
+        except Invalid as error:
+            raise Invalid(f"/events/{index}{error.pointer}", error.detail) from None
+
+
+def check_item(item: Item) -> None:
+    """Raise `Invalid` at the first field of `item` that breaks a rule."""
+    check_id(item.item_id, "/item_id")
+    check_text(item.title, "/title")
+    check_text(item.description, "/description")
+    _check_names(item.tags, "/tags")
+    _check_names(item.categories, "/categories")
+    check_attributes(item.attributes, "/attributes")
+    check_vector(item.embedding, "/embedding")
+    if not isinstance(item.hidden, bool):
+        raise Invalid("/hidden", "must be true or false")
+    check_timestamp(item.published_at, "/published_at")
+
+
+def check_items(items: Iterable[Item]) -> None:
+    """`check_item` on each, with pointers into `{"items": [...]}`."""
+    for index, item in enumerate(items):
+        try:
+            check_item(item)
+        except Invalid as error:
+            raise Invalid(f"/items/{index}{error.pointer}", error.detail) from None
+
+
+def check_user(user: User) -> None:
+    """Raise `Invalid` at the first field of `user` that breaks a rule."""
+    check_id(user.user_id, "/user_id")
+    check_attributes(user.attributes, "/attributes")
+    _check_names(user.interests, "/interests")
+
+
+def _check_names(values: Sequence[str], pointer: str) -> None:
+    if not isinstance(values, tuple):
+        raise Invalid(pointer, f"must be a tuple of strings, not {type(values).__name__}")
+    for index, value in enumerate(values):
+        check_id(value, f"{pointer}/{index}")

@@ -1,0 +1,318 @@
+"""The questions: score, recommend, search, similar, attend. Each is answered from one snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.history.user_memory import UserMemory, remember
+from models.ranking.explain import Reason
+from models.ranking.recommend import Ranked
+from models.ranking.scoring import Scores, score
+from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from service.domain.errors import Invalid, NotFound
+from service.domain.queries import (
+    Answer,
+    AnsweredItem,
+    Asker,
+    Attended,
+    AttendQuery,
+    RecommendQuery,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+    VectorMemory,
+)
+from service.domain.queries import UserMemory as AskedUser
+from service.domain.stage_clock import Stages
+from service.engine.attend import attend_catalogue, attend_user, attend_vectors, vector_of
+from service.engine.explain import reasons_of
+from service.engine.highlight import highlights
+from service.engine.recommend import allowed_items, recommended
+from service.engine.search import PERSONAL, Searched, found_answer, search_items
+from service.engine.similar_items import similar_items, spaces_asked
+from service.histories.long_histories import LONG
+from service.histories.memory_provider import Memories
+from service.histories.request_history import Asked, Pasts
+from service.snapshots.live_snapshot import Serving
+from service.snapshots.text_embeddings import Embeddings
+
+T = TypeVar("T")
+Rows = NDArray[np.int64]
+
+_AT_ONCE = 120_000  # targets times rows that are attended in a millisecond or two
+_KEY = 10  # of those that comparing one field key takes as long as
+
+
+class Answering:
+    """Answers questions from the snapshot and from histories that are never older than the store.
+
+    Args:
+        serving: holds the snapshot.
+        pasts: makes the past of whoever asks.
+        embeddings: encodes queries.
+        workers: where computing is done, beside the event loop.
+        memories: of whoever asks.
+        searching: what a match of a search is worth.
+        clock: microseconds UTC.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        pasts: Pasts,
+        embeddings: Embeddings,
+        *,
+        workers: Executor,
+        memories: Memories,
+        searching: SearchParameters = DEFAULTS,
+        clock: Callable[[], int],
+    ) -> None:
+        self._serving = serving
+        self._pasts = pasts
+        self._embeddings = embeddings
+        self._workers = workers
+        self._memories = memories
+        self._searching = searching
+        self._clock = clock
+
+    async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
+        """Score targets. Raises `Invalid` naming the first target that has no vector."""
+        snapshot, asked, at = await self._ask(query.asker, stages)
+        targets = snapshot.catalogue.rows(query.item_ids)
+        answerable = snapshot.answerable(targets)
+        if not answerable.all():
+            place = int(np.argmin(answerable))
+            raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
+        how = self._memories.attending(query.asker)
+
+        def answer() -> tuple[Scores, list[list[Reason]]]:
+            with self._memories.of(snapshot, query.asker, asked, at) as user:
+                scores = score(snapshot, user, targets, how)
+                self._memories.true_error.take(snapshot, user, targets, scores, how)
+                return scores, reasons_of(
+                    snapshot, user, targets, scores, how=how, asker=query.asker
+                )
+
+        scores, reasons = await self._compute(
+            stages, "attend", answer, _work(query.asker, asked, len(targets))
+        )
+        return await self._answer(
+            snapshot,
+            query.asker,
+            asked,
+            rows=targets,
+            scores=scores,
+            reasons=reasons,
+            stages=stages,
+        )
+
+    async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
+        """Recommend items."""
+        snapshot, asked, at = await self._ask(query.asker, stages)
+        how = self._memories.attending(query.asker)
+
+        def answer() -> tuple[Ranked, list[list[Reason]]]:
+            with self._memories.of(snapshot, query.asker, asked, at) as user:
+                ranked = recommended(query, snapshot, user, asked, how)
+                self._memories.true_error.take(snapshot, user, ranked.rows, ranked.scores, how)
+                reasons = reasons_of(
+                    snapshot, user, ranked.rows, ranked.scores, how=how, asker=query.asker
+                )
+                return ranked, reasons
+
+        ranked, reasons = await self._compute(stages, "attend", answer)
+        answered = await self._answer(
+            snapshot,
+            query.asker,
+            asked,
+            rows=ranked.rows,
+            scores=ranked.scores,
+            reasons=reasons,
+            stages=stages,
+        )
+        return replace(answered, retrieval=ranked.mode)
+
+    async def search(self, query: SearchQuery, stages: Stages) -> Answer:
+        """Search items by text; the memory of whoever asks re-ranks what was found.
+
+        Reasons are of the score by which it does.
+        """
+        snapshot, asked, at = await self._ask(query.asker, stages)
+        how = self._memories.attending(query.asker)
+
+        def answer() -> Searched:
+            with self._memories.of(snapshot, query.asker, asked, at) as user:
+                allowed = allowed_items(snapshot, query.filter)
+                return search_items(
+                    query,
+                    snapshot,
+                    user,
+                    self._embeddings.query,
+                    allowed=allowed,
+                    how=how,
+                    parameters=self._searching,
+                )
+
+        work = math.inf
+        if self._embeddings.quick:
+            work = _KEY * len(snapshot.catalogue.keys) + _work(query.asker, asked, PERSONAL)
+        searched = await self._compute(stages, "attend", answer, work)
+        with stages("explain"):
+            named = await self._pasts.explained(
+                snapshot, query.asker.user_id, asked, searched.reasons
+            )
+        answered = found_answer(query.asker, snapshot, searched, named)
+        words, reading = snapshot.catalogue.words, searched.reading
+        if query.highlight and words is not None and reading is not None:
+            with stages("store"):
+                items = await self._serving.items([item["item_id"] for item in answered.items])
+            with stages("highlight"):
+                spans_of = partial(words.marks, reading)
+                for found, item in zip(answered.items, items, strict=True):
+                    found["highlights"] = {} if item is None else highlights(item, spans_of)
+        return replace(answered, degraded=self._serving.degraded)
+
+    async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
+        """Items like one. Raises `NotFound`, and `Invalid` where it has no key in that space."""
+        with stages("store"):
+            snapshot = await self._serving.current()
+        spaces = spaces_asked(query, snapshot)
+        answered = await self._compute(
+            stages, "attend", lambda: similar_items(query, snapshot, spaces)
+        )
+        return replace(answered, degraded=self._serving.degraded)
+
+    async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
+        """The bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
+        with stages("store"):
+            snapshot = await self._serving.current()
+        asked: int | NDArray[np.float32]
+        if query.item_id is not None:
+            asked, vector = vector_of(snapshot, query.item_id)
+        elif query.text is not None:
+            asked = vector = self._embeddings.query(query.text)
+        elif query.vector is not None:
+            asked = vector = query.vector
+        else:
+            raise Invalid("/query", "one of vector, item_id and text must be given")
+        memory, exact_up_to = query.memory, self._memories.exact_up_to
+        if isinstance(memory, VectorMemory):
+            return await self._compute(
+                stages, "attend", lambda: attend_vectors(query, memory, vector, exact_up_to)
+            )
+        if not isinstance(memory, AskedUser):
+            return await self._compute(
+                stages,
+                "attend",
+                lambda: attend_catalogue(query, snapshot, asked, exact_up_to),
+            )
+        asker = Asker(user_id=memory.user_id, visible=query.visible, at=query.at)
+        snapshot, past, at = await self._ask(asker, stages)
+
+        def answer() -> tuple[Attended, UserMemory]:
+            user = remember(snapshot, past.past, at)  # every event is a row
+            return attend_user(query, snapshot, user, asked, exact_up_to), user
+
+        attended, user = await self._compute(stages, "attend", answer)
+        sources = [int(user.source[row]) for row in attended.rows]
+        with stages("explain"):
+            ids = await self._pasts.names(memory.user_id, past, sources)
+        return replace(attended, ids=ids)
+
+    # ------------------------------------------------------------------ the parts
+
+    async def _ask(self, asker: Asker, stages: Stages) -> tuple[Snapshot, Asked, int]:
+        """One snapshot, what the asker did, and the request's time."""
+        at = self._clock() if asker.at is None else asker.at
+        with stages("store"):
+            # The history first: what it names is then in the catalogue that is read after it.
+            stored = await self._pasts.history(asker.user_id)
+            snapshot = await self._serving.current()
+        asked = self._memories.asked(snapshot, asker, stored)
+        return snapshot, asked or self._pasts.past(snapshot, asker, stored, at), at
+
+    async def _compute(
+        self, stages: Stages, stage: str, work: Callable[[], T], size: float = math.inf
+    ) -> T:
+        """Run `work` off the event loop, or on it where it takes less than going there and back.
+
+        size: targets times rows; inf = not known.
+        """
+        with stages(stage):
+            if size <= _AT_ONCE:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    async def _answer(
+        self,
+        snapshot: Snapshot,
+        asker: Asker,
+        asked: Asked,
+        *,
+        rows: NDArray[np.int32] | Rows,
+        scores: Scores,
+        reasons: Sequence[Sequence[Reason]],
+        stages: Stages,
+    ) -> Answer:
+        catalogue = snapshot.catalogue
+        with stages("explain"):
+            named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
+        reason = snapshot.personal if scores.memory else "popular"
+        columns = zip(
+            catalogue.vocabulary.ids_of(rows.tolist()),
+            scores.total.tolist(),
+            catalogue.titles.take(rows),
+            scores.sequence.tolist(),
+            scores.transitions.tolist(),
+            scores.attention.tolist(),
+            scores.prior.tolist(),
+            scores.mass.tolist(),
+            strict=True,
+        )
+        items: list[AnsweredItem] = [
+            {
+                "item_id": item_id,
+                "score": total,
+                "title": title,
+                "parts": {
+                    "sequence": sequence,
+                    "transitions": transitions,
+                    "attention": attention,
+                    "prior": prior,
+                },
+                "reason": reason,
+                "mass": mass,
+            }
+            for item_id, total, title, sequence, transitions, attention, prior, mass in columns
+        ]
+        if asker.explain:
+            for item, explanation in zip(items, named, strict=True):
+                item["explanation"] = explanation
+        if scores.error is not None:
+            for item, error in zip(items, scores.error.tolist(), strict=True):
+                item["error"] = error
+        scanned = None if scores.scanned is None else round(scores.scanned)
+        return Answer(
+            items,
+            snapshot.version,
+            scores.mode,
+            degraded=self._serving.degraded,
+            scanned=scanned,
+        )
+
+
+def _work(asker: Asker, asked: Asked, targets: int) -> float:
+    """Targets times rows of one question; inf where that does not say how long it takes."""
+    # Of longer histories the older events may be held by whoever else attends to them.
+    known = not asker.explain and len(asked.rows) < LONG
+    return targets * max(1, len(asked.rows)) if known else math.inf

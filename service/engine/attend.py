@@ -1,0 +1,215 @@
+"""The bare operator over any memory: a client's vectors, a user's history, the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.kv_memory import KeyValueMemory
+from models.attention.multihead import split_heads
+from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import DEFAULT_K, Attending
+from models.history.user_memory import UserMemory
+from models.index.two_stage import exact, index_heads, retrieve
+from service.domain.errors import Invalid, NotFound
+from service.domain.queries import Attended, AttendQuery, VectorMemory
+
+Vector = NDArray[np.float32]
+
+
+class _Operands(NamedTuple):
+    query: Tensor  # [1, H, d]
+    memory: KeyValueMemory
+    visible: Tensor | None  # [n]
+
+
+def attend_vectors(
+    query: AttendQuery, memory: VectorMemory, asked: Vector, exact_up_to: int
+) -> Attended:
+    """Attend over rows the client brought; `asked` is the query vector [d].
+
+    Beyond `exact_up_to` rows, retrieval `auto` is coarse, here as in the functions below.
+
+    Raises:
+        Invalid: where dimensions do not fit.
+    """
+    heads = query.heads or 1
+    if asked.shape[0] != memory.keys.shape[1]:
+        raise Invalid(
+            "/query",
+            f"the query has dimension {asked.shape[0]}, the keys have {memory.keys.shape[1]}: "
+            "they must agree",
+        )
+    for name, width in (("keys", memory.keys.shape[1]), ("values", memory.values.shape[1])):
+        if width % heads:
+            raise Invalid("/heads", f"must divide the dimension of the {name}, {width}")
+    bias = None if memory.bias is None else torch.from_numpy(memory.bias)
+    rows = KeyValueMemory(
+        _split(memory.keys, heads), _split(memory.values, heads), bias=bias
+    )  # fmt: skip
+    visible = None if memory.visible is None else torch.from_numpy(memory.visible)
+    operands = _Operands(_split(asked[None], heads), rows, visible)
+    return _attend(query, operands, exact_up_to)
+
+
+def attend_user(
+    query: AttendQuery,
+    snapshot: Snapshot,
+    user: UserMemory,
+    asked: Vector | int,
+    exact_up_to: int,
+) -> Attended:
+    """Attend over a user's memory through the model's projections.
+
+    Args:
+        query: the request.
+        snapshot: the model.
+        user: from `remember` with the same snapshot.
+        asked: an item row, or a vector of the content space.
+        exact_up_to: see `attend_vectors`.
+
+    Raises:
+        Invalid: when another number of heads than the model's is asked for, or a vector is not of
+            the content space.
+    """
+    heads = user.memory.heads
+    if query.heads not in {None, heads}:
+        raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
+    if isinstance(asked, int):
+        vector = snapshot.tables.queries[:, asked]  # (H, d)
+        visible = user.rows != asked if query.exclude_self else None
+    else:
+        _check_content(snapshot, asked)
+        vector = snapshot.projected(asked).queries[:, 0]
+        visible = None
+    operands = _Operands(vector[None], user.memory, visible)
+    return _attend(query, operands, exact_up_to, snapshot.version)
+
+
+def attend_catalogue(
+    query: AttendQuery, snapshot: Snapshot, asked: Vector | int, exact_up_to: int
+) -> Attended:
+    """Attend over the field keys of all listed items; each key's value is its item's vector.
+
+    Args:
+        query: the request.
+        snapshot: the catalogue.
+        asked: an item row, or a vector of the content space.
+        exact_up_to: see `attend_vectors`.
+
+    Raises:
+        Invalid: where dimensions do not fit.
+    """
+    catalogue = snapshot.catalogue
+    seen = catalogue.keys.owned(catalogue.listed)
+    if isinstance(asked, int):
+        vector = catalogue.content[asked]
+        if query.exclude_self:
+            seen &= catalogue.keys.owners != asked
+    else:
+        _check_content(snapshot, asked)
+        vector = asked
+    heads = query.heads or 1
+    if catalogue.dimension % heads:
+        raise Invalid("/heads", f"must divide the keys' dimension, {catalogue.dimension}")
+    places = np.flatnonzero(seen)
+    owners = catalogue.keys.owners[places]
+    vectors = catalogue.keys.vectors
+    if len(places) < len(vectors):
+        vectors = vectors[places]
+    memory = KeyValueMemory(_split(vectors, heads), _split(catalogue.content[owners], heads))
+    operands = _Operands(_split(vector[None], heads), memory, None)
+    found = _attend(query, operands, exact_up_to, snapshot.version)
+    ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
+    return replace(found, ids=ids)
+
+
+def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
+    """An item's row and its content vector.
+
+    Raises:
+        NotFound: when the catalogue has no such item.
+    """
+    rows = snapshot.catalogue.rows([item_id])
+    if not snapshot.answerable(rows).all():
+        raise NotFound(f"no item {item_id!r} with a vector")
+    return int(rows[0]), snapshot.catalogue.content[rows[0]]
+
+
+def _attend(
+    query: AttendQuery,
+    operands: _Operands,
+    exact_up_to: int,
+    version: str | None = None,
+) -> Attended:
+    memory, count = operands.memory, len(operands.memory)
+    score = _scorer(query, memory.keys.shape[2])
+    how = Attending(mode=query.retrieval.mode, exact_up_to=exact_up_to)
+    coarse = how.over(count) == "coarse"
+    with torch.inference_mode():
+        if coarse and count:
+            found = retrieve(
+                operands.query,
+                memory,
+                index_heads(memory, "flat", score=score),
+                min(query.retrieval.k or DEFAULT_K, count),
+                visible=operands.visible,
+                score=score,
+                temperature=query.temperature,
+                hard=query.hard,
+                probes=query.retrieval.probes,
+            )
+        else:
+            found = exact(
+                operands.query,
+                memory,
+                visible=operands.visible,
+                score=score,
+                temperature=query.temperature,
+                hard=query.hard,
+            )
+        weights = found.weights[0]  # (H, k)
+        if found.rows is not None:  # each head has rows of its own: laid over all rows
+            dense = weights.new_zeros(len(weights), count + 1)
+            dense.scatter_(1, torch.where(found.rows[0] < 0, count, found.rows[0]), weights)
+            weights = dense[:, :count]
+        mean = weights.mean(0)
+        order = torch.argsort(mean, descending=True, stable=True)
+        top = order[mean[order] > 0][: query.limit]
+        # Heads lie side by side in one context, as in multi-head attention before W_O.
+        context = found.context[0].flatten()
+        mass = found.mass[0] if found.mass is not None else torch.ones(memory.heads)
+    return Attended(
+        tuple(top.tolist()),
+        None,
+        tuple(tuple(row) for row in weights[:, top].tolist()),
+        tuple(context.tolist()),
+        tuple(mass.tolist()),
+        "coarse" if coarse else "exact",
+        version,
+    )
+
+
+def _scorer(query: AttendQuery, dimension: int) -> Scorer:
+    if query.scorer == "additive":
+        return Additive.plain(dimension)
+    return cosine if query.scorer == "cosine" else scaled_dot
+
+
+def _split(vectors: Vector, heads: int) -> Tensor:
+    """[n, H·d] -> [n, H, d]."""
+    return split_heads(torch.from_numpy(np.ascontiguousarray(vectors)), heads).transpose(0, 1)
+
+
+def _check_content(snapshot: Snapshot, vector: Vector) -> None:
+    dimension = snapshot.catalogue.dimension
+    if vector.shape[0] != dimension:
+        raise Invalid(
+            "/query/vector", f"has {vector.shape[0]} dimensions; this memory's queries {dimension}"
+        )

@@ -1,0 +1,88 @@
+"""Why the items of an answer have their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import Attending
+from models.history.user_memory import UserMemory
+from models.ranking.explain import Reason, explain
+from models.ranking.leave_one_out import scores_without
+from models.ranking.scoring import Scores
+from service.domain.queries import Asker
+
+
+def reasons_of(
+    snapshot: Snapshot,
+    user: UserMemory,
+    rows: NDArray[np.int32] | NDArray[np.int64],
+    scores: Scores,
+    *,
+    how: Attending,
+    asker: Asker,
+    places: Sequence[int] | None = None,
+) -> list[list[Reason]]:
+    """The foremost reasons of each of some items; no lists at all where none were asked for.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `remember` with the same snapshot.
+        rows: item rows [L].
+        scores: of these rows, or of more.
+        how: as the scores were made.
+        asker: who says how many reasons of each, and how exact.
+        places: [L] of the rows among the scores, -1 = not scored, which has no reasons; in order
+            if left out.
+    """
+    if not asker.explain:
+        return []
+    rest = (scores.sequence + scores.prior).tolist()
+    where = range(len(rows)) if places is None else places
+    reasons = [
+        []
+        if place < 0
+        else explain(
+            snapshot,
+            user,
+            row,
+            asker.explain,
+            how,
+            rest=rest[place],
+            within=None if scores.within is None else scores.within[place],
+            whole=None if scores.whole is None else scores.whole.of(place),
+        )
+        for row, place in zip(rows.tolist(), where, strict=True)
+    ]
+    return _exact(snapshot, user, rows, reasons, how) if asker.explain_exact else reasons
+
+
+def _exact(
+    snapshot: Snapshot,
+    user: UserMemory,
+    rows: NDArray[np.int32] | NDArray[np.int64],
+    reasons: Sequence[Sequence[Reason]],
+    how: Attending,
+) -> list[list[Reason]]:
+    """The reasons of items, rows [L], each with the score had its event never happened.
+
+    An event that moved several items is left out once, and then scores all of them.
+    """
+    moved: dict[int, list[int]] = {}
+    # The encoder reads none of the older events, so that `without` is all that they change.
+    older = 0 if user.older is None else user.older.count
+    for row, each in zip(rows.tolist(), reasons, strict=True):
+        for reason in each:
+            if not 0 <= reason.source < older:
+                moved.setdefault(reason.source, []).append(row)
+    scores = scores_without(snapshot, user, moved, how)
+    return [
+        [
+            reason._replace(without_exact=scores.get((reason.source, row), reason.without))
+            for reason in each
+        ]
+        for row, each in zip(rows.tolist(), reasons, strict=True)
+    ]

@@ -1,0 +1,76 @@
+"""Why an item was found, for the eye: its texts with the words of the query marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from service.domain.queries import Marked
+from service.domain.records import Item
+
+Spans = Sequence[tuple[int, int]]  # (start, end) in characters, rising, apart
+
+WIDTH = 220  # characters of a snippet, about
+
+
+def highlights(item: Item, spans_of: Callable[[str], Spans]) -> dict[str, tuple[Marked, ...]]:
+    """The title and a snippet of the description, where it has them.
+
+    Args:
+        item: what was found.
+        spans_of: where the words of the query stand in a text.
+    """
+    found = {}
+    if item.title:
+        found["title"] = marked(item.title, spans_of(item.title))
+    if item.description:
+        text = " ".join(item.description.split())
+        found["description"] = snippet(text, spans_of(text))
+    return found
+
+
+def marked(text: str, spans: Spans) -> tuple[Marked, ...]:
+    """The text in parts, the words at the spans marked."""
+    edges = [0, *(edge for span in spans for edge in span), len(text)]
+    return tuple(
+        Marked(text[start:end], match=at % 2 == 1)
+        for at, (start, end) in enumerate(pairwise(edges))
+        if end > start
+    )
+
+
+def snippet(text: str, spans: Spans, width: int = WIDTH) -> tuple[Marked, ...]:
+    """The part of a text with the most different marked words, with an ellipsis where it is cut."""
+    if len(text) <= width:
+        return marked(text, spans)
+    start, end = _window(text, spans, width)
+    inside = [(a - start, b - start) for a, b in spans if start <= a and b <= end]
+    parts = list(marked(text[start:end], inside))
+    if start > 0:
+        parts.insert(0, Marked("… ", match=False))
+    if end < len(text):
+        parts.append(Marked(" …", match=False))
+    return tuple(parts)
+
+
+def _window(text: str, spans: Spans, width: int) -> tuple[int, int]:
+    """Where to cut, between words: the first of the best places."""
+
+    def worth(start: int) -> int:
+        inside = {text[a:b].casefold() for a, b in spans if start <= a and b <= start + width}
+        return len(inside)
+
+    best = max(_starts(text, spans, width), key=lambda start: (worth(start), -start))
+    start = 0 if best == 0 else text.find(" ", best - 1) + 1
+    end = min(len(text), start + width)
+    if end < len(text):
+        cut = text.rfind(" ", start, end)
+        end = cut if cut > start else end
+    return start, end
+
+
+def _starts(text: str, spans: Spans, width: int) -> Iterable[int]:
+    """The beginning, and a little before each marked word."""
+    yield 0
+    for start, _ in spans:
+        yield min(max(0, start - width // 5), len(text) - width)

@@ -1,0 +1,56 @@
+"""What is recommended to whoever asks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.item_filter import ItemFilter
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import Attending
+from models.history.user_memory import UserMemory
+from models.ranking.recommend import Ranked, recommend
+from service.domain.queries import Filter, RecommendQuery
+from service.histories.request_history import Asked
+
+
+def recommended(
+    query: RecommendQuery, snapshot: Snapshot, user: UserMemory, asked: Asked, how: Attending
+) -> Ranked:
+    """The best items for one asker.
+
+    Args:
+        query: how many, which, and which not.
+        snapshot: the model and the catalogue.
+        user: from `remember` with the same snapshot.
+        asked: whose memory that is.
+        how: the softmax and how rows are found.
+    """
+    excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
+    if query.exclude_seen:
+        excluded = np.concatenate([excluded, asked.seen])
+    return recommend(
+        snapshot,
+        user,
+        limit=query.limit,
+        allowed=allowed_items(snapshot, query.filter),
+        excluded=excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))],
+        diversity=query.diversity,
+        how=how,
+    )
+
+
+def allowed_items(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
+    """The items that a filter lets pass, [N]."""
+    if wanted.empty:
+        return snapshot.catalogue.offered
+    return snapshot.catalogue.allowed(
+        ItemFilter(
+            wanted.any,
+            wanted.all,
+            wanted.none,
+            wanted.attributes,
+            wanted.published_since,
+            wanted.published_until,
+        )
+    )

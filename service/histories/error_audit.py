@@ -1,0 +1,96 @@
+"""How far answers of cells really are off: a share of them is computed again, row by row."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import Attending
+from models.history.user_memory import UserMemory
+from models.ranking.scoring import Scores, score
+
+_log = logging.getLogger(__name__)
+
+_TARGETS = 8  # of one answer that are computed again
+_WAITING = 4  # answers at most that wait to be; others are not taken
+
+Told = Callable[[float, float], None]
+"""Called with the true and the stated error of one target: relative, the largest of its heads."""
+
+
+class TrueError:
+    """Takes a share of answers and tells their errors, off the path of requests."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._room = threading.Semaphore(_WAITING)
+        self._worker = ThreadPoolExecutor(
+            1, "heed-true-error", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self.told: Told | None = None
+
+    def take(
+        self,
+        snapshot: Snapshot,
+        user: UserMemory,
+        rows: NDArray[np.int32] | NDArray[np.int64],
+        scores: Scores,
+        how: Attending,
+    ) -> None:
+        """Perhaps compute an answer again, later. The arguments are those of its scores."""
+        if self.told is None or scores.error is None or not bool(scores.error.any()):
+            return
+        if random.random() >= self._share or not self._room.acquire(blocking=False):
+            return
+        self._worker.submit(
+            self._compare, partial(self._tell, snapshot, user, rows[:_TARGETS], scores, how)
+        )
+
+    def settle(self) -> None:
+        """Wait until no answer waits to be compared."""
+        self._worker.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Compare no more."""
+        self._worker.shutdown(cancel_futures=True)
+
+    def _compare(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception:  # noqa: BLE001 - nobody waits for it
+            _log.exception("an answer could not be compared with its exact one")
+        finally:
+            self._room.release()
+
+    def _tell(
+        self,
+        snapshot: Snapshot,
+        user: UserMemory,
+        rows: NDArray[np.int32] | NDArray[np.int64],
+        scores: Scores,
+        how: Attending,
+    ) -> None:
+        older = user.older
+        if older is None or scores.whole is None or scores.error is None or self.told is None:
+            return
+        with older.lock:
+            if older.count != user.older_count:  # it has grown: not the same question any more
+                return
+            exact = score(snapshot, user, rows, replace(how, mode="exact")).whole
+        if exact is None:
+            return
+        found = scores.whole.context[:, : len(rows)]
+        away = (found - exact.context).norm(dim=-1)
+        errors = (away / exact.context.norm(dim=-1).clamp(min=1e-30)).amax(0)
+        for true, stated in zip(errors.tolist(), scores.error.tolist(), strict=False):
+            self.told(true, stated)

@@ -1,0 +1,109 @@
+"""The composition root: settings, engine, middleware and routes make the HTTP service."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from service import __version__
+from service.domain.settings import Settings, unknown_variables
+from service.http import openapi, playground
+from service.http.limits import Admission, Bodies, Paths, Traffic
+from service.http.problems import Problems, handle
+from service.http.routes import ask, attend, batch, events, health, items, models, users
+from service.http.routes.context import Engine
+from service.http.routes.health import is_exempt
+from service.http.routes.streams import is_stream
+from service.http.telemetry import Metrics, Telemetry
+
+_log = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings | None = None, *, engine: Engine | None = None) -> FastAPI:
+    """The service as an ASGI app.
+
+    Args:
+        settings: read from the environment when left out, as `uvicorn --factory` does.
+        engine: opened from the settings when the app starts, if left out. The app closes it when
+            it stops, either way.
+
+    Raises:
+        Invalid: a setting in the environment is wrong.
+    """
+    if settings is None:
+        settings = Settings.read()
+        for sentence in unknown_variables(os.environ):
+            _log.warning("%s", sentence)
+    traffic = Traffic()
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        traffic.draining = False  # an app may be started again
+        if engine is None:
+            app.state.engine = await open_engine(settings)
+        app.state.engine.tell_errors(metrics.observe_error)
+        try:
+            yield
+        finally:
+            if not await traffic.drain(settings.drain):
+                _log.warning("stopping with %d requests in flight", traffic.requests)
+            await app.state.engine.close()
+
+    app = FastAPI(
+        title="Heed",
+        version=__version__,
+        description=openapi.DESCRIPTION,
+        openapi_tags=openapi.TAGS,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,  # names of methods in clients
+        redirect_slashes=False,  # a path that ends in a slash has an empty id, which is no id
+        lifespan=lifespan,
+        middleware=[  # the first is the outermost
+            Middleware(Telemetry, metrics=metrics),
+            Middleware(Problems),
+            Middleware(Paths),
+            Middleware(
+                Bodies,
+                max_body=settings.max_body,
+                max_held=settings.max_held,
+                timeout=settings.body_timeout,
+                is_stream=is_stream,
+            ),
+            Middleware(
+                Admission,
+                traffic=traffic,
+                max_in_flight=settings.max_in_flight,
+                max_streams=settings.max_streams,
+                deadline=settings.deadline,
+                is_stream=is_stream,
+                is_exempt=is_exempt,
+            ),
+        ],
+        exception_handlers={HTTPException: handle, RequestValidationError: handle},
+    )
+    app.state.engine = engine
+    app.state.settings = settings
+    app.state.traffic = traffic
+    app.state.metrics = metrics
+    app.state.siblings = None
+    # What is asked most comes first: routes are tried one after the other.
+    for room in (ask, events, attend, batch, items, users, models, health, playground):
+        app.include_router(room.router)
+    app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+async def open_engine(settings: Settings) -> Engine:
+    """The engine on the settings' data directory."""
+    from service.engine.engine import open_engine as open_it
+
+    engine: Engine = await open_it(settings)
+    return engine

@@ -1,0 +1,273 @@
+"""Bounds on what a request may cost, as pure ASGI middleware: path, body, admission, deadline.
+
+Past a bound the answer comes at once (413, 408, 429 or 503 with `Retry-After`), never a hang. A
+body is read whole before its request is admitted, so that a slow sender holds a little memory and
+never one of the places in which work is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import unquote_to_bytes
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
+
+Predicate = Callable[[Scope], bool]
+
+
+class Paths:
+    """Keeps a slash inside an id apart from the slashes between segments.
+
+    Servers hand the path over decoded, where `/v1/items/a%2Fb` and `/v1/items/a/b` are one. This
+    decodes `raw_path` anew but leaves `%2F` and `%25` standing in it, so that routing sees one
+    segment; `segment` undoes those two. Bytes that are no UTF-8 become surrogates, which no id may
+    hold.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        raw: bytes | None = scope.get("raw_path")
+        if raw is None and scope["type"] == "http":  # the server does not tell them apart
+            path = scope["path"].replace("%", "%25")
+        elif raw is not None and b"%" in raw:
+            parts = (unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/"))
+            path = "/".join(
+                part.decode(errors="surrogateescape").replace("%", "%25").replace("/", "%2F")
+                for part in parts
+            )
+        else:
+            await self._app(scope, receive, send)
+            return
+        # A copy, because the server goes on to log the path of its own.
+        inner = {**scope, "path": path}
+        try:
+            await self._app(inner, receive, send)
+        finally:
+            if "route" in inner:  # telemetry, outside, counts by it
+                scope["route"] = inner["route"]
+
+
+def segment(part: str) -> str:
+    """What a segment of a path rewritten by `Paths` stands for."""
+    return part.replace("%2F", "/").replace("%25", "%")
+
+
+class Bodies:
+    """Reads the whole body, up to a size and within a time, before anything else happens.
+
+    All bodies that are held at one time share `max_held` bytes, so that many slow senders cannot
+    fill the memory either. Streams (for which `is_stream(scope)` is true) pass through chunk by
+    chunk, each within that time; whoever reads them bounds their lines.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body: int,
+        max_held: int,
+        timeout: float,
+        is_stream: Predicate,
+    ) -> None:
+        self._app = app
+        self._max_body = max_body
+        self._max_held = max_held
+        self._timeout = timeout
+        self._is_stream = is_stream
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self._is_stream(scope):
+            await self._app(scope, self._timed(receive), send)
+        else:
+            chunks: list[bytes] = []
+            try:
+                if await self._read(scope, receive, chunks):
+                    await self._app(scope, _replay(b"".join(chunks), receive), send)
+            finally:
+                self._held -= sum(map(len, chunks))
+
+    async def _read(self, scope: Scope, receive: Receive, chunks: list[bytes]) -> bool:
+        """Append the body to `chunks`; False when the sender went away before its end."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_body:
+                raise self._too_large()  # before a byte of it is read
+        size = 0
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return False
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > self._max_body:
+                        raise self._too_large()
+                    if self._held + len(chunk) > self._max_held:
+                        raise Overloaded("Too many bodies are arriving (HEED_MAX_HELD).")
+                    self._held += len(chunk)
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return True
+        except TimeoutError:
+            raise self._too_slow() from None
+
+    def _timed(self, receive: Receive) -> Receive:
+        ended = False
+
+        async def timed() -> Message:
+            nonlocal ended
+            if ended:  # what may still come is the disconnect, and it may take its time
+                return await receive()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    message = await receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            ended = not message.get("more_body", False)
+            return message
+
+        return timed
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The body is larger than {self._max_body} bytes (HEED_MAX_BODY).")
+
+    def _too_slow(self) -> HTTPException:
+        detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."
+        return HTTPException(408, detail, headers={"Connection": "close"})
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that hands the whole body over once, then what the server still has to say."""
+    handed_over = False
+
+    async def replay() -> Message:
+        nonlocal handed_over
+        if handed_over:
+            return await receive()
+        handed_over = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+class Traffic:
+    """How much is in flight, and whether the service is on its way out.
+
+    One for each app, shared by `Admission`, the readiness route and shutdown.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.streams = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self, *, stream: bool) -> None:
+        """Count one more request (or stream) in flight."""
+        self.requests += not stream
+        self.streams += stream
+        self._idle.clear()
+
+    def leave(self, *, stream: bool) -> None:
+        """Count it out again."""
+        self.requests -= not stream
+        self.streams -= stream
+        if self.requests == self.streams == 0:
+            self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Turn readiness off and wait for what is in flight; True when all of it finished."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Admission:
+    """Lets so many requests in at once, refuses the next at once, and ends them at the deadline.
+
+    A refusal costs next to nothing, so a service at three times its load still does what it can.
+    Streams have places of their own and no deadline: they last as long as there is input. What
+    `is_unhurried` picks has a place like any other, and no deadline. What `is_exempt` picks
+    (health, metrics) always gets in.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        traffic: Traffic,
+        max_in_flight: int,
+        max_streams: int,
+        deadline: float,
+        is_stream: Predicate,
+        is_exempt: Predicate,
+    ) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._max_in_flight = max_in_flight
+        self._max_streams = max_streams
+        self._deadline = deadline
+        self._is_stream = is_stream
+        self._is_exempt = is_exempt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or self._is_exempt(scope):
+            await self._app(scope, receive, send)
+            return
+        traffic = self._traffic
+        stream = self._is_stream(scope)
+        if stream and traffic.streams >= self._max_streams:
+            raise Overloaded(f"{self._max_streams} streams are being read (HEED_MAX_STREAMS).")
+        if not stream and traffic.requests >= self._max_in_flight:
+            raise Overloaded(f"{self._max_in_flight} requests are in flight (HEED_MAX_IN_FLIGHT).")
+        traffic.enter(stream=stream)
+        try:
+            if stream or is_unhurried(scope):
+                await self._app(scope, receive, send)
+            else:
+                await self._in_time(scope, receive, send)
+        finally:
+            traffic.leave(stream=stream)
+
+    async def _in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
+        timer = asyncio.timeout(self._deadline)
+        try:
+            async with timer:
+                await self._app(scope, receive, send)
+        except TimeoutError as error:
+            if not timer.expired():  # somebody else's timeout
+                raise
+            detail = f"Not done within {self._deadline:g} s (HEED_DEADLINE)."
+            raise DeadlineExceeded(detail) from error
+
+
+def is_unhurried(scope: Scope) -> bool:
+    """True for `POST /v1/models/{version}/activate`, which takes as long as its model is large.
+
+    Every byte of the model is read, and it answers once, before it serves. That goes on when its
+    request is given up, so that a deadline would say 503 of what then succeeds.
+    """
+    parts = scope["path"].removeprefix(scope["root_path"]).split("/")
+    return (
+        scope["method"] == "POST"
+        and len(parts) == 5
+        and parts[:3] == ["", "v1", "models"]
+        and parts[4] == "activate"
+    )

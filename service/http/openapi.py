@@ -1,0 +1,114 @@
+"""The OpenAPI document: FastAPI's own, with what holds for every route said once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from service.http.problems import Problem, documented
+
+DESCRIPTION = """\
+A memory is a set of (key, value) rows, and a query attends over it: a user's history, the
+catalogue, or rows that you bring.
+
+**Ids** are 1 to 256 bytes of UTF-8 without NUL and come back byte for byte; in a path they are
+percent-encoded, a slash as `%2F`. **Timestamps** are RFC 3339 with an offset; they come back in UTC
+with microseconds. **Numbers** are finite JSON numbers, and vectors hold none above 1e12 in size.
+**Lists** are paged by an opaque `cursor`. **Errors** are `application/problem+json` (RFC 9457);
+those of validation name each offending field by a JSON pointer. Every answer carries
+`X-Request-ID` (yours, if you sent one) and `Server-Timing`.
+"""
+
+TAGS = [
+    {"name": "items", "description": "The catalogue."},
+    {"name": "events", "description": "What users did."},
+    {"name": "users", "description": "Profiles, histories, forgetting."},
+    {"name": "ask", "description": "Score, recommend, search."},
+    {"name": "attend", "description": "The bare operator."},
+    {"name": "models", "description": "Training and versions."},
+    {"name": "run", "description": "Health and metrics."},
+]
+
+_HEADERS = {
+    "X-Request-ID": {
+        "description": "Names this request in answers and logs.",
+        "schema": {"type": "string"},
+    },
+    "Server-Timing": {
+        "description": "Milliseconds for each stage of the work.",
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "Seconds after which to try again.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+_ALWAYS = ("X-Request-ID", "Server-Timing")
+_RETRY = frozenset({429, 503, 507})
+
+
+def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """A replacement of `app.openapi` that writes the document once and keeps it."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    return openapi
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        tags=app.openapi_tags,
+        routes=app.routes,
+    )
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    ours = models_json_schema(
+        [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
+    )[1]
+    schemas.update(ours["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never answered
+        schemas.pop(name, None)
+    components["headers"] = _HEADERS
+    problems: dict[str, Any] = {}
+    components["responses"] = problems
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            _complete(operation, problems)
+    return document
+
+
+def _complete(operation: dict[str, Any], problems: dict[str, Any]) -> None:
+    """Add the problems that any route may answer, and the headers that every answer has.
+
+    Each problem is described once, in `problems`, and referred to by its status.
+    """
+    statuses = [429, 500, 503]
+    if "parameters" in operation:
+        statuses += [422]
+    if "requestBody" in operation:
+        statuses += [408, 413, 415, 422]
+    responses = operation["responses"]
+    responses.pop("422", None)
+    statuses += [int(status) for status in responses if status >= "400"]
+    for status, response in documented(*statuses).items():
+        retry = ("Retry-After",) if status in _RETRY else ()
+        problems[str(status)] = {**response, "headers": _headers(*_ALWAYS, *retry)}
+        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    for status, response in responses.items():
+        if status < "400":
+            response["headers"] = _headers(*_ALWAYS)
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

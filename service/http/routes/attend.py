@@ -1,0 +1,22 @@
+"""The bare operator, over vectors of the client's own, a user's memory or the catalogue."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.http.problems import documented
+from service.http.routes.context import Context, JsonRoute
+from service.http.schemas.answers import AttendedOut, attended_out
+from service.http.schemas.attend import AttendIn
+from service.http.schemas.rendering import Json
+
+router = APIRouter(route_class=JsonRoute, tags=["attend"])
+
+
+@router.post("/v1/attend", responses={200: {"model": AttendedOut}, **documented(404)})
+async def attend(body: AttendIn, context: Context) -> Response:
+    """Score each key against the query, softmax, and mix the values by their weights."""
+    attended = await context.engine.attend(body.to_query(), context.stages)
+    with context.stages("render"):
+        return Json(attended_out(attended))

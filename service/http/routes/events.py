@@ -1,0 +1,28 @@
+"""What users did: the write path, with no model on it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.http.problems import documented
+from service.http.routes.context import Context, JsonRoute
+from service.http.schemas.rendering import Json
+from service.http.schemas.stored import AppendedOut
+from service.http.schemas.write import EventsIn
+
+router = APIRouter(route_class=JsonRoute, tags=["events"])
+
+
+@router.post("/v1/events", responses={200: {"model": AppendedOut}, **documented(409, 507)})
+async def append_events(body: EventsIn, context: Context) -> Response:
+    """Append events, all of them or none; durable when answered, and seen by the next question.
+
+    An event that was stored before under the same `event_id` is counted as a duplicate; if its body
+    differs, the answer is 409 and nothing is stored. Events without an `event_id` are always new.
+    """
+    dims = context.settings.embedding_dim
+    events = [event.to_event(dims, f"/events/{i}") for i, event in enumerate(body.events)]
+    with context.stages("store"):
+        stored, duplicates = await context.engine.ingest(events)
+    return Json({"stored": stored, "duplicates": duplicates})

@@ -1,0 +1,84 @@
+"""Whether the service lives, whether it can answer, and what it measured."""
+
+from __future__ import annotations
+
+import math
+
+import orjson
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+from starlette.types import Scope
+
+from service.http.limits import Traffic
+from service.http.problems import documented, problem
+from service.http.routes.context import Context, Engine, JsonRoute
+from service.http.schemas.rendering import Json
+from service.http.schemas.running import LiveOut, ReadyOut
+from service.http.telemetry import Family, Metrics, together
+from service.runtime.worker_messages import Siblings
+
+router = APIRouter(route_class=JsonRoute, tags=["run"])
+
+_PATIENCE = 1.0  # seconds for the other workers to say what they measured
+
+_EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
+
+
+def is_exempt(scope: Scope) -> bool:
+    """True for what must answer also when the service is full: it costs nothing."""
+    return scope["path"].removeprefix(scope["root_path"]) in _EXEMPT
+
+
+@router.get("/health/live", responses={200: {"model": LiveOut}})
+async def live() -> Response:
+    """The process answers; it says nothing more, to anyone."""
+    return Json({"live": True})
+
+
+@router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
+async def ready(context: Context) -> Response:
+    """200 when store and model answer and the service is not on its way out, else 503."""
+    traffic: Traffic = context.app.state.traffic
+    is_ready, checks = await context.engine.ready()
+    if is_ready and not traffic.draining:
+        return Json({"ready": True, "checks": dict(checks)})
+    why = "The service is shutting down." if traffic.draining else "Store or model do not answer."
+    return problem(
+        context.scope,
+        503,
+        "Not Ready",
+        why,
+        headers={"Retry-After": "1"},
+        ready=False,
+        checks=dict(checks),
+    )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(context: Context) -> Response:
+    """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
+    siblings: Siblings | None = context.app.state.siblings
+    if siblings is None:
+        own: Metrics = context.app.state.metrics
+        text = own.render(await _gauges(context.engine))
+    else:
+        others = await siblings.ask("metrics", _PATIENCE)
+        all_of_them = {number: orjson.loads(told) for number, told in others.items()}
+        text = together({**all_of_them, siblings.number: await measured(context.app)})
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def measured(app: FastAPI) -> list[Family]:
+    """What this process measured."""
+    own: Metrics = app.state.metrics
+    return own.families(await _gauges(app.state.engine))
+
+
+async def _gauges(engine: Engine) -> dict[str, float]:
+    stats = await engine.stats()
+    return {name: float(value) for name, value in stats.items() if math.isfinite(value)}

@@ -1,0 +1,99 @@
+"""The catalogue: write, read, delete, and what is like what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from service.http.problems import documented
+from service.http.routes.context import Context, JsonRoute
+from service.http.routes.streams import MEDIA_TYPE, PATH, is_stream, store_stream
+from service.http.schemas.answers import AnswerOut, answer_out
+from service.http.schemas.ask import SimilarParams
+from service.http.schemas.base import Page
+from service.http.schemas.rendering import Json
+from service.http.schemas.scalars import PathId
+from service.http.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
+from service.http.schemas.write import ItemsIn
+
+
+class _StreamRoute(JsonRoute):
+    """Reads NDJSON as a stream before FastAPI would read it whole."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            if is_stream(request.scope):
+                return await store_stream(request)
+            return await handler(request)
+
+        return handle
+
+
+router = APIRouter(route_class=_StreamRoute, tags=["items"])
+
+_LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"}\n'
+
+
+@router.post(
+    PATH,
+    responses={200: {"model": Stored | StoredLines}, **documented(507)},
+    openapi_extra={
+        "requestBody": {"content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": _LINES}}}
+    },
+)
+async def put_items(body: ItemsIn, context: Context) -> Response:
+    """Insert or replace items: at most 1,000 as JSON, all of them or none.
+
+    As `application/x-ndjson`, one item on each line, any number of lines: each is stored or named
+    in `errors`, never a part of it.
+    """
+    dims = context.settings.embedding_dim
+    items = [item.to_item(dims, f"/items/{i}") for i, item in enumerate(body.items)]
+    with context.stages("store"):
+        stored = await context.engine.put_items(items)
+    return Json({"stored": stored})
+
+
+@router.get("/v1/items", responses={200: {"model": ItemsOut}})
+async def page_items(page: Annotated[Page, Query()], context: Context) -> Response:
+    """The items of the catalogue, page by page."""
+    with context.stages("store"):
+        items, cursor = await context.engine.page_items(page.cursor, page.limit)
+    return Json({"items": [item_out(item) for item in items], "cursor": cursor})
+
+
+@router.get("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404)})
+async def get_item(item_id: PathId, context: Context) -> Response:
+    """One item."""
+    with context.stages("store"):
+        item = await context.engine.get_item(item_id)
+    return Json(item_out(item))
+
+
+@router.delete("/v1/items/{item_id}", status_code=204, responses=documented(404, 507))
+async def delete_item(item_id: PathId, context: Context) -> Response:
+    """Take one item out of the catalogue."""
+    with context.stages("store"):
+        await context.engine.delete_item(item_id)
+    return Response(status_code=204)
+
+
+@router.get("/v1/items/{item_id}/similar", responses={200: {"model": AnswerOut}, **documented(404)})
+async def similar_items(
+    item_id: PathId,
+    params: Annotated[SimilarParams, Query()],
+    context: Context,
+) -> Response:
+    """Items like this one, by their texts and by what training made of them.
+
+    Each item has a key in both spaces, and one softmax weighs all keys: `spaces` says how near each
+    item is in either, and which share of its weight that holds.
+    """
+    answer = await context.engine.similar(params.to_query(item_id), context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))

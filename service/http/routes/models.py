@@ -1,0 +1,49 @@
+"""Models: train in the background, list, activate, roll back."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.http.problems import documented
+from service.http.routes.context import Context, JsonRoute
+from service.http.schemas.rendering import Json
+from service.http.schemas.running import ActivatedOut, JobDocument, JobOut, ModelsOut
+from service.http.schemas.scalars import PathName
+from service.http.schemas.write import TrainIn
+
+router = APIRouter(route_class=JsonRoute, tags=["models"])
+
+
+@router.post(
+    "/v1/models/train", status_code=202, responses={202: {"model": JobOut}, **documented(409, 507)}
+)
+async def train(context: Context, body: TrainIn | None = None) -> Response:
+    """Start training in the background; 409 while a training is running."""
+    job_id = await context.engine.train({} if body is None else body.options)
+    return Json({"job_id": job_id}, 202, headers={"Location": f"/v1/jobs/{job_id}"})
+
+
+@router.get("/v1/jobs/{job_id}", responses={200: {"model": JobDocument}, **documented(404)})
+async def get_job(job_id: PathName, context: Context) -> Response:
+    """A job's state, progress and result."""
+    return Json(dict(await context.engine.job(job_id)))
+
+
+@router.get("/v1/models", responses={200: {"model": ModelsOut}})
+async def list_models(context: Context) -> Response:
+    """The versions that exist, with their metrics."""
+    models = await context.engine.models()
+    return Json({"models": [dict(model) for model in models]})
+
+
+@router.post(
+    "/v1/models/{version}/activate",
+    responses={200: {"model": ActivatedOut}, **documented(404, 409)},
+)
+async def activate(version: PathName, context: Context) -> Response:
+    """Serve this version from now on, forward or back; requests in flight finish on theirs.
+
+    A version that fails verification is refused with 409, and the old one goes on serving.
+    """
+    return Json(dict(await context.engine.activate(version)))

@@ -1,0 +1,140 @@
+"""A catalogue of any size as one stream of lines (NDJSON), stored batch by batch as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.responses import Response
+from starlette.types import Scope
+
+from service.domain.errors import HeedError, Invalid
+from service.domain.records import Item
+from service.domain.settings import Settings
+from service.http.problems import answer, located, sentence
+from service.http.routes.context import Engine
+from service.http.schemas.rendering import Json
+from service.http.schemas.write import ItemIn
+from service.http.telemetry import STAGES
+
+MEDIA_TYPE = "application/x-ndjson"
+PATH = "/v1/items"
+BATCH = 500
+MAX_ERRORS = 100
+
+
+def is_stream(scope: Scope) -> bool:
+    """True for the one request that is read as a stream instead of whole."""
+    if scope["method"] != "POST" or scope["path"].removeprefix(scope["root_path"]) != PATH:
+        return False
+    kinds = (value for name, value in scope["headers"] if name == b"content-type")
+    return next(kinds, b"").partition(b";")[0].strip().lower() == MEDIA_TYPE.encode()
+
+
+async def split_lines(
+    chunks: AsyncIterator[bytes], longest: int
+) -> AsyncIterator[tuple[int, bytes | None]]:
+    """Each line with its number from 1, without its newline; None for one that is too long.
+
+    A line beyond `longest` bytes is not kept while the rest of it goes by. The last line needs no
+    newline; blank ones are counted and left out.
+    """
+    number, held, too_long = 1, bytearray(), False
+    async for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            held += end
+            if too_long or len(held) > longest:
+                yield number, None
+            elif held.strip():
+                yield number, bytes(held)
+            number, held, too_long = number + 1, bytearray(), False
+        held += rest
+        if len(held) > longest:
+            too_long = True
+            held.clear()
+    if too_long:
+        yield number, None
+    elif held.strip():
+        yield number, bytes(held)
+
+
+class _Import:
+    """One stream on its way into the catalogue."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.stored = 0
+        self.failed = 0
+        self.errors: list[dict[str, object]] = []
+        self.batch: list[tuple[int, Item]] = []
+
+    def read(self, number: int, line: bytes | None) -> None:
+        """Add a line to the batch, or its error to the errors."""
+        if line is None:
+            self.fail(number, f"is longer than {self.settings.max_ndjson_line} bytes")
+            return
+        try:
+            item = ItemIn.model_validate(orjson.loads(line))
+            self.batch.append((number, item.to_item(self.settings.embedding_dim)))
+        except orjson.JSONDecodeError as error:
+            self.fail(number, f"is not JSON: {error}")
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+            self.fail(number, sentence(located(found, "body"), len(found)))
+        except Invalid as error:
+            self.fail(number, str(error))
+
+    async def flush(self) -> None:
+        """Store the batch. Raises what the engine raises, but for `Invalid`."""
+        batch, self.batch = self.batch, []
+        if not batch:
+            return
+        try:
+            self.stored += await self.engine.put_items([item for _, item in batch])
+        except Invalid:
+            # A batch is all or nothing; a stream is line by line, so find the one to blame.
+            for number, item in batch:
+                try:
+                    self.stored += await self.engine.put_items([item])
+                except Invalid as error:
+                    self.fail(number, str(error))
+
+    def fail(self, number: int, detail: str) -> None:
+        """Count a line out, and say why for the first of them."""
+        self.failed += 1
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append({"line": number, "detail": detail})
+
+    def report(self) -> dict[str, object]:
+        """A `StoredLines`."""
+        return {"stored": self.stored, "failed": self.failed, "errors": self.errors}
+
+
+async def store_stream(request: Request) -> Response:
+    """Store each line that is an item; answer how many were, and what was wrong with the others.
+
+    Where the engine fails the stream ends with that problem, and `stored` says how many items had
+    been stored by then. Sending a stream again is harmless: items replace themselves.
+    """
+    state, stages = request.app.state, request.scope[STAGES]
+    settings: Settings = state.settings
+    work = _Import(state.engine, settings)
+    try:
+        async for number, line in split_lines(request.stream(), settings.max_ndjson_line):
+            with stages("parse"):
+                work.read(number, line)
+            if len(work.batch) >= BATCH:
+                with stages("store"):
+                    await work.flush()
+            elif number % BATCH == 0:
+                await asyncio.sleep(0)  # wrong lines wait for nothing, and others want to run too
+        with stages("store"):
+            await work.flush()
+    except HeedError as error:
+        return answer(request.scope, error, **work.report())
+    return Json(work.report())

@@ -1,0 +1,90 @@
+"""Users: their profile, their history, and forgetting."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from service.domain.errors import Invalid
+from service.http.problems import documented
+from service.http.routes.context import Context, JsonRoute
+from service.http.schemas.base import Page
+from service.http.schemas.rendering import Json
+from service.http.schemas.scalars import PathId
+from service.http.schemas.stored import (
+    EventsOut,
+    Forgotten,
+    Merged,
+    UserOut,
+    UsersOut,
+    event_out,
+    user_out,
+)
+from service.http.schemas.write import MergeIn, UserIn
+
+router = APIRouter(route_class=JsonRoute, tags=["users"])
+
+
+@router.put("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(507)})
+async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
+    """Set a user's profile. Interests become keys and values beside the history."""
+    user = body.to_user(user_id)
+    with context.stages("store"):
+        await context.engine.put_user(user)
+    return Json(user_out(user))
+
+
+@router.get("/v1/users", responses={200: {"model": UsersOut}})
+async def page_users(page: Annotated[Page, Query()], context: Context) -> Response:
+    """Everybody who has events or a profile, page by page."""
+    with context.stages("store"):
+        users, cursor = await context.engine.page_users(page.cursor, page.limit)
+    return Json({"users": [user_out(user) for user in users], "cursor": cursor})
+
+
+@router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})
+async def get_user(user_id: PathId, context: Context) -> Response:
+    """A user's profile."""
+    with context.stages("store"):
+        user = await context.engine.get_user(user_id)
+    return Json(user_out(user))
+
+
+@router.delete("/v1/users/{user_id}", responses={200: {"model": Forgotten}, **documented(507)})
+async def forget_user(user_id: PathId, context: Context) -> Response:
+    """Forget a user, history and profile; effective in the next question."""
+    with context.stages("store"):
+        forgotten = await context.engine.forget(user_id)
+    return Json({"forgotten": forgotten})
+
+
+@router.get("/v1/users/{user_id}/history", responses={200: {"model": EventsOut}})
+async def page_history(
+    user_id: PathId, page: Annotated[Page, Query()], context: Context
+) -> Response:
+    """A user's events, newest first, page by page."""
+    with context.stages("store"):
+        events, cursor = await context.engine.history(user_id, page.cursor, page.limit)
+    return Json({"events": [event_out(event) for event in events], "cursor": cursor})
+
+
+@router.delete(
+    "/v1/users/{user_id}/history/{event_id}", status_code=204, responses=documented(404, 507)
+)
+async def forget_event(user_id: PathId, event_id: PathId, context: Context) -> Response:
+    """Forget one event; effective in the next question."""
+    with context.stages("store"):
+        await context.engine.delete_event(user_id, event_id)
+    return Response(status_code=204)
+
+
+@router.post("/v1/users/{user_id}/merge", responses={200: {"model": Merged}, **documented(507)})
+async def merge_users(user_id: PathId, body: MergeIn, context: Context) -> Response:
+    """Make another id's history and profile this user's, as at sign-in; the other is then empty."""
+    if body.source == user_id:
+        raise Invalid("/from", "must be another user than the one in the path")
+    with context.stages("store"):
+        moved = await context.engine.merge(user_id, body.source)
+    return Json({"moved": moved})

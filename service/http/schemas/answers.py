@@ -1,0 +1,198 @@
+"""What is answered to questions: its documented shape, and the values that it is written from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.domain.queries import Answer, AnsweredItem, Attended, Contribution
+from service.http.schemas.rendering import check_finite, written_time
+from service.http.schemas.scalars import Id, Timestamp
+
+# The fields of an item that are written otherwise than they are.
+_OTHERWISE = frozenset({"explanation", "highlights", "spaces"})
+
+
+class ContributionOut(BaseModel):
+    """What one event did to one item's score."""
+
+    event_id: str | None
+    item_id: str | None
+    title: str
+    type: str
+    timestamp: Timestamp | None
+    weight: float = Field(description="Its softmax weight, the mean over heads.")
+    contribution: float = Field(description="Signed; all events' add up to the attention part.")
+    without: float = Field(
+        description="The score had this event not been attended; the sequence part as it is."
+    )
+    without_exact: float | None = Field(
+        None,
+        description="The score had this event never happened: what the service would answer after "
+        "deleting it, model and popularity as they are. Only with `explain_exact`.",
+    )
+
+
+class MarkedOut(BaseModel):
+    """A part of a text."""
+
+    text: str
+    match: bool = Field(description="Whether it is a word of the query.")
+
+
+class LikenessOut(BaseModel):
+    """How an item is like the one that was asked for, in one space."""
+
+    cosine: float
+    share: float = Field(description="Of the item's weight.")
+
+
+class AnsweredItemOut(BaseModel):
+    """One item of an answer; fields that a route does not produce are left out."""
+
+    item_id: Id
+    score: float
+    title: str
+    parts: dict[str, float] | None = Field(None, description="They add up to the score.")
+    reason: str | None = Field(None, description="personal, popular or content.")
+    explanation: list[ContributionOut] | None = Field(
+        None,
+        description="The events behind the score; in a search, behind the one that re-ranks, which "
+        "is that of /v1/score. Empty where there is none: no memory, or too far down to re-rank.",
+    )
+    weight: float | None = Field(None, description="The softmax weight over the item's keys.")
+    matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")
+    highlights: dict[str, list[MarkedOut]] | None = Field(
+        None, description="The title, and a snippet of the description, in parts."
+    )
+    mass: float | None = Field(
+        None,
+        description="Share of the softmax over the asker's memory that was attended row by row.",
+    )
+    error: float | None = Field(
+        None,
+        description="Of a long history whose older events were not attended row by row: how far a "
+        "head's context behind the score may be off, relative to its length, at 99 % confidence; "
+        "the largest of the heads.",
+    )
+    spaces: dict[Literal["content", "trained"], LikenessOut] | None = Field(
+        None,
+        description="Of a similar item: how it is, in each space where both items are. The score "
+        "is log Σ exp(z) over them, z being the cosine in standard deviations above the mean of "
+        "all offered items in that space.",
+    )
+
+
+class AnswerOut(BaseModel):
+    """Items from one model version; `keys`, `mass` and `meant` are those of a search."""
+
+    items: list[AnsweredItemOut]
+    model_version: str
+    retrieval: str = Field(description="What was done: exact, or coarse where any part of it was.")
+    degraded: bool = Field(
+        description="True when a part that is down was left out: the model that was made current "
+        "cannot be loaded, and an older one answers."
+    )
+    keys: int | None = Field(None, description="How many field keys were attended.")
+    mass: float | None = Field(
+        None, description="Share of the softmax over all field keys that was attended."
+    )
+    scanned: int | None = Field(
+        None,
+        description="Of a long history: how many rows were attended one by one, for a target in "
+        "the mean. Events on one item are one row.",
+    )
+    meant: dict[str, list[str]] | None = Field(
+        None, description="Words that no item has, and those that they were taken for."
+    )
+    spaces: list[Literal["content", "trained"]] | None = Field(
+        None,
+        description="Of similar items: the spaces in which the item was compared. A new item is "
+        "in `content` alone until it was trained on, one without text in `trained` alone.",
+    )
+
+
+class AttendedOut(BaseModel):
+    """What was attended, by descending mean weight."""
+
+    rows: list[int]
+    ids: list[str] | None = Field(description="What the rows are called, where they are.")
+    weights: list[list[float]] = Field(description="For each head, the weight of each row.")
+    context: list[float] = Field(description="Over all attended rows, whatever the limit.")
+    mass: list[float] = Field(description="For each head, the share of the softmax attended.")
+    retrieval: str = Field(description="What was done: exact or coarse.")
+    model_version: str | None
+
+
+def answer_out(answer: Answer) -> dict[str, Any]:
+    """An `AnswerOut`. Raises `ArithmeticError` on a score that is no number."""
+    check_finite("scores", [item["score"] for item in answer.items])
+    out = {
+        "items": [
+            item if item.keys().isdisjoint(_OTHERWISE) else _answered(item) for item in answer.items
+        ],
+        "model_version": answer.model_version,
+        "retrieval": answer.retrieval,
+        "degraded": answer.degraded,
+    }
+    if answer.keys is not None:
+        out["keys"] = answer.keys
+    if answer.mass is not None:
+        out["mass"] = answer.mass
+    if answer.scanned is not None:
+        out["scanned"] = answer.scanned
+    if answer.meant:
+        out["meant"] = {word: list(words) for word, words in answer.meant.items()}
+    if answer.spaces is not None:
+        out["spaces"] = answer.spaces
+    return out
+
+
+def _answered(item: AnsweredItem) -> dict[str, Any]:
+    out: dict[str, Any] = dict(item)
+    if "explanation" in item:
+        out["explanation"] = [_contribution(row) for row in item["explanation"]]
+    if "highlights" in item:
+        out["highlights"] = {
+            name: [{"text": part.text, "match": part.match} for part in parts]
+            for name, parts in item["highlights"].items()
+        }
+    if "spaces" in item:
+        out["spaces"] = {
+            space: {"cosine": near.cosine, "share": near.share}
+            for space, near in item["spaces"].items()
+        }
+    return out
+
+
+def _contribution(row: Contribution) -> dict[str, Any]:
+    numbers = (row.weight, row.contribution, row.without, row.without_exact or 0.0)
+    check_finite("an explanation", numbers)
+    out = {
+        "event_id": row.event_id,
+        "item_id": row.item_id,
+        "title": row.title,
+        "type": row.type,
+        "timestamp": written_time(row.timestamp),
+        "weight": row.weight,
+        "contribution": row.contribution,
+        "without": row.without,
+    }
+    if row.without_exact is not None:
+        out["without_exact"] = row.without_exact
+    return out
+
+
+def attended_out(attended: Attended) -> dict[str, Any]:
+    """An `AttendedOut`. Raises `ArithmeticError` on a context that is no number."""
+    check_finite("the context", attended.context)
+    return {
+        "rows": attended.rows,
+        "ids": attended.ids,
+        "weights": attended.weights,
+        "context": attended.context,
+        "mass": attended.mass,
+        "retrieval": attended.retrieval,
+        "model_version": attended.model_version,
+    }

@@ -1,0 +1,292 @@
+"""What is asked of a user's memory and of the catalogue: score, recommend, search, similar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from service.domain.errors import Invalid
+from service.domain.queries import (
+    Asker,
+    Filter,
+    InlineEvent,
+    Mode,
+    RecommendQuery,
+    Retrieval,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+    Visible,
+)
+from service.http.schemas.base import Body, Ids, Labels, Limit, Params, Weight, example
+from service.http.schemas.scalars import Conditions, EventType, Id, Label, Timestamp, Whole
+
+MAX_EXPLAIN = 50
+MAX_EXACT = 100  # events that one request may have left out in earnest
+MAX_HISTORY = 10_000
+MAX_K = 100_000
+MAX_PROBES = 65_536
+MAX_QUERY = 20_000  # characters, some thousand words
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
+
+
+class InlineEventIn(Body):
+    """One event of a session that comes with the request and is not stored."""
+
+    item_id: Id
+    type: EventType = "view"
+    weight: Weight = 1.0
+    timestamp: Timestamp | None = None
+
+
+class VisibleIn(Body):
+    """Which events may be attended; what is left out restricts nothing."""
+
+    since: Timestamp | None = None
+    until: Timestamp | None = None
+    types: Annotated[list[EventType], Field(fail_fast=True)] | None = None
+    categories: Labels | None = None
+
+    def to_visible(self) -> Visible:
+        """The domain's value."""
+        return Visible(self.since, self.until, _set(self.types), _set(self.categories))
+
+
+class RetrievalIn(Body):
+    """How rows are found before the exact softmax over them."""
+
+    mode: Mode = "auto"
+    k: Annotated[Whole, Field(ge=1, le=MAX_K)] | None = Field(
+        None, description="Rows that coarse retrieval keeps."
+    )
+    probes: Annotated[Whole, Field(ge=1, le=MAX_PROBES)] | None = Field(
+        None, description="Clusters that an inverted index opens."
+    )
+    max_error: float | None = Field(
+        None,
+        strict=True,
+        allow_inf_nan=False,
+        gt=0,
+        le=1,
+        description="Of a long history: how far a head's context may be off, relative to its "
+        "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
+    )
+    order: Annotated[Whole, Field(ge=0, le=2)] | None = Field(
+        None,
+        description="How the rest of a long history is completed: 2 by means and covariances (the "
+        "default), 1 by means, 0 not at all, which leaves a top-k. 1 and 0 are for comparing.",
+    )
+
+    def to_retrieval(self) -> Retrieval:
+        """The domain's value."""
+        return Retrieval(self.mode, self.k, self.probes, self.max_error, self.order)
+
+
+class CategoriesIn(Body):
+    """Conditions on an item's categories."""
+
+    any: Labels = Field([], description="At least one of these.")
+    all: Labels = Field([], description="Every one of these.")
+    none: Labels = Field([], description="Not one of these.")
+
+
+class PublishedIn(Body):
+    """Conditions on an item's publication."""
+
+    since: Timestamp | None = None
+    until: Timestamp | None = None
+
+
+class FilterIn(Body):
+    """Which items may be in the answer."""
+
+    categories: CategoriesIn = CategoriesIn()
+    attributes: Conditions = Field(
+        {}, description="Each equal to the value, or to one of a list of values."
+    )
+    published: PublishedIn = PublishedIn()
+
+    def to_filter(self) -> Filter:
+        """The domain's value."""
+        return Filter(
+            frozenset(self.categories.any),
+            frozenset(self.categories.all),
+            frozenset(self.categories.none),
+            self.attributes,
+            self.published.since,
+            self.published.until,
+        )
+
+
+Temperature = Annotated[
+    float,
+    Field(
+        ge=MIN_TEMPERATURE,
+        le=MAX_TEMPERATURE,
+        description="Divides the scores before the softmax; for the limit at zero use `hard`.",
+    ),
+]
+
+
+class Ask(Body):
+    """What every question may say about who asks, and how their memory attends."""
+
+    user_id: Id | None = Field(None, description="Whose stored history attends.")
+    history: Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)] | None = Field(
+        None, description="Events of this session; with `user_id`, laid over the stored ones."
+    )
+    visible: VisibleIn = VisibleIn()
+    retrieval: RetrievalIn = RetrievalIn()
+    temperature: Temperature = 1.0
+    hard: bool = Field(False, description="Attend the one best row only: a lookup.")
+    exclude_self: bool = Field(False, description="Hide a target's own events from it.")
+    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    explain: Whole = Field(
+        0, ge=0, le=MAX_EXPLAIN, description="How many events to name for each item."
+    )
+    explain_exact: bool = Field(
+        False,
+        description="Also compute `without_exact` of each event that `explain` names, by the whole "
+        "model anew. Each different event costs about as much as one more /v1/score; `explain` "
+        f"times the number of items must be at most {MAX_EXACT}.",
+    )
+
+    def to_asker(self) -> Asker:
+        """The domain's value."""
+        history = None
+        if self.history is not None:
+            history = tuple(
+                InlineEvent(event.item_id, event.type, event.weight, event.timestamp)
+                for event in self.history
+            )
+        return Asker(
+            self.user_id,
+            history,
+            self.visible.to_visible(),
+            self.retrieval.to_retrieval(),
+            self.temperature,
+            self.hard,
+            self.exclude_self,
+            self.at,
+            self.explain,
+            self.explain_exact,
+        )
+
+    def check_exact(self, items: int) -> None:
+        """Raise `Invalid` where so many items have too many events to leave out."""
+        if self.explain_exact and self.explain * items > MAX_EXACT:
+            raise Invalid(
+                "/explain_exact",
+                f"{self.explain} events for each of {items} items are {self.explain * items}; "
+                f"{MAX_EXACT} are allowed",
+            )
+
+
+class ScoreIn(Ask):
+    """Score these targets."""
+
+    model_config = example(user_id="ada", item_ids=["talk-7", "talk-8"], explain=3)
+
+    item_ids: Ids = Field(description="The targets, at most HEED_MAX_TARGETS.")
+
+    def to_query(self, max_targets: int) -> ScoreQuery:
+        """The domain's value.
+
+        Raises `Invalid` for more targets than `max_targets`, or too many to explain exactly.
+        """
+        if len(self.item_ids) > max_targets:
+            raise Invalid(
+                "/item_ids", f"has {len(self.item_ids)} targets; {max_targets} are allowed"
+            )
+        self.check_exact(len(self.item_ids))
+        return ScoreQuery(self.to_asker(), tuple(self.item_ids))
+
+
+class RecommendIn(Ask):
+    """Recommend from the whole catalogue."""
+
+    model_config = example(
+        user_id="ada", limit=10, filter={"categories": {"any": ["talk"]}}, diversity=0.2
+    )
+
+    limit: Limit = 20
+    filter: FilterIn = FilterIn()
+    exclude_seen: bool = Field(True, description="Leave out what the history holds.")
+    exclude: Ids = Field([], description="Leave these out.")
+    diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
+
+    def to_query(self) -> RecommendQuery:
+        """The domain's value. Raises `Invalid` for too many items to explain exactly."""
+        self.check_exact(self.limit)
+        return RecommendQuery(
+            self.to_asker(),
+            self.limit,
+            self.filter.to_filter(),
+            self.exclude_seen,
+            frozenset(self.exclude),
+            self.diversity,
+        )
+
+
+class SearchIn(Ask):
+    """Search the catalogue by text; with a user, the answer is re-ranked for them.
+
+    `retrieval`, `temperature` and `hard` hold for both memories that are attended: the fields of
+    the catalogue's items, and the user's history, whose events `explain` names.
+    """
+
+    model_config = example(query="gentle introduction to asyncio", limit=10)
+
+    query: str = Field(max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
+    limit: Limit = 20
+    filter: FilterIn = FilterIn()
+    personal: float = Field(
+        1.0,
+        ge=0,
+        le=100,
+        description="How much the asker's memory counts: logits that one standard deviation of its "
+        "scores is worth. 0 gives the order that anybody gets.",
+    )
+    highlight: bool = Field(
+        False,
+        description="Also give the title and a snippet of the description of each item, with the "
+        "words of the query marked.",
+    )
+
+    def to_query(self) -> SearchQuery:
+        """The domain's value. Raises `Invalid` for too many items to explain exactly."""
+        self.check_exact(self.limit)
+        return SearchQuery(
+            self.to_asker(),
+            self.query,
+            self.limit,
+            self.filter.to_filter(),
+            self.personal,
+            self.highlight,
+        )
+
+
+class SimilarParams(Params):
+    """How many items like one, which, and like it by what."""
+
+    limit: Limit = 20
+    space: Literal["both", "content", "trained"] = Field(
+        "both",
+        description="`content`: by their texts or embeddings; `trained`: by what training made of "
+        "them; `both`: by both, and an item that is only in one of them by that one.",
+    )
+    any: list[Label] = Field([], description="At least one of these categories.")
+    all: list[Label] = Field([], description="Every one of these categories.")
+    none: list[Label] = Field([], description="Not one of these categories.")
+
+    def to_query(self, item_id: str) -> SimilarQuery:
+        """The domain's value."""
+        categories = Filter(frozenset(self.any), frozenset(self.all), frozenset(self.none))
+        space = None if self.space == "both" else self.space
+        return SimilarQuery(item_id, self.limit, categories, space)
+
+
+def _set(values: Sequence[str] | None) -> frozenset[str] | None:
+    return None if values is None else frozenset(values)

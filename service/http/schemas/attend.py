@@ -1,0 +1,153 @@
+"""The bare operator: a memory that the client brings or names, and a query to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, StrictBool, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.domain.errors import Invalid
+from service.domain.queries import (
+    AttendQuery,
+    CatalogueMemory,
+    ScorerName,
+    UserMemory,
+    VectorMemory,
+)
+from service.http.schemas.ask import RetrievalIn, Temperature, VisibleIn
+from service.http.schemas.base import Body, Limit, example
+from service.http.schemas.scalars import Id, Matrix, Numbers, Timestamp, Vector, Whole
+
+MAX_HEADS = 64
+
+
+class MemoryIn(Body):
+    """What is attended: exactly one of keys with values, a user's memory, the catalogue."""
+
+    keys: Matrix | None = Field(None, description="[n, d]: a key for each row.")
+    values: Matrix | None = Field(None, description="[n, v]: a value for each row.")
+    bias: Numbers | None = Field(None, description="[n]: added to each row's score.")
+    visible: Annotated[list[StrictBool], Field(fail_fast=True)] | None = Field(
+        None, description="[n]: true where the row may be attended."
+    )
+    user_id: Id | None = None
+    catalogue: bool | None = Field(None, description="Say true for the catalogue.")
+
+    @model_validator(mode="after")
+    def _check_one_kind(self) -> Self:
+        if self.catalogue is False:
+            raise Invalid("/catalogue", "must be true or left out")
+        inline = [
+            name
+            for name in ("keys", "values", "bias", "visible")
+            if getattr(self, name) is not None
+        ]
+        kinds = bool(inline) + (self.user_id is not None) + (self.catalogue is not None)
+        if kinds != 1:
+            raise PydanticCustomError(
+                "one_of", "must have exactly one of: keys and values; user_id; catalogue"
+            )
+        if inline and not {"keys", "values"} <= set(inline):
+            raise PydanticCustomError("one_of", "must have keys and values, both of them")
+        return self
+
+    def to_memory(self) -> VectorMemory | UserMemory | CatalogueMemory:
+        """The domain's value. Raises `Invalid` where the arrays disagree on their length."""
+        if self.user_id is not None:
+            return UserMemory(self.user_id)
+        if self.keys is None or self.values is None:
+            return CatalogueMemory()
+        n = len(self.keys)
+        visible = None if self.visible is None else np.array(self.visible, np.bool_)
+        for name, array in (("values", self.values), ("bias", self.bias), ("visible", visible)):
+            if array is not None and len(array) != n:
+                raise Invalid(
+                    f"/memory/{name}", f"has {len(array)} rows where keys has {n}; they must agree"
+                )
+        return VectorMemory(self.keys, self.values, self.bias, visible)
+
+
+class AttendQueryIn(Body):
+    """What attends: exactly one of a vector, an item, a text."""
+
+    vector: Vector | None = None
+    item_id: Id | None = None
+    text: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+
+    @model_validator(mode="after")
+    def _check_one_kind(self) -> Self:
+        if sum(kind is not None for kind in (self.vector, self.item_id, self.text)) != 1:
+            raise PydanticCustomError("one_of", "must have exactly one of: vector, item_id, text")
+        return self
+
+
+class AttendIn(Body):
+    """Attend a memory with a query."""
+
+    model_config = example(
+        memory={"keys": [[1, 0], [0, 1]], "values": [[1, 2], [3, 4]]},
+        query={"vector": [1, 0]},
+        temperature=0.5,
+    )
+
+    memory: MemoryIn
+    query: AttendQueryIn
+    scorer: ScorerName = "scaled_dot"
+    heads: Annotated[Whole, Field(ge=1, le=MAX_HEADS)] | None = Field(
+        None,
+        description="Keys and values are split into so many heads; if left out, one for vectors "
+        "of your own, the model's for its memories.",
+    )
+    temperature: Temperature = 1.0
+    hard: bool = Field(False, description="Attend the one best row only: a lookup.")
+    retrieval: RetrievalIn = RetrievalIn()
+    visible: VisibleIn = Field(VisibleIn(), description="Which events of a user's memory.")
+    exclude_self: bool = Field(False, description="Hide the query item's own rows from it.")
+    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    limit: Limit = 100
+
+    def to_query(self) -> AttendQuery:
+        """The domain's value. Raises `Invalid` where shapes do not fit each other."""
+        memory = self.memory.to_memory()
+        if isinstance(memory, VectorMemory):
+            memory = self._fitted(memory)
+        return AttendQuery(
+            memory,
+            self.query.vector,
+            self.query.item_id,
+            self.query.text,
+            self.scorer,
+            self.heads,
+            self.temperature,
+            self.hard,
+            self.retrieval.to_retrieval(),
+            self.visible.to_visible(),
+            self.exclude_self,
+            self.at,
+            self.limit,
+        )
+
+    def _fitted(self, memory: VectorMemory) -> VectorMemory:
+        """The memory, with no rows as [0, d]; raises `Invalid` unless query and heads fit it."""
+        vector = self.query.vector
+        if len(memory.keys) == 0:
+            width = 0 if vector is None else len(vector)
+            return VectorMemory(_no_rows(width), _no_rows(0), memory.bias, memory.visible)
+        if vector is not None and len(vector) != memory.keys.shape[1]:
+            raise Invalid(
+                "/query/vector",
+                f"has {len(vector)} dimensions where the keys have {memory.keys.shape[1]}",
+            )
+        for name, array in (("keys", memory.keys), ("values", memory.values)):
+            if array.shape[1] % (self.heads or 1):
+                raise Invalid(
+                    "/heads", f"{self.heads} does not divide the {array.shape[1]} of {name}"
+                )
+        return memory
+
+
+def _no_rows(width: int) -> NDArray[np.float32]:
+    return np.zeros((0, width), np.float32)

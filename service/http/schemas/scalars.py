@@ -1,0 +1,217 @@
+"""The scalars of the wire: ids, names, timestamps, numbers and vectors, as pydantic types.
+
+What a record may hold is decided in `records`; these types only bring those rules to the wire, so
+that a wrong value is named with its field before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError, core_schema
+
+from service.domain.errors import Invalid
+from service.domain.names import ALLOWED, NAME
+from service.domain.records import check_attributes, check_id, check_timestamp
+from service.domain.timestamps import from_rfc3339
+from service.http.limits import segment
+
+# ------------------------------------------------------------------------------ strings
+
+_ID = {"type": "string", "minLength": 1, "maxLength": 256, "example": "item-1"}
+
+Id = Annotated[
+    str,
+    AfterValidator(check_id),
+    WithJsonSchema({**_ID, "description": "1 to 256 bytes of UTF-8 without NUL; kept exactly."}),
+]
+PathId = Annotated[
+    str,
+    AfterValidator(segment),
+    AfterValidator(check_id),
+    WithJsonSchema({**_ID, "description": "An id, percent-encoded; a slash in it as `%2F`."}),
+]
+Label = Annotated[
+    str,
+    AfterValidator(check_id),
+    WithJsonSchema({**_ID, "example": "jazz", "description": "1 to 256 bytes of UTF-8."}),
+]
+EventType = Annotated[
+    str,
+    StringConstraints(max_length=64),
+    AfterValidator(check_id),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 64,
+            "example": "view",
+            "description": "Any name; `dislike` says that the item was not liked.",
+        }
+    ),
+]
+
+
+def _check_name(value: str) -> str:
+    if NAME.fullmatch(value) is None:
+        raise PydanticCustomError("name", f"must be {ALLOWED}")
+    return value
+
+
+PathName = Annotated[
+    str,
+    AfterValidator(segment),
+    AfterValidator(_check_name),
+    WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"}),
+]
+
+Attributes = Annotated[
+    dict[str, Any],
+    AfterValidator(check_attributes),
+    Field(description="Any JSON object, at most 32 deep.", examples=[{"language": "en"}]),
+]
+
+_PLAIN: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
+
+
+def _flat(lists: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    allowed = "a string, number, boolean or null" + (", or a list of these" if lists else "")
+
+    def check(members: dict[str, Any]) -> dict[str, Any]:
+        for name, value in members.items():
+            choices = value if lists and isinstance(value, list) else [value]
+            if any(isinstance(choice, list | dict) for choice in choices):
+                escaped = name.replace("~", "~0").replace("/", "~1")
+                raise Invalid(f"/{escaped}", f"must be {allowed}")
+        return members
+
+    return check
+
+
+Options = Annotated[
+    dict[str, Any],
+    AfterValidator(check_attributes),
+    AfterValidator(_flat(lists=False)),
+    WithJsonSchema({"type": "object", "additionalProperties": _PLAIN}),
+]
+Conditions = Annotated[
+    dict[str, Any],
+    AfterValidator(check_attributes),
+    AfterValidator(_flat(lists=True)),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [_PLAIN, {"type": "array", "items": _PLAIN}]},
+        }
+    ),
+]
+
+# --------------------------------------------------------------------------- timestamps
+
+
+def _parse(text: object) -> int:
+    if not isinstance(text, str):
+        raise PydanticCustomError("timestamp", "must be a string: 2026-01-31T09:30:00Z")
+    micros = from_rfc3339(text)
+    check_timestamp(micros)
+    return micros
+
+
+Timestamp = Annotated[
+    int,
+    BeforeValidator(_parse),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "format": "date-time",
+            "description": "RFC 3339; the offset is required.",
+            "example": "2026-01-31T09:30:00Z",
+        }
+    ),
+]
+
+# ------------------------------------------------------------------------------ numbers
+
+
+def _integral(number: object) -> object:
+    # To JSON Schema 5.0 is an integer, and some languages write it so.
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+Whole = Annotated[int, BeforeValidator(_integral)]
+
+# Products of two such numbers over thousands of dimensions, divided by the lowest temperature,
+# stay within float32: whatever is asked, the answer is a number.
+MAX_SIZE = 1e12
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+# Only the first wrong number of an array is told: a megabyte of them would be 500,000 errors.
+_Row = Annotated[list[_Number], Field(fail_fast=True)]
+_Rows = Annotated[list[_Row], Field(fail_fast=True)]
+
+
+class _Array:
+    """Marks a field that is nested lists of numbers on the wire and a float32 array inside."""
+
+    def __init__(self, lists: Any, *checks: Callable[[Any], None]) -> None:
+        self.lists = lists
+        self.checks = checks
+
+    def __get_pydantic_core_schema__(
+        self, _source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        # pydantic's own loop over the numbers, in Rust, is faster than numpy's conversion.
+        schema = handler.generate_schema(self.lists)
+        return core_schema.no_info_after_validator_function(self._convert, schema)
+
+    def _convert(self, numbers: Any) -> NDArray[np.float32]:
+        for check in self.checks:
+            check(numbers)
+        with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
+            array = np.array(numbers, np.float32)
+        if array.size and max(array.max(), -array.min()) > MAX_SIZE:
+            raise PydanticCustomError("size", f"must hold numbers of at most {MAX_SIZE:g} in size")
+        return array
+
+
+def _check_rectangular(rows: list[list[float]]) -> None:
+    width = len(rows[0]) if rows else None
+    for number, row in enumerate(rows):
+        if not row:
+            raise Invalid(f"/{number}", "must hold at least one number")
+        if len(row) != width:
+            raise Invalid(
+                f"/{number}",
+                f"has {len(row)} numbers where the first row has {width}; all rows "
+                "must be equally long",
+            )
+
+
+def _check_some(numbers: list[float]) -> None:
+    if not numbers:
+        raise PydanticCustomError("empty", "must hold at least one number")
+
+
+Numbers = Annotated[NDArray[np.float32], _Array(_Row)]  # [n], n >= 0
+Vector = Annotated[NDArray[np.float32], _Array(_Row, _check_some)]  # [d], d >= 1
+Matrix = Annotated[NDArray[np.float32], _Array(_Rows, _check_rectangular)]  # [n, d], or [0]
+
+
+def check_dims(vector: NDArray[np.float32] | None, dims: int, pointer: str) -> None:
+    """Raise `Invalid` at `pointer` unless the vector is None or has `dims` dimensions."""
+    if vector is not None and vector.shape[-1] != dims:
+        raise Invalid(
+            pointer,
+            f"has {vector.shape[-1]} dimensions; this service is set to {dims} "
+            "(HEED_EMBEDDING_DIM)",
+        )

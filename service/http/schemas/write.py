@@ -1,0 +1,155 @@
+"""What is written: items, events, profiles; and how models are trained."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from service.domain.records import Event, Item, User
+from service.http.schemas.base import Body, Labels, Weight, example
+from service.http.schemas.scalars import (
+    Attributes,
+    EventType,
+    Id,
+    Options,
+    Timestamp,
+    Vector,
+    check_dims,
+)
+
+MAX_ITEMS = 1000  # of one JSON body; NDJSON takes any number
+MAX_EVENTS = 10_000
+MAX_INTERESTS = 1000  # each is a row of the user's memory, and a text to encode
+
+
+class ItemIn(Body):
+    """One item of the catalogue."""
+
+    item_id: Id
+    title: str = ""
+    description: str = ""
+    tags: Labels = Field([], examples=[["python", "async"]])
+    categories: Labels = Field([], examples=[["talk"]])
+    attributes: Attributes = Field({})
+    embedding: Vector | None = Field(
+        None, description="A vector of your own instead of the text's; HEED_EMBEDDING_DIM long."
+    )
+    hidden: bool = Field(False, description="Kept in histories, offered to nobody.")
+    published_at: Timestamp | None = None
+
+    def to_item(self, dims: int, pointer: str = "") -> Item:
+        """The record. Raises `Invalid` when the embedding has other than `dims` dimensions."""
+        check_dims(self.embedding, dims, f"{pointer}/embedding")
+        return Item(
+            self.item_id,
+            self.title,
+            self.description,
+            tuple(self.tags),
+            tuple(self.categories),
+            self.attributes,
+            self.embedding,
+            self.hidden,
+            self.published_at,
+        )
+
+
+class ItemsIn(Body):
+    """Items to insert or replace: all of them, or on any error none."""
+
+    model_config = example(
+        items=[
+            {
+                "item_id": "talk-7",
+                "title": "Asyncio from the ground up",
+                "tags": ["async"],
+                "categories": ["talk"],
+                "attributes": {"language": "en"},
+                "published_at": "2026-01-31T09:30:00Z",
+            }
+        ]
+    )
+
+    items: Annotated[list[ItemIn], Field(max_length=MAX_ITEMS)]
+
+
+class EventIn(Body):
+    """One thing that one user did with one item."""
+
+    user_id: Id
+    item_id: Id
+    event_id: Id | None = Field(
+        None, description="Makes sending it again harmless; without it each event is new."
+    )
+    type: EventType = "view"
+    weight: Weight = 1.0
+    timestamp: Timestamp | None = Field(None, description="When; now if it is left out.")
+    key: Vector | None = Field(None, description="A key of its own; HEED_EMBEDDING_DIM long.")
+    value: Vector | None = Field(None, description="A value of its own; HEED_EMBEDDING_DIM long.")
+
+    def to_event(self, dims: int, pointer: str = "") -> Event:
+        """The record. Raises `Invalid` when a vector has other than `dims` dimensions."""
+        if self.key is not None or self.value is not None:
+            check_dims(self.key, dims, f"{pointer}/key")
+            check_dims(self.value, dims, f"{pointer}/value")
+        return Event(
+            self.user_id,
+            self.item_id,
+            self.event_id,
+            self.type,
+            self.weight,
+            self.timestamp,
+            self.key,
+            self.value,
+        )
+
+
+class EventsIn(Body):
+    """Events to append: all of them, or on any error none."""
+
+    model_config = example(
+        events=[
+            {
+                "event_id": "e-1",
+                "user_id": "ada",
+                "item_id": "talk-7",
+                "type": "view",
+                "weight": 1.0,
+                "timestamp": "2026-01-31T09:30:00Z",
+            }
+        ]
+    )
+
+    events: Annotated[list[EventIn], Field(max_length=MAX_EVENTS)]
+
+
+class UserIn(Body):
+    """A profile. Interests, categories or item ids, act as memory beside the history."""
+
+    model_config = example(attributes={"country": "NL"}, interests=["talk", "talk-7"])
+
+    attributes: Attributes = Field({})
+    interests: Labels = Field([], max_length=MAX_INTERESTS, examples=[["talk", "item-1"]])
+
+    def to_user(self, user_id: str) -> User:
+        """The record."""
+        return User(user_id, self.attributes, tuple(self.interests))
+
+
+class MergeIn(Body):
+    """Whose history and profile become this user's."""
+
+    model_config = example(**{"from": "anonymous-42"})
+
+    # Read by its wire name only; `from` is no name in Python.
+    source: Id = Field(alias="from", description="For example the anonymous id before sign-in.")
+
+
+class TrainIn(Body):
+    """How to train; what is left out takes the trainer's defaults."""
+
+    options: Options = Field(
+        {},
+        description="Options of the trainer: `preset` (quick or best), `epochs`, `seed`.",
+        examples=[{"preset": "best", "seed": 7}],
+    )

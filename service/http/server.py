@@ -1,0 +1,205 @@
+"""uvicorn around the app, and what a person reads when it is up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import orjson
+import uvicorn
+from rich.console import Console
+from rich.logging import RichHandler
+
+from service.domain.errors import Invalid
+from service.domain.settings import PREFIX, Settings, refuse_exposure, unknown_variables
+from service.engine.engine import open_engine
+from service.http.app import create_app
+from service.http.examples import suggest
+from service.http.routes import health
+from service.http.uvicorn_config import configure
+from service.runtime.prefork import Workers
+from service.runtime.worker_messages import Siblings, meeting_points
+from service.snapshots.live_snapshot import Loaded
+from service.snapshots.preload import load
+
+_FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
+_GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, and what to try, once it does."""
+
+    def __init__(
+        self, config: uvicorn.Config, console: Console | None, examples: list[str]
+    ) -> None:
+        super().__init__(config)
+        self._console = console
+        self._examples = examples
+
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        """Stop. Told twice by Ctrl-C, stop at once.
+
+        Unlike uvicorn's own, it does not end the process by the same signal afterwards: to have
+        stopped when told to is a success.
+        """
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Bind, then speak."""
+        await super().startup(sockets=sockets)
+        if not self.started or self._console is None:
+            return
+        port = self.servers[0].sockets[0].getsockname()[1]
+        host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
+        base = f"http://{host}:{port}"
+        told = "open it in a browser; the API is at /docs"
+        self._console.print(f"\n[bold]Heed serves on {base}[/]  ({told})")
+        for example in self._examples:
+            self._console.print(
+                example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True
+            )
+        self._console.print("\nStop with Ctrl-C.", style="dim")
+
+
+def run(settings: Settings, console: Console, *, examples: bool) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests in flight finish.
+
+    Raises:
+        Invalid: when the address would be open to other machines.
+        Corrupt: naming the file of the store or of the model that fails its checks.
+    """
+    refuse_exposure(settings)
+    for sentence in unknown_variables(os.environ):
+        console.print(f"warning: {sentence}", markup=False, highlight=False)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
+    )
+
+    if settings.workers > 1:
+        _share(settings, console, examples=examples)
+        return
+    with asyncio.Runner(loop_factory=_loop) as runner:
+        runner.run(_serve(settings, console, examples=examples))
+
+
+async def _serve(
+    settings: Settings,
+    console: Console | None,
+    *,
+    examples: bool,
+    loaded: Loaded | None = None,
+    sockets: list[socket.socket] | None = None,
+    siblings: Siblings | None = None,
+) -> None:
+    """One process' part: all of it, unless it has siblings.
+
+    Args:
+        settings: of the service.
+        console: where a person reads that it listens; None says nothing.
+        examples: whether to say what to try.
+        loaded: what it was forked with.
+        sockets: to listen on, where it shares the port.
+        siblings: with whom.
+    """
+    engine = await open_engine(settings, loaded=loaded)
+    tries = await suggest(engine) if examples and console else []
+    app = create_app(settings, engine=engine)
+    app.state.siblings = siblings
+    # What is loaded by now stays: the collector need not walk it again at every generation,
+    # which is a fifth of the time of ingestion otherwise.
+    gc.collect()
+    gc.freeze()
+    config = configure(app, settings.host, settings.port, settings.drain)
+    server = _Server(config, console, tries)
+    if siblings is None:
+        await server.serve(sockets)
+        return
+    engine.tell(partial(siblings.ask, "follow", _FOLLOW))
+
+    async def follow() -> bytes:
+        await engine.follow()
+        return engine.model_version.encode()
+
+    async def measured() -> bytes:
+        return orjson.dumps(await health.measured(app))
+
+    answering = await siblings.answer({"follow": follow, "metrics": measured})
+    try:
+        await server.serve(sockets)
+    finally:
+        answering.close()
+
+
+def _share(settings: Settings, console: Console, *, examples: bool) -> None:
+    """Load once, and fork processes that share what was loaded and the port.
+
+    Each listens on a socket of its own, and the system spreads connections evenly over those. Of
+    one socket that all listen on, whoever wakes first would take all connections of a burst.
+    """
+    if sys.platform != "linux":
+        raise Invalid("", f"{PREFIX}WORKERS is {settings.workers}, but only Linux can share so: 1")
+    claimed = _claimed(settings.host, settings.port)
+    loaded = load(settings)
+    points = meeting_points(settings.workers)
+
+    def work(number: int, first: bool) -> None:
+        form = logging.Formatter(f"worker {number}: %(message)s")
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(form)
+        speaks = console if number == 0 and first else None
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            runner.run(
+                _serve(
+                    settings,
+                    speaks,
+                    examples=examples,
+                    loaded=loaded,
+                    sockets=[_bound(one.family, one.getsockname(), shared=True) for one in claimed],
+                    siblings=Siblings(points, number),
+                )
+            )
+
+    Workers(settings.workers, work, grace=settings.drain + _GRACE).run()
+
+
+def _claimed(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of a host, which keeps it for the workers. Raises OSError."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    claimed = []
+    for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+        # Alone first: that sockets share a port must not hide that another service is there.
+        _bound(family, address, shared=False).close()
+        claimed.append(_bound(family, address, shared=True))
+    return claimed
+
+
+def _bound(family: int, address: Any, *, shared: bool) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()

@@ -1,0 +1,208 @@
+"""Where the time of a request went: one stage clock feeds the header and the histograms.
+
+Every response gets `X-Request-ID` (the caller's own where it sent a plain one) and
+`Server-Timing` (https://www.w3.org/TR/server-timing/), so that whoever reads a slow answer can
+see which stage was slow. The same clock feeds Prometheus, in a registry of its own for each app.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.domain.stage_clock import Stages
+
+REQUEST_ID = "heed.request_id"
+STAGES = "heed.stages"
+
+_PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
+# Name, documentation, type, and of each sample its name, labels and value.
+Family = tuple[str, str, str, Sequence[tuple[str, Mapping[str, str], float]]]
+# Anything else a client invents is one label, or each would be a new time series.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class Metrics:
+    """The counters and histograms of one app, in a registry that no other app shares."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.requests = Counter(
+            "heed_http_requests",
+            "Requests answered, by route and status.",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "heed_http_request_seconds",
+            "Seconds from a request's arrival to the end of its answer.",
+            ("method", "route"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.stage_seconds = Histogram(
+            "heed_stage_seconds",
+            "Seconds that a request spent in one stage of its work.",
+            ("route", "stage"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.attention_error = Histogram(
+            "heed_attention_error",
+            "True relative error of a target's contexts over a long history, of a share of answers "
+            "computed again exactly.",
+            buckets=_ERRORS,
+            registry=self.registry,
+        )
+        self.attention_beyond = Counter(
+            "heed_attention_error_beyond_stated",
+            "Targets of those whose true error was larger than the one that was stated.",
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "heed_http_in_flight", "Requests being answered now.", registry=self.registry
+        )
+
+        self._requests = cache(self.requests.labels)
+        self._seconds = cache(self.seconds.labels)
+        self._stage_seconds = cache(self.stage_seconds.labels)
+
+    def observe_error(self, true: float, stated: float) -> None:
+        """Count one target whose true error is known."""
+        self.attention_error.observe(true)
+        if true > stated:
+            self.attention_beyond.inc()
+
+    def observe(self, scope: Scope, status: int, stages: Stages) -> None:
+        """Count one finished request."""
+        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        # The route's template, never the path: paths carry ids, and ids are without number.
+        route = getattr(scope.get("route"), "path", "unmatched")
+        # Looking a series up by its labels takes longer than counting.
+        self._requests(method, route, str(status)).inc()
+        self._seconds(method, route).observe(time.perf_counter() - stages.started)
+        for stage, seconds in stages.seconds.items():
+            self._stage_seconds(route, stage).observe(seconds)
+
+    def render(self, gauges: Mapping[str, float]) -> bytes:
+        """Everything in the text format of Prometheus, with the engine's `gauges` of now."""
+        now = CollectorRegistry()
+        now.register(_Gauges(gauges))
+        return generate_latest(self.registry) + generate_latest(now)
+
+    def families(self, gauges: Mapping[str, float]) -> list[Family]:
+        """Everything as plain values, for another process to show."""
+        return [
+            (
+                family.name,
+                family.documentation,
+                family.type,
+                [(each.name, dict(each.labels), each.value) for each in family.samples],
+            )
+            for family in (*self.registry.collect(), *_Gauges(gauges).collect())
+        ]
+
+
+def together(workers: Mapping[int, Sequence[Family]]) -> bytes:
+    """What several workers measured, in the text format: each series with its `worker`.
+
+    They are not added up here: a worker that is started again counts from 0, which whoever reads
+    the sum of them could not tell from a worker that is gone.
+
+    Args:
+        workers: of each its `families`, by number.
+    """
+    found: dict[str, Metric] = {}
+    for number, families in sorted(workers.items()):
+        for name, documentation, kind, samples in families:
+            metric = found.setdefault(name, Metric(name, documentation, kind))
+            for sample, labels, value in samples:
+                metric.add_sample(sample, {**labels, "worker": str(number)}, value)
+    registry = CollectorRegistry()
+    registry.register(_Given(found.values()))
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    """What is known already."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+class _Gauges(Collector):
+    """Values that are asked for at each scrape, not counted along the way."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = values
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in sorted(self._values.items()):
+            clean = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            yield GaugeMetricFamily(f"heed_{clean}", f"The engine's {name} now.", value=value)
+
+
+class Telemetry:
+    """Pure ASGI middleware, the outermost: gives each request its id and its clock."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        stages = scope[STAGES] = Stages()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        status = 500  # what a server answers when the app ends without an answer
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode("ascii")),
+                    (b"server-timing", stages.header().encode("ascii")),
+                ]
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.observe(scope, status, stages)
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's id when it is plain enough for logs and headers, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _PLAIN_ID.fullmatch(value):
+            return str(value, "ascii")
+    return uuid.uuid4().hex

@@ -1,0 +1,44 @@
+"""The command line of a training that a running service starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.domain.errors import Invalid
+
+# name -> least value, or the values there are
+OPTIONS: Mapping[str, int | tuple[str, ...]] = {
+    "epochs": 1,
+    "preset": ("quick", "best"),
+    "seed": 0,
+}
+
+
+def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Sequence[str]:
+    """The command that trains on a data directory and publishes, and leaves serving to its caller.
+
+    Args:
+        data: the directory, absolute.
+        encoder: of texts, by its name.
+        options: those of `OPTIONS` that are not left out.
+
+    Raises:
+        Invalid: at `/options/NAME`, for an option or a value that training does not take.
+    """
+    argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
+    argv += ["--data", str(data), "--encoder", encoder]
+    for name, value in options.items():
+        allowed = OPTIONS.get(name)
+        if allowed is None:
+            names = ", ".join(sorted(OPTIONS))
+            raise Invalid(f"/options/{name}", f"is not an option of training; those are {names}")
+        if isinstance(allowed, int):
+            if isinstance(value, bool) or not isinstance(value, int) or value < allowed:
+                raise Invalid(f"/options/{name}", f"must be a whole number of at least {allowed}")
+        elif value not in allowed:
+            raise Invalid(f"/options/{name}", f"must be one of {', '.join(allowed)}")
+        argv += [f"--{name}", str(value)]
+    return argv

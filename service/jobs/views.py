@@ -1,0 +1,39 @@
+"""Jobs and versions as plain values, as they are answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.domain.timestamps import to_rfc3339
+from service.jobs.job import Job
+from service.snapshots.registry import Version
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """What is told of a job."""
+    return {
+        "job_id": job.id,
+        "state": job.state,
+        "options": dict(job.options),
+        "created": to_rfc3339(job.created),
+        "started": None if job.started is None else to_rfc3339(job.started),
+        "finished": None if job.finished is None else to_rfc3339(job.finished),
+        "progress": job.progress,
+        "metrics": job.metrics,
+        "result": job.result,
+        "error": job.error,
+    }
+
+
+def version_document(version: Version) -> dict[str, Any]:
+    """What is told of a version on disk."""
+    metadata = dict(version.metadata or {})
+    return {
+        "version": version.version,
+        "current": version.current,
+        "created": None if version.created is None else to_rfc3339(version.created),
+        "bytes": version.size,
+        "metrics": metadata.pop("metrics", None),
+        "metadata": metadata,
+        "broken": version.broken,
+    }

@@ -1,0 +1,137 @@
+"""Files that survive kill -9 and power loss, and locks that die with their holder.
+
+The order is always the same: write, fsync the file, rename, fsync the directory. A rename alone is
+atomic to readers but not durable, and without the first fsync it may survive a power loss while
+the bytes it points to do not.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from service.domain.errors import StoreFull
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and its parents so that they outlive a power loss. Existing ones are kept."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        sync_directory(directory.parent)
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file and fsync it. Its directory entry is durable only after `sync_directory`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    try:
+        left = memoryview(data)
+        while left:  # one call writes at most 2 GiB on Linux
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames, creations and removals in `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, data: bytes, *, modified: int | None = None) -> None:
+    """Put `data` in the place of `path` atomically and durably: readers see the old or the new.
+
+    One writer per path at a time. `modified` sets the modification time (nanoseconds).
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary, data)
+    if modified is not None:
+        os.utime(temporary, ns=(modified, modified))
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill, which takes the place of `path`, whole and durable, when the block ends.
+
+    Where the block raises, what was there stays. One writer per path at a time.
+
+    Raises:
+        StoreFull: the disk is full.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with room(f"there is no room to write {path}"), open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock the file `path` (made when missing) exclusively; None when someone else holds the lock.
+
+    The descriptor is the lock: it is held until every copy of it is closed, by hand or by the
+    death of the processes that have it, so that a lock never outlives its holders. Threads of one
+    process exclude each other as processes do.
+    """
+    return _try_lock(path, os.O_RDWR | os.O_CREAT)
+
+
+def try_lock_directory(path: Path) -> int | None:
+    """As `try_lock`, on a directory that exists. Raises FileNotFoundError when it does not."""
+    return _try_lock(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock on `path`, waiting for at most `timeout` seconds.
+
+    Raises:
+        TimeoutError: another process or thread kept the lock for all of that time.
+    """
+    deadline = time.monotonic() + timeout
+    while (descriptor := try_lock(path)) is None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{path} stayed locked for {timeout:g} s")
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def room(detail: str) -> Iterator[None]:
+    """Say in the domain's words, as StoreFull, that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise StoreFull(detail) from error
+        raise
+
+
+def _try_lock(path: Path, flags: int) -> int | None:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor

@@ -1,0 +1,373 @@
+"""What is served now: the snapshot, kept up with the store's catalogue and the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import Entry
+from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
+from models.data.vocabulary import Vocabulary
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking.scoring import score
+from models.recommender.artifact import Trained
+from models.text.bm25 import WordIndex
+from service.domain.errors import HeedError, ModelRejected
+from service.domain.records import Item
+from service.runtime import durable_files
+from service.runtime.daemon_thread import apart
+from service.snapshots.item_entries import entry_of
+from service.snapshots.registry import Registry, Token
+from service.snapshots.text_embeddings import Embeddings
+from service.stores.base import Changes, Store
+
+_log = logging.getLogger(__name__)
+
+_PART = 20_000  # items that are read at once
+_TELL = 5.0  # seconds between two words on how far reading is
+_PATIENCE = 10.0  # seconds of encoding after which the log says how far it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What is served, for processes to begin with that are forked to share its memory."""
+
+    embeddings: Embeddings
+    vocabulary: Vocabulary
+    snapshot: Snapshot
+    counts: NDArray[np.int64]
+    catalogue_version: int
+    token: Token | None
+
+
+class Serving:
+    """Holds the one snapshot that requests read, and replaces it; it never changes one.
+
+    Vocabulary rows belong to the process: they keep their meaning across model versions, so
+    neither the catalogue's vectors nor the cached histories are rebuilt by a swap.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        embeddings: Embeddings,
+        executor: Executor,
+        *,
+        index_from: int = INDEX_FROM,
+        loaded: Loaded | None = None,
+        turns: Path | None = None,
+    ) -> None:
+        self.vocabulary = Vocabulary() if loaded is None else loaded.vocabulary
+        self._store = store
+        self._registry = registry
+        self._embeddings = embeddings
+        self._executor = executor
+        self._index_from = index_from
+        self._turns = turns  # a file that is locked by whoever makes indexes
+        self._lock = asyncio.Lock()
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._counted = -1  # the tick of the store at which they were counted
+        self._catalogue_version = 0
+        self._token: Token | None = None
+        self._snapshot: Snapshot | None = None
+        if loaded is not None:
+            self._counts = loaded.counts
+            self._catalogue_version = loaded.catalogue_version
+            self._token = loaded.token
+            self._snapshot = loaded.snapshot
+        self._degraded = False
+        self._unfinished: set[asyncio.Task[Snapshot]] = set()
+        self._indexing: asyncio.Task[None] | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The latest snapshot, which may lag behind the catalogue; see `current`."""
+        if self._snapshot is None:
+            raise RuntimeError("not opened")
+        return self._snapshot
+
+    @property
+    def degraded(self) -> bool:
+        """True while what was made current cannot be served, and an older version answers."""
+        return self._degraded
+
+    async def open(self) -> None:
+        """Load the catalogue, popularity and the current model.
+
+        Of what was loaded already only what has changed since: a model that was made current
+        meanwhile and cannot be served leaves it `degraded`.
+
+        Raises:
+            Corrupt: naming the model file that fails its checks.
+            ModelRejected: when the current model does not fit this service.
+        """
+        if self._snapshot is not None:
+            await self.current()
+            await self.follow()
+            return
+        loop = asyncio.get_running_loop()
+        self._token = self._registry.current_token()
+        await self._count()
+        catalogue = await self._read()
+
+        def build() -> Snapshot:
+            self._embeddings.save()
+            return self._load(self._registry.current(), catalogue)
+
+        self._snapshot = await loop.run_in_executor(self._executor, build)
+
+    def loaded(self) -> Loaded:
+        """What is served now, for the `Serving` of another process to begin with."""
+        return Loaded(
+            self._embeddings,
+            self.vocabulary,
+            self.snapshot,
+            self._counts,
+            self._catalogue_version,
+            self._token,
+        )
+
+    async def settled(self) -> None:
+        """Return when no indexes are in the making."""
+        if self._indexing is not None:
+            await asyncio.wait([self._indexing])
+
+    def close(self) -> None:
+        """Wait no more for indexes in the making."""
+        if self._indexing is not None:
+            self._indexing.cancel()
+
+    async def current(self) -> Snapshot:
+        """The snapshot with every acknowledged change of the catalogue in it."""
+        if await self._store.catalogue_version() == self._catalogue_version:
+            return self.snapshot
+        return await self._to_the_end(self._refresh())
+
+    async def items(self, item_ids: Sequence[str]) -> list[Item | None]:
+        """What is stored of these items, in their order; None where there is none."""
+        return await self._store.get_items(item_ids)
+
+    async def activate(self, version: str) -> Snapshot:
+        """Serve this version; requests in flight keep the snapshot they have.
+
+        Raises:
+            NotFound: when there is no such version.
+            Corrupt: naming the file that fails its checks.
+            ModelRejected: when the model does not fit; the old one goes on serving.
+        """
+        return await self._to_the_end(self._activate(version))
+
+    async def follow(self) -> None:
+        """Serve what another process made current; to be asked now and then.
+
+        What cannot be served is logged, once, and the old version goes on serving, `degraded`.
+        """
+        if self._registry.current_token() == self._token:
+            return
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            token = self._registry.current_token()
+            try:
+                version = await loop.run_in_executor(self._executor, self._registry.current)
+                if version is not None and version != self.snapshot.version:
+                    self._snapshot = await loop.run_in_executor(
+                        self._executor, self._load, version, self.snapshot.catalogue
+                    )
+                    _log.info("serving model %s", version)
+                self._degraded = False
+            except HeedError as error:
+                self._degraded = True
+                _log.error(
+                    "what was made current is not served, model %s goes on: %s",
+                    self.snapshot.version,
+                    error.detail,
+                )
+            self._token = token
+
+    async def repopulate(self) -> None:
+        """Put the popularity of now into the snapshot; to be asked now and then."""
+        async with self._lock:
+            await self._count()
+            loop = asyncio.get_running_loop()
+            now = self.snapshot
+            catalogue = now.catalogue.covering(())  # items that events named meanwhile
+            if catalogue is now.catalogue and np.array_equal(
+                now.counts, self._counts[: len(now.counts)]
+            ):
+                return
+            self._snapshot = await loop.run_in_executor(
+                self._executor, now.refreshed, catalogue, self._counts.copy()
+            )
+
+    # ------------------------------------------------------------------ the parts
+
+    async def _to_the_end(self, work: Coroutine[None, None, Snapshot]) -> Snapshot:
+        """The outcome of work that goes on when the request that began it runs out of time.
+
+        The next request would only begin it again, and run out of time again.
+        """
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return await asyncio.shield(task)
+
+    async def _read(self) -> Catalogue:
+        """The whole catalogue, part by part: what is stored of an item takes more than its keys."""
+        loop = asyncio.get_running_loop()
+        catalogue = Catalogue.empty(self._embeddings.dimension, self.vocabulary, WordIndex())
+        whole = (await self._store.counts())["items"]
+        told = time.monotonic()
+        while await self._store.catalogue_version() != self._catalogue_version:
+            changes = await self._store.catalogue_changes(self._catalogue_version, _PART)
+            catalogue = await loop.run_in_executor(
+                self._executor, self._changed, catalogue, changes
+            )
+            self._catalogue_version = changes.version
+            if time.monotonic() > told + _TELL:
+                told = time.monotonic()
+                _log.info("read %s of %s items", f"{len(catalogue):,}", f"{whole:,}")
+        return catalogue
+
+    async def _refresh(self) -> Snapshot:
+        async with self._lock:
+            while await self._store.catalogue_version() != self._catalogue_version:
+                changes = await self._store.catalogue_changes(self._catalogue_version, _PART)
+
+                def refresh(changes: Changes = changes) -> Snapshot:
+                    now = self.snapshot
+                    return now.refreshed(self._changed(now.catalogue, changes), self._counts)
+
+                loop = asyncio.get_running_loop()
+                self._snapshot = await loop.run_in_executor(self._executor, refresh)
+                self._catalogue_version = changes.version
+        if self._indexing is None and self.snapshot.behind(index_from=self._index_from):
+            self._indexing = asyncio.create_task(self._index())
+        return self.snapshot
+
+    def _changed(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
+        entries = self._entries(changes.upserted)
+        return catalogue.updated(entries, changes.deleted, self._encode)
+
+    async def _index(self) -> None:
+        """New indexes, made on a thread of their own while requests are answered from the old.
+
+        Processes that serve the same catalogue do so one after the other.
+        """
+        base = self.snapshot
+        started = time.monotonic()
+        try:
+            indexed = await apart(partial(self._indexed, base), "heed-indexing")
+            async with self._lock:
+                if self.snapshot.model is base.model:  # another one came with its own indexes
+                    loop = asyncio.get_running_loop()
+                    self._snapshot = await loop.run_in_executor(
+                        self._executor, self.snapshot.adopting, base, indexed
+                    )
+            took = time.monotonic() - started
+            _log.info("indexed %s items anew in %.0f s", f"{len(indexed.catalogue):,}", took)
+        except Exception:  # noqa: BLE001 - the old ones still answer
+            _log.exception("the catalogue was not indexed anew")
+        finally:
+            self._indexing = None
+
+    def _indexed(self, base: Snapshot) -> Snapshot:
+        with nullcontext() if self._turns is None else durable_files.locked(self._turns, math.inf):
+            return base.indexing(index_from=self._index_from)
+
+    async def _activate(self, version: str) -> Snapshot:
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            # Proven before it is pointed at, so that a bad version never becomes the current one.
+            new = await loop.run_in_executor(
+                self._executor, self._load, version, self.snapshot.catalogue
+            )
+            await loop.run_in_executor(self._executor, self._registry.activate, version)
+            self._snapshot = new
+            self._degraded = False
+        _log.info("serving model %s", version)
+        return new
+
+    def _entries(self, items: Sequence[Item]) -> list[Entry]:
+        """The items as the catalogue keeps them."""
+        dimension = self._embeddings.dimension
+        entries = [entry_of(item, dimension) for item in items]
+        unused = sum(item.embedding is not None and entry.embedding is None
+                     for item, entry in zip(items, entries, strict=True))  # fmt: skip
+        if unused:
+            _log.warning(
+                "the embeddings of %d items are not used: they have not %d dimensions",
+                unused,
+                dimension,
+            )
+        return entries
+
+    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors of texts; where that takes long, the log says how far it is."""
+        said = time.monotonic()
+
+        def told(done: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said > _PATIENCE:
+                _log.info("%d of %d texts are encoded", done, total)
+                said = time.monotonic()
+
+        return self._embeddings.encode(texts, told)
+
+    def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
+        if version is None:
+            return Snapshot.build(
+                UNTRAINED, None, catalogue, self._counts, index_from=self._index_from
+            )
+        name, files, _ = self._registry.load(version)
+        try:
+            trained = Trained.unpack(files)
+            if trained.encoder != self._embeddings.name:
+                raise ValueError(
+                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}: set "
+                    "HEED_ENCODER to what it was trained with, or train again with heed train"
+                )
+            snapshot = Snapshot.build(
+                name, trained, catalogue, self._counts, index_from=self._index_from
+            )
+            _warm(snapshot)
+        except ValueError as error:
+            raise ModelRejected(f"model {name}: {error}") from error
+        return snapshot
+
+    async def _count(self) -> None:
+        """Popularity, and rows for what is only known from events."""
+        # What is written meanwhile has a later tick, and is counted the next time.
+        tick = await self._store.clock()
+        if tick == self._counted:
+            return
+        item_ids, counted = await self._store.popularity()
+        rows = [self.vocabulary.add(item_id) for item_id in item_ids]
+        counts = np.zeros(len(self.vocabulary), dtype=np.int64)
+        counts[rows] = counted
+        self._counts, self._counted = counts, tick
+
+
+def _warm(snapshot: Snapshot) -> None:
+    """One answer, so that a model that cannot give one is never served."""
+    rows = np.flatnonzero(snapshot.known)[:50].astype(np.int32)
+    if not len(rows):
+        return
+    times = np.zeros(len(rows), dtype=np.int64)
+    past = Past(rows, times, np.ones(len(rows), dtype=np.float32))
+    totals = score(snapshot, remember(snapshot, past, 0), rows).total
+    if not np.isfinite(totals.numpy()).all():
+        raise ValueError("its scores are not finite")

@@ -1,0 +1,95 @@
+"""What several workers share: loaded by one process, which then is fit to be forked."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from models.catalogue import cow_array
+from service.domain.errors import Unavailable
+from service.domain.settings import Settings, refuse_dimension
+from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
+from service.runtime.malloc_trim import trim
+from service.snapshots.live_snapshot import Loaded, Serving
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_encoders import open_encoder
+from service.stores.sqlite import SQLiteStore
+
+_PATIENCE = 10.0  # seconds for threads to end that were told to
+_TASKS = Path("/proc/self/task")
+
+
+def load(settings: Settings) -> Loaded:
+    """What is served, in a process that has no thread but this one and no file of the store open.
+
+    A fork copies only the thread that asks for it: a lock that another held would stay held for
+    ever, and a pool would wait for threads that are not there. SQLite's locks do not survive one.
+
+    Raises:
+        Corrupt: naming the file of the store or of the model that fails its checks.
+        ModelRejected: when the current model does not fit this service.
+        Invalid: when there is no such text encoder, or its dimension is not the configured one.
+        Unavailable: when a thread does not end.
+    """
+    # Tokenizers would start threads of their own, which never end.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Not uvloop, whose library keeps its threads for good.
+    loaded = asyncio.run(_load(settings))
+    index = loaded.snapshot.catalogue.word_index
+    if index is not None:
+        index.rest()
+    # What earlier states of the catalogue held is let go of, so that files hold the latest.
+    gc.collect()
+    cow_array.seal()
+    trim()
+    _alone()
+    # The collector writes to each object that it looks at, and a page that is written to is shared
+    # no more.
+    gc.freeze()
+    return loaded
+
+
+async def _load(settings: Settings) -> Loaded:
+    encoder = open_encoder(settings.encoder)
+    refuse_dimension(settings, encoder.name, encoder.dimension)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    embeddings = Embeddings(encoder, settings.data / EMBEDDINGS_FILE)
+    registry = Registry(settings.data / MODELS_FOLDER)
+    store = SQLiteStore(settings.data / STORE_FILE)
+    try:
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as executor:
+            serving = Serving(store, registry, embeddings, executor)
+            await serving.open()
+            return serving.loaded()
+    finally:
+        await store.close()
+
+
+def _alone() -> None:
+    """Wait until this is the only thread. Raises `Unavailable`, naming those that stay."""
+    deadline = time.monotonic() + _PATIENCE
+    while len(names := _threads()) > 1:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"workers cannot be forked beside running threads ({', '.join(names)}); "
+                "serve with HEED_WORKERS=1"
+            )
+        time.sleep(0.01)
+
+
+def _threads() -> list[str]:
+    """The names of this process' threads, those of libraries among them."""
+    names = []
+    for task in _TASKS.iterdir():
+        try:
+            names.append((task / "comm").read_text().strip())
+        except OSError:  # it has ended
+            continue
+    return names

@@ -1,0 +1,313 @@
+"""Model versions on disk: published whole, verified before use, never written twice.
+
+    <root>/versions/<version>/   manifest.json and the files it names; write-once
+    <root>/current               the active version, replaced by one rename
+    <root>/staging/              what publishers are writing; nothing here is ever read
+    <root>/lock                  held for the moments in which the above changes
+
+The registry moves bytes. What they mean is the business of whoever packs and unpacks them.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from service.domain.errors import Conflict, Corrupt, HeedError, Incompatible, Invalid, NotFound
+from service.domain.names import ALLOWED, is_name, timed_name
+from service.runtime import durable_files
+from service.snapshots.manifest import (
+    MANIFEST,
+    Manifest,
+    check_files,
+    compose,
+    read_file,
+    read_files,
+    read_manifest,
+    seal,
+    signature,
+    unseal,
+)
+from service.snapshots.staging import Staging
+
+Token = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One entry of the registry. A broken one has what could still be read of it."""
+
+    version: str
+    current: bool
+    broken: str | None = None  # why it cannot be loaded
+    created: int | None = None  # microseconds UTC
+    size: int = 0  # bytes of all files
+    metadata: Mapping[str, Any] | None = None
+
+
+class Registry:
+    """The model versions under `root`, shared by any number of processes and threads.
+
+    Every method does blocking I/O but `current_token`; call them off the event loop.
+
+    Args:
+        root: a directory; made when missing. What killed publishers left there is removed.
+        clock: microseconds UTC.
+        timeout: seconds to wait for another process to finish changing the registry.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        timeout: float = 10.0,
+    ) -> None:
+        self._root = root.resolve()
+        self._versions = self._root / "versions"
+        self._pointer = self._root / "current"
+        self._clock = clock
+        self._current: tuple[Token | None, str | None] = (None, None)
+        self._verified: dict[str, tuple[object, Version]] = {}
+        durable_files.make_directory(self._versions)
+        self._staging = Staging(self._root, timeout)
+        self._staging.clean()
+
+    def publish(
+        self,
+        files: Mapping[str, bytes],
+        metadata: Mapping[str, Any],
+        *,
+        version: str | None = None,
+        activate: bool = True,
+        created: int | None = None,
+    ) -> str:
+        """Store a new version, durable when this returns, and make it current if `activate`.
+
+        Killed at any point, it leaves the registry as it was or with the new version complete.
+
+        Args:
+            files: file name to content.
+            metadata: anything JSON can hold: dims, item count, metrics.
+            version: its name; by default one made of the time, so that names sort by time.
+            created: microseconds UTC; by default now.
+
+        Returns: the version's name.
+
+        Raises:
+            Invalid: a name is not allowed, `files` is empty, or `metadata` is not JSON.
+            Conflict: the version exists already, even if broken.
+            StoreFull: the disk is full; nothing was published.
+        """
+        if version is not None:
+            self._directory(version)
+            self._refuse_existing(version)
+        check_files(files)
+        created = self._clock() if created is None else created
+        digests = {
+            name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
+        }
+        compose(Manifest(version or "", created, digests, metadata))  # refused before it is written
+        with self._staging.new() as directory:
+            for name, data in files.items():
+                durable_files.write(directory / name, data, mode=0o444)
+            with self._staging.locked():
+                version = self._free_name(created) if version is None else version
+                self._refuse_existing(version)
+                manifest = Manifest(version, created, digests, metadata)
+                durable_files.write(directory / MANIFEST, compose(manifest), mode=0o444)
+                durable_files.sync_directory(directory)
+                os.rename(directory, self._versions / version)
+                durable_files.sync_directory(self._versions)
+                if activate:
+                    self._point(version)
+        return version
+
+    def load(self, version: str | None = None) -> tuple[str, dict[str, bytes], Mapping[str, Any]]:
+        """The files of `version` (by default of the current one), every byte verified.
+
+        Returns: the version's name, name to content, metadata.
+
+        Raises:
+            Invalid: the name is not allowed; nothing was opened.
+            NotFound: there is no such version, or none is current.
+            Corrupt: naming the file that is missing, too many, or not what was published.
+            Incompatible: another version of this program wrote it.
+        """
+        if version is not None:
+            return self._load(version)
+        while True:
+            token, current = self.current_token(), self.current()
+            if current is None:
+                raise NotFound("no model version is active")
+            try:
+                return self._load(current)
+            except (NotFound, Corrupt) as error:
+                if self.current_token() != token:
+                    continue  # replaced and pruned while it was being read
+                if isinstance(error, NotFound):
+                    raise Corrupt(f"current: it names {current}, which does not exist") from error
+                raise
+
+    def activate(self, version: str) -> None:
+        """Make `version` current, after every byte of it was verified. Raises as `load` does."""
+        with self._reading(version) as directory:
+            for _ in read_files(directory, read_manifest(directory)):
+                pass
+        with self._staging.locked():
+            self._status(version)  # it may have been pruned while it was being verified
+            self._point(version)
+
+    def current(self) -> str | None:
+        """The active version's name; None when there is none.
+
+        Raises:
+            Corrupt: the pointer is damaged.
+        """
+        token = self.current_token()
+        if token is None:
+            return None
+        if self._current[0] != token:
+            name = unseal(read_file(self._root, "current"), "current").get("version")
+            if not isinstance(name, str) or not is_name(name):
+                raise Corrupt("current: it names no version")
+            self._current = (token, name)
+        return self._current[1]
+
+    def current_token(self) -> Token | None:
+        """A value that differs after each activation by any process; one `stat`, for polling.
+
+        None when no version was ever activated.
+        """
+        try:
+            status = self._pointer.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+    def versions(self) -> list[Version]:
+        """All versions, oldest first; those that cannot be loaded say why and stand first.
+
+        Every byte is verified, once: a version whose files have not changed since (by inode, size
+        and times) is not read again.
+        """
+        try:
+            current = self.current()
+        except Corrupt:
+            current = None
+        names = sorted(path.name for path in self._versions.iterdir())
+        found = [entry for name in names if (entry := self._inspect(name, current))]
+        return sorted(found, key=lambda entry: (entry.created or 0, entry.version))
+
+    def prune(self, keep: int) -> list[str]:
+        """Remove all intact versions but the `keep` newest and the current one.
+
+        Broken versions stay: they cannot be told from versions that only this process failed to
+        read, and someone will want to know what happened to them.
+
+        Returns: the names of the removed versions.
+
+        Raises:
+            Invalid: `keep` is negative.
+            Corrupt: the pointer is damaged, so that nobody knows what must stay.
+        """
+        if keep < 0:
+            raise Invalid("/keep", f"must be at least 0, and is {keep}")
+        intact = [entry.version for entry in self.versions() if entry.broken is None]
+        removed = []
+        for version in intact[: max(0, len(intact) - keep)]:
+            with self._staging.locked():
+                if version == self.current() or not (self._versions / version).exists():
+                    continue
+                self._staging.discard(self._versions / version)
+            removed.append(version)
+        self._staging.clean()
+        return removed
+
+    def _load(self, version: str) -> tuple[str, dict[str, bytes], Mapping[str, Any]]:
+        with self._reading(version) as directory:
+            manifest = read_manifest(directory)
+            return version, dict(read_files(directory, manifest)), manifest.metadata
+
+    def _inspect(self, name: str, current: str | None) -> Version | None:
+        try:
+            with self._reading(name) as directory:
+                mark = signature(directory)
+                if name not in self._verified or self._verified[name][0] != mark:
+                    verdict = _verdict(directory)
+                    if signature(directory) != mark:
+                        return self._inspect(name, current)  # replaced meanwhile
+                    self._verified[name] = (mark, verdict)
+                return replace(self._verified[name][1], current=name == current)
+        except NotFound:
+            return None  # pruned meanwhile
+        except HeedError as error:
+            return Version(ascii(name)[1:-1], name == current, broken=error.detail)
+        except OSError as error:
+            return Version(name, name == current, broken=f"it cannot be read: {error.strerror}")
+
+    def _directory(self, version: str) -> Path:
+        if not is_name(version):
+            raise Invalid("/version", f"a version name is {ALLOWED}; not {version[:80]!r}")
+        directory = self._versions / version
+        if directory.is_symlink() or os.path.realpath(directory) != str(directory):
+            raise Invalid("/version", f"{version} leads out of the registry")
+        return directory
+
+    def _status(self, version: str) -> os.stat_result:
+        directory = self._directory(version)
+        try:
+            status = directory.lstat()
+        except FileNotFoundError:
+            raise NotFound(f"there is no model version {version}") from None
+        if not stat.S_ISDIR(status.st_mode):
+            raise Corrupt(f"{version}: it is not a directory")
+        return status
+
+    def _refuse_existing(self, version: str) -> None:
+        if os.path.lexists(self._versions / version):
+            raise Conflict(f"model version {version} exists already; versions are never rewritten")
+
+    def _free_name(self, created: int) -> str:
+        while os.path.lexists(self._versions / timed_name(created)):
+            created += 1
+        return timed_name(created)
+
+    def _point(self, version: str) -> None:
+        # The time moves forward at every activation, whatever the clock does: inode numbers are
+        # used again, and the token must still differ.
+        token = self.current_token()
+        modified = max(time.time_ns(), token[1] + 1 if token else 0)
+        durable_files.replace(self._pointer, seal({"version": version}), modified=modified)
+
+    @contextlib.contextmanager
+    def _reading(self, version: str) -> Iterator[Path]:
+        before = self._status(version)
+        try:
+            yield self._versions / version
+        except (Corrupt, FileNotFoundError):
+            after = self._status(version)  # pruned meanwhile: not found, rather than corrupt
+            if (before.st_ino, before.st_ctime_ns) != (after.st_ino, after.st_ctime_ns):
+                raise NotFound(f"model version {version} was replaced while it was read") from None
+            raise
+
+
+def _verdict(directory: Path) -> Version:
+    """Everything that can be known of a version directory, read to the last byte."""
+    manifest, broken = None, None
+    try:
+        manifest = read_manifest(directory)
+        for _ in read_files(directory, manifest):
+            pass
+    except (Corrupt, Incompatible) as error:
+        broken = error.detail
+    if manifest is None:
+        return Version(directory.name, False, broken)
+    return Version(
+        directory.name, False, broken, manifest.created, manifest.size, manifest.metadata
+    )

@@ -1,0 +1,181 @@
+"""Text embeddings, computed once for each text: in memory for queries, on disk for items."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from models.catalogue.cow_array import Pages
+from models.text.static_encoder import TextEncoder
+
+Vectors = NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
+
+_NONE = np.zeros(0, dtype=np.int64)
+_CHUNK = 128  # texts between two tellings; a transformer takes seconds for them
+
+
+class Embeddings:
+    """An encoder that remembers.
+
+    What is kept on disk is derived: it is rebuilt when it is missing, damaged or of another
+    encoder, and losing it costs time only.
+    """
+
+    def __init__(self, encoder: TextEncoder, path: Path | None = None) -> None:
+        self._encoder = encoder
+        self._path = path
+        self._lock = threading.Lock()
+        self._rows: dict[bytes, int] = {}
+        # As on disk, so that a restart changes no answer.
+        self._vectors = Pages(np.zeros((0, encoder.dimension), dtype=np.float16))
+        self._saved = 0
+        self._query = lru_cache(maxsize=4_096)(self._encode_one)
+        if path is not None:
+            self._load(path)
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """What reads the texts."""
+        return self._encoder
+
+    @property
+    def name(self) -> str:
+        """What identifies the space of the vectors."""
+        return self._encoder.name
+
+    @property
+    def quick(self) -> bool:
+        """Whether a query is encoded in less time than it takes to wake another thread."""
+        return self._encoder.quick
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self._encoder.dimension
+
+    def query(self, text: str) -> Vectors:
+        """The unit vector [D] of a query; of the latest few thousand the answer is remembered."""
+        return self._query(text)
+
+    def encode(
+        self, texts: Sequence[str], told: Callable[[int, int], None] | None = None
+    ) -> Vectors:
+        """Unit vectors [n, D] of item texts; those seen before are not encoded again.
+
+        Args:
+            texts: of items.
+            told: called as work goes on: how many new texts are encoded, of how many.
+        """
+        keys = [_digest(text) for text in texts]
+        with self._lock:
+            new = {key: text for key, text in zip(keys, texts, strict=True)
+                   if key not in self._rows}  # fmt: skip
+            if new:
+                first = len(self._vectors)
+                encoded = []
+                unread = list(new.values())
+                for start in range(0, len(unread), _CHUNK):
+                    part = self._encoder.encode(unread[start : start + _CHUNK])
+                    encoded.append(part.astype(np.float16))
+                    if told is not None:
+                        told(min(start + _CHUNK, len(unread)), len(unread))
+                more = np.concatenate(encoded)
+                self._vectors = self._vectors.updated(_NONE, more[:0], more)
+                self._rows |= {key: first + at for at, key in enumerate(new)}
+            rows = [self._rows[key] for key in keys]
+            return self._vectors.array[rows].astype(np.float32)
+
+    def save(self) -> None:
+        """Write what is new to disk: a new file beside the old, then renamed over it.
+
+        Where that is not possible, the log says so, and the texts are encoded again another time.
+        """
+        with self._lock:
+            if self._path is None or self._saved == len(self._vectors):
+                return
+            hashes = np.frombuffer(b"".join(self._rows), dtype=np.uint8).reshape(-1, 16)
+            data = save({"hashes": hashes, "vectors": self._vectors.array})
+            count = len(self._vectors)
+        name = self._encoder.name.encode()
+        checksum = hashlib.blake2b(data, digest_size=16).digest()
+        try:
+            _replace(self._path, checksum + len(name).to_bytes(2, "big") + name + data)
+        except OSError as error:
+            _log.warning("embeddings were not saved: %s", error)
+        else:
+            self._saved = count
+
+    def _encode_one(self, text: str) -> Vectors:
+        vector: Vectors = self._encoder.encode([text])[0]
+        return vector
+
+    def _load(self, path: Path) -> None:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.warning("embeddings kept from before cannot be read: %s", error)
+            return
+        size = int.from_bytes(content[16:18], "big")
+        name, data = content[18 : 18 + size], content[18 + size :]
+        if content[:16] != hashlib.blake2b(data, digest_size=16).digest():
+            return
+        if name != self._encoder.name.encode():
+            _log.warning(
+                "%s holds vectors of the text encoder %s, which are not used: the texts are "
+                "encoded again by %s",
+                path,
+                name.decode(errors="replace"),
+                self._encoder.name,
+            )
+            return
+        try:
+            parts = load(data)
+        except SafetensorError:
+            return
+        hashes = parts["hashes"].tobytes()
+        # In a file in memory from the start, which other processes may share.
+        none = parts["vectors"][:0]
+        self._vectors = Pages(none).updated(_NONE, none, parts["vectors"])
+        self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
+        self._saved = len(self._vectors)
+
+
+def of_another(path: Path, encoder: str) -> bool:
+    """Whether a file holds vectors of another encoder than the one of this name."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(18)
+            return file.read(int.from_bytes(head[16:], "big")) != encoder.encode()
+    except OSError:
+        return False
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".embeddings-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

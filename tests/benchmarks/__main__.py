@@ -1,0 +1,193 @@
+"""The command line of the benchmarks, `make bench`: speed as ratios of one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out, threads
+from service.domain.errors import Invalid
+
+app = typer.Typer(invoke_without_command=True)
+
+_FEW = 100  # items, with fewer of which there is nothing to copy
+
+Copied = Annotated[
+    Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    data: Copied = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run.
+
+    attention, recommend, search, service and workers measure more of one thing each: see their
+    --help.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    threads(1)
+    from tests.benchmarks import suite as benches
+
+    report = benches.run(out, data=data, quick=quick)
+    _write(json_file, report)
+
+
+@app.command("attention")
+def bench_attention(
+    data: Data = DATA,
+    encoder: Encoder = ENCODER,
+    random: Annotated[
+        bool, typer.Option("--random", help="Drawn keys alone: no model is needed.")
+    ] = False,
+    most: Annotated[int, typer.Option(min=1_000, help="Events of the longest memory.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each timing, in turns.")] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="At most 100 targets and 100,000 events.")
+    ] = False,
+    json_file: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also write a PNG here.")] = None,
+) -> None:
+    """Measure attention over memories of a hundred to a million events.
+
+    Ours beside torch's fused kernel over every event, and beside a softmax over the k nearest rows
+    that FAISS finds; errors against float64. The keys are those of the model in --data: items that
+    its longest users took, as often as they did, and mixed so that no two rows are alike; then
+    drawn ones. All of it takes a quarter of an hour on one core and 6 GB of memory.
+    """
+    threads(1)
+    from tests.benchmarks import long_runs
+
+    cases = long_runs.run(
+        out,
+        None if random else data,
+        encoder,
+        most=100_000 if quick else most,
+        targets=(1, 100) if quick else (1, 100, 1_000),
+        rounds=rounds,
+    )
+    _write(json_file, [each.as_dict() for each in cases])
+    if plot is not None:
+        from tests.benchmarks import long_report
+
+        try:
+            long_report.plot(cases, plot)
+        except ModuleNotFoundError:
+            raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'") from None
+
+
+@app.command("recommend")
+def bench_recommend(
+    items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue, at least.")] = 1_000_000,
+    data: Copied = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure recommending from a large catalogue over HTTP, beside the bare index that it asks.
+
+    The items are near copies of those that the model in --data was trained on: as many of each as
+    make the catalogue large enough.
+    """
+    threads(1)
+    from tests.benchmarks import suite as benches
+
+    report = benches.run_recommending(out, items, data=data, quick=quick)
+    _write(json_file, report)
+
+
+@app.command("search")
+def bench_search(
+    items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue that is searched.")] = (
+        1_000_000
+    ),
+    data: Data = DATA,
+    encoder: Encoder = ENCODER,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure search over a large catalogue, beside the bare index that it asks.
+
+    Its items are those stored in --data, then copies of them in which one word in seven is another.
+    Each has two keys, its title and its description. A million of them take twenty minutes on one
+    core and 12 GB of memory.
+    """
+    threads(1)
+    from service.cli import progress_bars
+    from service.snapshots.text_encoders import open_encoder
+    from tests.benchmarks import large_search
+
+    with one_store(data) as store, out.status("reading the items"):
+        source = [
+            (item.title, item.description or ", ".join(item.tags))
+            for item in store.scan_items()
+            if item.title
+        ]
+    if len(source) < _FEW:
+        raise Invalid("", f"{data} has {len(source)} items with a title; import a catalogue first")
+    with progress_bars.bars(out) as told:
+        found = large_search.measure(
+            source,
+            items,
+            open_encoder(encoder),
+            told=lambda what, done, whole: told(what, done, whole, None),
+        )
+    out.print(large_search.shown(found))
+    _write(json_file, found.as_dict())
+
+
+@app.command("service")
+def bench_service(
+    data: Copied = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure what HTTP adds to the job: score, recommend and search, one and 16 at once.
+
+    Beside a bare FastAPI app that answers the same bytes, and the same jobs without a service.
+    """
+    threads(1)
+    from tests.benchmarks import suite as benches
+
+    report = benches.run_service(out, data=data, quick=quick)
+    _write(json_file, report)
+
+
+@app.command("workers")
+def bench_workers(
+    workers: Annotated[int, typer.Option(min=2, help="How many to compare with one.")] = 2,
+    data: Copied = None,
+    items: Annotated[int, typer.Option(min=100, help="Of a generated catalogue.")] = 4_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each question, the servers in turns.")] = 9,
+    requests: Annotated[int, typer.Option(min=16, help="To each server in each round.")] = 320,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure what several workers answer and hold beside one, over HTTP.
+
+    The client shares the cores of the servers where there are none beside them, and takes from
+    what they could do: the table says how much.
+    """
+    threads(1)
+    from tests.benchmarks import suite as benches
+
+    report = benches.run_workers(
+        out, workers, data=data, items=items, rounds=rounds, requests=requests
+    )
+    _write(json_file, report)
+
+
+def _write(path: Path | None, report: Any) -> None:
+    """JSON where it is wanted."""
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,290 @@
+"""`make bench`: every figure a ratio of one run, reference and candidate in turns.
+
+Absolute times drift from machine to machine and from hour to hour; what one costs beside the other,
+measured in the same minute on the same core, does not. Medians of many rounds, with quartiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from service.domain.errors import Unavailable
+from service.loadtest.processes import Cores, Server
+from service.loadtest.report import machine
+from service.loadtest.report.tables import stage
+from service.loadtest.timing import Told
+from service.runtime.data_layout import STORE_FILE
+from service.stores.sqlite import SQLiteStore
+from tests.benchmarks import (
+    candidates,
+    histories,
+    ingest,
+    kernels,
+    large_recommending,
+    latency,
+    latency_report,
+    report,
+)
+from tests.benchmarks import workers as several
+from tests.benchmarks.conditions import environment, one_thread, served, stoppable
+from tests.benchmarks.ground import Ground, prepared
+from tests.benchmarks.in_process import jobs
+from tests.benchmarks.questions import LIMIT, TARGETS, questions
+from tests.benchmarks.subjects import Subjects, subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    items: int = 4_000  # of a generated data set
+    users: int = 500
+    memories: tuple[int, ...] = (1_000, 10_000, 100_000)
+    kernel_rounds: int = 11
+    catalogues: tuple[int, ...] = (5_000, 10_000, 20_000, 50_000, 100_000)
+    histories: tuple[int, ...] = (50, 200, 1_000)
+    judges: int = 20  # users whose best items are looked for among the candidates
+    candidate_rounds: int = 7
+    ingest_rounds: int = 7
+    batches: int = 20
+    http_rounds: int = 6
+    requests: int = 96
+
+
+FULL = Effort()
+QUICK = Effort(
+    kernel_rounds=5,
+    catalogues=(10_000, 20_000, 50_000, 100_000),
+    histories=(200,),
+    judges=8,
+    candidate_rounds=3,
+    ingest_rounds=3,
+    batches=10,
+    http_rounds=3,
+    requests=48,
+)
+
+
+def run(
+    console: Console, *, data: Path | None, quick: bool = False, effort: Effort | None = None
+) -> dict[str, Any]:
+    """Measure everything, print it, and return it as plain values.
+
+    Args:
+        console: for progress and tables.
+        data: a data directory whose store and models are copied; None generates a data set.
+        quick: fewer rounds.
+        effort: exactly this much instead.
+
+    Raises:
+        NotFound: when there is nothing to measure in `data`.
+        Unavailable: when a server does not start, or anything answers what it should not.
+    """
+    effort = effort or (QUICK if quick else FULL)
+    cores = Cores.choose()
+    found: dict[str, Any] = {"quick": effort is QUICK}
+    sizes = {"items": effort.items, "users": effort.users}
+    with stoppable(), one_thread(), prepared(data, **sizes) as ground:
+        found["machine"] = machine.described(ground.data, cores)
+        found["data"] = ground.as_dict()
+        report.machine(console, found["machine"], ground)
+
+        with stage(console, "attention") as told:
+            operator = kernels.measure(effort.memories, effort.kernel_rounds, told=told)
+        found["kernels"] = operator.as_dict()
+        report.kernels(console, operator)
+
+        own = subjects(ground)
+        with stage(console, "candidates") as told:
+            ranking = candidates.measure(
+                effort.catalogues,
+                effort.candidate_rounds,
+                histories=effort.histories,
+                users=effort.judges,
+                own=(own.snapshot, [each.memory for each in own.users]),
+                enlarge=data is not None,
+                told=told,
+            )
+        found["candidates"] = ranking.as_dict()
+        report.catalogues(console, ranking)
+
+        with stage(console, "histories") as told:
+            grown = histories.measure(effort.kernel_rounds, told=told)
+        found["histories"] = [each.as_dict() for each in grown]
+        report.histories(console, grown)
+
+        found |= _over_http(console, ground, own, cores, effort)
+    return found
+
+
+def run_service(
+    console: Console, *, data: Path | None, quick: bool = False, effort: Effort | None = None
+) -> dict[str, Any]:
+    """Measure what is asked over HTTP alone, print it, and return it as plain values.
+
+    The arguments and errors are those of `run`.
+    """
+    effort, cores = effort or (QUICK if quick else FULL), Cores.choose()
+    sizes = {"items": effort.items, "users": effort.users}
+    with stoppable(), one_thread(), prepared(data, **sizes) as ground:
+        found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
+        report.machine(console, found["machine"], ground)
+        with served(ground, cores) as heed:
+            found["http"] = _questions(
+                console, ground, subjects(ground), heed, cores, effort, working=ground.data
+            )
+    return found
+
+
+def run_recommending(
+    console: Console, items: int, *, data: Path | None, quick: bool = False
+) -> dict[str, Any]:
+    """Measure recommending from a large catalogue, print it, and return it as plain values.
+
+    Args:
+        console: for progress and tables.
+        items: of the catalogue, at least.
+        data: a data directory whose items are copied; None generates them.
+        quick: fewer rounds.
+
+    Raises:
+        Invalid: when `data` has no trained model.
+        NotFound: when there is nothing to measure in `data`.
+        Unavailable: when the server does not start, or does not answer.
+    """
+    effort, cores = QUICK if quick else FULL, Cores.choose()
+    sizes = {"items": effort.items, "users": effort.users}
+    with stoppable(), one_thread(), prepared(data, **sizes) as ground, ExitStack() as stages:
+
+        def told(name: str) -> Told:
+            stages.close()  # one bar at a time
+            return stages.enter_context(stage(console, name))
+
+        found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
+        report.machine(console, found["machine"], ground)
+        large = large_recommending.measure(
+            ground,
+            subjects(ground),
+            items,
+            cores,
+            environment(),
+            rounds=effort.http_rounds,
+            requests=effort.requests,
+            told=told,
+        )
+    console.print(large_recommending.shown(large))
+    return found | large.as_dict()
+
+
+def run_workers(
+    console: Console, workers: int, *, data: Path | None, items: int, rounds: int, requests: int
+) -> dict[str, Any]:
+    """Measure several workers beside one, print it, and return it as plain values.
+
+    Args:
+        console: for progress and tables.
+        workers: how many are several; at least 2.
+        data: a data directory whose store and models are copied; None generates a data set.
+        items: how many to generate.
+        rounds: of each question.
+        requests: to each server in each round.
+
+    Raises:
+        NotFound: when there is nothing to measure in `data`.
+        Unavailable: when a server does not start, or does not answer.
+    """
+    with stoppable(), one_thread(), prepared(data, items=items) as ground:
+        found = {
+            "machine": machine.described(ground.data, Cores.choose()),
+            "data": ground.as_dict(),
+        }
+        with stage(console, "questions") as told:
+            shared = several.measure(
+                ground,
+                workers,
+                rounds=rounds,
+                requests=requests,
+                environment=environment(),
+                told=told,
+            )
+    for table in several.shown(shared):
+        console.print(table)
+    return found | shared.as_dict()
+
+
+def _over_http(
+    console: Console, ground: Ground, own: Subjects, cores: Cores, effort: Effort
+) -> dict[str, Any]:
+    """What needs a server."""
+    memory = {}
+    with served(ground, cores) as heed:
+        memory["started"] = heed.memory()
+        with stage(console, "ingestion") as told:
+            ingested = ingest.measure(
+                ground,
+                heed,
+                cores,
+                rounds=effort.ingest_rounds,
+                batches_a_round=effort.batches,
+                told=told,
+            )
+        memory["after ingestion"] = heed.memory()
+        report.ingestion(console, ingested)
+        asked = _questions(console, ground, own, heed, cores, effort)
+        memory["after questions"] = heed.memory()
+        report.memory(console, memory)
+    stored = _stored(ground)
+    if stored != ground.events + ingested.events:
+        raise Unavailable(
+            f"{ingested.events:,} events were acknowledged beside the {ground.events:,} there "
+            f"were, and {stored:,} are stored"
+        )
+    return {"ingest": ingested.as_dict(), "http": asked, "memory": memory}
+
+
+def _questions(
+    console: Console,
+    ground: Ground,
+    own: Subjects,
+    heed: Server,
+    cores: Cores,
+    effort: Effort,
+    *,
+    working: Path | None = None,
+) -> dict[str, Any]:
+    """What is asked of a server, beside the floor and the job alone."""
+    asked = questions(ground)
+    with stage(console, "questions") as told:
+        cases = latency.measure(
+            asked,
+            jobs(ground, own, asked),
+            heed,
+            cores,
+            rounds=effort.http_rounds,
+            requests=effort.requests,
+            told=told,
+            working=working,
+            environment=environment(),
+        )
+    latency_report.shown(console, cases)
+    return {
+        "targets": TARGETS,
+        "limit": LIMIT,
+        "loop": "closed",
+        "cases": [case.as_dict() for case in cases],
+    }
+
+
+def _stored(ground: Ground) -> int:
+    """The events in the store, counted one by one."""
+    store = SQLiteStore(ground.data / STORE_FILE)
+    try:
+        return sum(len(columns) for columns in store.scan())
+    finally:
+        asyncio.run(store.close())

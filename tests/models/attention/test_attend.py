@@ -1,0 +1,442 @@
+"""The operator against float64 loops, and the cases that have names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.attention.attend import attend, causal, context_only, exclude_self, padding, within
+from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
+from tests.support import reference
+
+quick = settings(max_examples=150, deadline=None, derandomize=True)
+few = settings(max_examples=40, deadline=None, derandomize=True)
+INF = math.inf
+
+
+@dataclass
+class Problem:
+    """One drawn case: H heads, T targets, n rows; bias and mask in a broadcast shape or absent."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None
+    visible: Tensor | None
+    scorer: str
+    temperature: float
+    hard: bool
+    rng: np.random.Generator
+
+    @property
+    def score(self) -> Scorer:
+        if self.scorer == "additive":
+            return self.additive
+        return scaled_dot if self.scorer == "scaled_dot" else cosine
+
+    @property
+    def additive(self) -> Additive:
+        scorer = Additive(self.query.shape[-1], self.keys.shape[-1], 3).to(self.query.dtype)
+        generator = torch.Generator().manual_seed(5)
+        for parameter in scorer.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.data = drawn.to(self.query.dtype)
+        return scorer
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "bias": self.bias,
+            "visible": self.visible,
+            "score": self.score,
+            "temperature": self.temperature,
+        }
+
+    def reference(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Weights [H, T, n] and contexts [H, T, V] of the loop."""
+        heads, targets, rows = len(self.query), self.query.shape[1], self.keys.shape[1]
+        full = (heads, targets, rows)
+        bias = np.zeros(full) if self.bias is None else self.bias.double().expand(full).numpy()
+        seen = np.ones(full) if self.visible is None else self.visible.expand(full).numpy()
+        score: reference.Score = reference.cosine
+        if self.scorer == "scaled_dot":
+            score = reference.scaled_dot
+        if self.scorer == "additive":
+            net = self.additive.double()
+            parts = (net.query.weight, net.key.weight, net.weight)
+            score = reference.additive(*(p.detach().numpy() for p in parts))
+        arrays = [x.double().numpy() for x in (self.query, self.keys, self.values)]
+        each = [
+            reference.attend(
+                arrays[0][h],
+                arrays[1][h],
+                arrays[2][h],
+                bias[h],
+                seen[h],
+                score=score,
+                temperature=self.temperature,
+                hard=self.hard,
+            )
+            for h in range(heads)
+        ]
+        return np.stack([w for w, _ in each]), np.stack([c for _, c in each])
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn,
+    *,
+    dtype: torch.dtype = torch.float64,
+    largest: int = 7,
+    temperatures: tuple[float, ...] = (1.0, 0.1, 0.7, 5.0),
+    hard: bool = False,
+    rows: int = 0,
+) -> Problem:
+    heads = draw(st.integers(1, 3))
+    targets = draw(st.integers(1, 4))
+    n = draw(st.integers(rows, largest))
+    dim, width = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    shapes = [(1, 1, n), (heads, 1, n), (1, targets, n), (heads, targets, n), (n,)]
+
+    def numbers(*shape: int) -> Tensor:
+        # Hard problems use small whole numbers: exact ties, and no near ones.
+        drawn = rng.integers(-2, 3, shape) if hard else rng.standard_normal(shape)
+        return torch.from_numpy(drawn.astype(np.float64)).to(dtype)
+
+    bias = visible = None
+    if draw(st.booleans()):
+        bias = numbers(*draw(st.sampled_from(shapes)))
+        if draw(st.booleans()):
+            bias[torch.from_numpy(rng.random(bias.shape) < 0.3)] = -INF
+    if draw(st.booleans()):
+        share = draw(st.sampled_from([0.0, 0.3, 0.8]))
+        visible = torch.from_numpy(rng.random(draw(st.sampled_from(shapes))) < share)
+    scorer = "scaled_dot" if hard else draw(st.sampled_from(["scaled_dot", "cosine", "additive"]))
+    return Problem(
+        query=numbers(heads, targets, 4 if hard else dim),  # √4 = 2 keeps whole numbers exact
+        keys=numbers(heads, n, 4 if hard else dim),
+        values=numbers(heads, n, width),
+        bias=bias,
+        visible=visible,
+        scorer=scorer,
+        temperature=draw(st.sampled_from(temperatures)),
+        hard=hard,
+        rng=rng,
+    )
+
+
+def close(found: Tensor, wanted: Any, tolerance: float) -> None:
+    wanted = wanted.detach().numpy() if isinstance(wanted, Tensor) else wanted
+    np.testing.assert_allclose(
+        found.detach().double().numpy(), wanted, rtol=tolerance, atol=tolerance
+    )
+
+
+# ---------------------------------------------------------------------------- against the loop
+
+
+@quick
+@given(problems())
+def test_every_form_equals_the_loop(problem: Problem) -> None:
+    """Weights and contexts of every scorer, mask, bias and temperature are those of the loop."""
+    found = attend(problem.query, problem.keys, problem.values, **problem.options)
+    weights, context = problem.reference()
+    close(found.weights, weights, 1e-9)
+    close(found.context, context, 1e-9)
+    assert found.rows is None
+    assert found.mass is not None
+    assert (found.mass == 1).all()
+
+
+@quick
+@given(problems(dtype=torch.float32, temperatures=(1.0, 0.5, 3.0)))
+def test_float32_stays_near_the_loop(problem: Problem) -> None:
+    """The default precision agrees with float64 to 1e-5."""
+    found = attend(problem.query, problem.keys, problem.values, **problem.options)
+    weights, context = problem.reference()
+    assert found.weights.dtype == found.context.dtype == torch.float32
+    close(found.weights, weights, 1e-5)
+    close(found.context, context, 1e-5)
+
+
+@quick
+@given(problems(hard=True))
+def test_hard_attention_equals_the_loop(problem: Problem) -> None:
+    """Hard weights are one-hot at the best row, the lowest of equals, whatever the temperature."""
+    found = attend(problem.query, problem.keys, problem.values, hard=True, **problem.options)
+    weights, context = problem.reference()
+    assert np.array_equal(found.weights.numpy(), weights)
+    assert np.array_equal(found.context.numpy(), context)
+
+
+@quick
+@given(problems(hard=True, temperatures=(1e-30, 1e-3)))
+def test_a_tiny_temperature_equals_the_loop(problem: Problem) -> None:
+    """Soft attention at nearly no temperature neither overflows nor breaks ties: they share."""
+    found = attend(problem.query, problem.keys, problem.values, **problem.options)
+    problem.hard = False
+    weights, context = problem.reference()
+    close(found.weights, weights, 1e-9)
+    close(found.context, context, 1e-9)
+
+
+@quick
+@given(problems())
+def test_the_fused_path_equals_the_loop(problem: Problem) -> None:
+    """The kernel that never stores the weights gives the same contexts."""
+    found = context_only(problem.query, problem.keys, problem.values, **problem.options)
+    close(found, problem.reference()[1], 1e-9)
+
+
+@quick
+@given(problems())
+def test_the_order_of_rows_does_not_matter(problem: Problem) -> None:
+    """Shuffling the rows shuffles the weights and leaves the context."""
+    n = problem.keys.shape[1]
+    order = torch.from_numpy(problem.rng.permutation(n))
+    before = attend(problem.query, problem.keys, problem.values, **problem.options)
+    options = problem.options
+    for name in ("bias", "visible"):
+        options[name] = None if options[name] is None else options[name][..., order]
+    keys, values = problem.keys[:, order], problem.values[:, order]
+    after = attend(problem.query, keys, values, **options)
+    close(after.weights, before.weights[..., order], 1e-9)
+    close(after.context, before.context, 1e-9)
+
+
+# ---------------------------------------------------------------------------- gradients
+
+
+def differentiable(problem: Problem) -> list[Tensor]:
+    """Query, keys, values and finite biases, as leaves."""
+    leaves = [problem.query, problem.keys, problem.values]
+    if problem.bias is not None:
+        leaves.append(problem.bias.masked_fill(problem.bias == -INF, 0.0))
+    return [leaf.clone().requires_grad_() for leaf in leaves]
+
+
+Operator = Callable[..., Tensor]
+
+
+def weights_and_context(*inputs: Tensor, **options: Any) -> Tensor:
+    found = attend(*inputs, **options)
+    return torch.cat([found.weights, found.context], dim=-1)
+
+
+@pytest.mark.parametrize("operator", [weights_and_context, context_only])
+@few
+@given(problem=problems(largest=3, temperatures=(1.0, 0.5), rows=1))
+def test_gradients_are_the_slopes(operator: Operator, problem: Problem) -> None:
+    """Both paths pass gradcheck in every input, for every scorer and mask."""
+    leaves = differentiable(problem)
+    options = problem.options
+
+    def run(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is not None and problem.bias is not None:
+            bias = bias.masked_fill(problem.bias == -INF, -INF)
+        return operator(query, keys, values, **(options | {"bias": bias}))
+
+    assert torch.autograd.gradcheck(run, leaves)
+
+
+@few
+@given(problems(largest=4, temperatures=(1.0, 0.5), rows=1))
+def test_gradients_equal_the_slopes_of_the_loop(problem: Problem) -> None:
+    """What flows back to the query is how the loop's own output changes."""
+    direction = torch.from_numpy(problem.rng.standard_normal(problem.values.shape[-1]))
+    query = problem.query.clone().requires_grad_()
+    found = attend(query, problem.keys, problem.values, **problem.options)
+    (found.context @ direction).sum().backward()  # type: ignore[no-untyped-call]
+
+    def loop(at: reference.Array) -> float:
+        moved = Problem(**{**problem.__dict__, "query": torch.from_numpy(at)})
+        return float((moved.reference()[1] @ direction.numpy()).sum())
+
+    assert query.grad is not None
+    close(query.grad, reference.slope(loop, problem.query.numpy()), 1e-5)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("score", [scaled_dot, cosine, Additive.plain(4)])
+@pytest.mark.parametrize("hidden_by", ["mask", "bias"])
+def test_a_target_that_sees_nothing_gets_nothing(
+    hidden_by: str, score: Scorer, temperature: float, hard: bool
+) -> None:
+    """Zero weights, zero context, and finite gradients: its own exactly zero."""
+    torch.manual_seed(0)
+    query, keys = torch.randn(2, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    values = torch.randn(3, 5, requires_grad=True)
+    shown = torch.tensor([[True, True, False], [False, False, False]])
+    bias = torch.zeros(2, 3).masked_fill(~shown, -INF)
+    hidden: dict[str, Any] = {"visible": shown} if hidden_by == "mask" else {"bias": bias}
+    options = {"score": score, "temperature": temperature, **hidden}
+    found = attend(query, keys, values, hard=hard, **options)
+    assert (found.weights[1] == 0).all()
+    assert (found.context[1] == 0).all()
+    assert found.weights[0].sum().item() == pytest.approx(1)
+    outputs = [found.context.sum() + found.weights.square().sum()]
+    if not hard:
+        fused = context_only(query, keys, values, **options)
+        assert (fused[1] == 0).all()
+        outputs.append(fused.sum())
+    for output in outputs:
+        grads = torch.autograd.grad(output, (query, keys, values), allow_unused=True)
+        assert all(g is None or g.isfinite().all() for g in grads)
+        assert grads[0] is None or (grads[0][1] == 0).all()
+
+
+def test_an_empty_memory_gives_nothing() -> None:
+    """No rows: empty weights and a zero context, on every path."""
+    query, keys, values = torch.randn(2, 3, 4), torch.randn(2, 0, 4), torch.randn(2, 0, 5)
+    for found in (
+        attend(query, keys, values),
+        attend(query, keys, values, hard=True),
+        attend(query, keys, values, visible=torch.ones(3, 0, dtype=torch.bool), temperature=0.1),
+    ):
+        assert found.weights.shape == (2, 3, 0)
+        assert torch.equal(found.context, torch.zeros(2, 3, 5))
+    assert torch.equal(context_only(query, keys, values), torch.zeros(2, 3, 5))
+
+
+# ---------------------------------------------------------------------------- named cases
+
+
+def test_network_finds_neural_and_social() -> None:
+    """Rows that match a query alike but mean different things share the weight, not the value."""
+    query = torch.tensor([[4.0, 0.0, 0.0]])  # "network"
+    keys = torch.tensor([[2.0, 0.1, 0.0], [2.0, 0.0, 0.1], [-2.0, 0.0, 0.0]])
+    values = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]])  # neural, social, other
+    found = attend(query, keys, values)
+    torch.testing.assert_close(found.weights[0, :2], torch.tensor([0.5, 0.5]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.context[0], torch.tensor([0.5, 0.5]), atol=1e-2, rtol=0)
+    # With K = V the two meanings could not have been told from the keys that matched.
+    tied = attend(query, keys, keys)
+    assert (tied.context[0, 1:].abs() < 0.1).all()
+
+
+def test_one_hot_retrieval_is_a_lookup() -> None:
+    """Hard attention of one-hot queries over one-hot keys reads the table, bit for bit."""
+    table = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    wanted = torch.tensor([4, 0, 5, 4])
+    found = attend(torch.eye(6)[wanted], torch.eye(6), table, hard=True)
+    assert torch.equal(found.context, table[wanted])
+    assert torch.equal(found.weights, torch.eye(6)[wanted])
+    nearly = attend(torch.eye(6)[wanted], torch.eye(6), table, temperature=1e-40)
+    assert torch.equal(nearly.context, table[wanted])
+
+
+@given(st.integers(1, 40), st.integers(2, 70), st.integers(1, 20), st.integers(0, 2**16))
+@quick
+def test_equal_keys_tie_to_the_lowest_row(dim: int, n: int, targets: int, seed: int) -> None:
+    """A matrix product rounds equal keys unequally; the lookup must not see it."""
+    generator = torch.Generator().manual_seed(seed)
+    key = torch.randn(3, 1, dim, generator=generator)
+    first = int(torch.randint(n, (1,), generator=generator))
+    keys = key.expand(3, n, dim).contiguous()
+    query = torch.randn(3, targets, dim, generator=generator)
+    visible = torch.arange(n) >= first
+    found = attend(query, keys, keys, visible=visible, hard=True)
+    assert (found.weights.argmax(-1) == first).all()
+    strided = keys.transpose(0, 1).contiguous().transpose(0, 1)  # as a memory keeps its rows
+    assert torch.equal(
+        attend(query, strided, keys, visible=visible, hard=True).weights, found.weights
+    )
+
+
+@quick
+@given(st.integers(1, 7), st.integers(0, 2**16))
+def test_equal_products_tie_to_the_lowest_row(dim: int, seed: int) -> None:
+    """Unlike keys whose products with the query are the same whole number tie, whatever √d is."""
+    rng = np.random.default_rng(seed)
+    query, keys = rng.integers(-3, 4, (4, dim)), rng.integers(-3, 4, (30, dim))
+    wanted = (query @ keys.T).argmax(1)  # numpy's argmax is the first
+    found = attend(
+        torch.from_numpy(query).float(), torch.from_numpy(keys).float(), torch.eye(30), hard=True
+    )
+    assert found.weights.argmax(-1).tolist() == wanted.tolist()
+
+
+def test_a_bias_breaks_the_tie_of_equal_keys() -> None:
+    """Equal keys with unequal biases are not a tie."""
+    keys, values = torch.ones(3, 2), torch.arange(3.0)[:, None]
+    found = attend(torch.ones(1, 2), keys, values, bias=torch.tensor([0.0, 1.0, 1.0]), hard=True)
+    assert found.context.item() == 1
+
+
+def test_a_low_temperature_approaches_the_lookup() -> None:
+    """As the temperature falls, soft weights approach the hard ones."""
+    torch.manual_seed(3)
+    query, keys, values = torch.randn(5, 4), torch.randn(9, 4), torch.randn(9, 2)
+    hard = attend(query, keys, values, hard=True).weights
+    distances = [
+        (attend(query, keys, values, temperature=t).weights - hard).abs().sum().item()
+        for t in (1.0, 0.1, 0.01, 1e-6)
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": 0.0}, "temperature: must be finite and greater than 0"),
+        ({"temperature": math.nan}, "temperature: must be finite"),
+        ({"visible": torch.ones(3)}, "visible: must be bool"),
+        ({"values": torch.ones(4, 2)}, "values: 4 rows, keys have 3"),
+        ({"keys": torch.ones(3, 5)}, "query: dimension 2, keys have 5"),
+        ({"keys": torch.ones(3, 5), "score": cosine}, "query: dimension 2, keys have 5"),
+        ({"score": Additive(2, 4, 3)}, "keys: dimension 2, the scorer takes 4"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
+    """Errors say which argument was wrong, and how."""
+    arguments = {"query": torch.ones(1, 2), "keys": torch.ones(3, 2), "values": torch.ones(3, 2)}
+    with pytest.raises(ValueError, match=message):
+        attend(**(arguments | change))
+
+
+# ---------------------------------------------------------------------------- masks
+
+
+def test_causal_hides_the_future_and_the_far_past() -> None:
+    """Row i sees itself and what came before, within the window."""
+    wanted = [[j <= i for j in range(4)] for i in range(4)]
+    assert causal(4).tolist() == wanted
+    wanted = [[j <= i and i - j < 2 for j in range(4)] for i in range(4)]
+    assert causal(4, window=2).tolist() == wanted
+
+
+def test_padding_shows_each_sequence_its_own_length() -> None:
+    """One mask per sequence, with room for a dimension of targets."""
+    assert padding(torch.tensor([2, 0]), 3).tolist() == [[[True, True, False]], [[False] * 3]]
+
+
+def test_within_bounds_times() -> None:
+    """Since is inclusive, until is not, and both may be left open."""
+    times = torch.tensor([1, 2, 3])
+    assert within(times).tolist() == [True, True, True]
+    assert within(times, since=2).tolist() == [False, True, True]
+    assert within(times, since=2, until=3).tolist() == [False, True, False]
+
+
+def test_a_target_does_not_win_by_being_itself() -> None:
+    """With exclude_self a target in the history is scored by the others alone."""
+    items = torch.tensor([7, 8, 9, 7])
+    vectors = torch.eye(3)[torch.tensor([0, 1, 2, 0])] * 5
+    targets = torch.tensor([7, 5])
+    query = torch.stack([vectors[0], vectors[0]])
+    found = attend(query, vectors, vectors, visible=exclude_self(targets, items))
+    assert found.weights[0, 0] == found.weights[0, 3] == 0
+    assert found.weights[1, 0] > 0.4
+    assert torch.allclose(found.weights.sum(-1), torch.ones(2))

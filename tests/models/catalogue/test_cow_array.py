@@ -1,0 +1,167 @@
+"""Rows of which later states share what is alike, beside plain copies."""
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from models.catalogue import cow_array
+from models.catalogue.cow_array import Pages
+
+
+@pytest.fixture(autouse=True)
+def always_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is too small to be shared."""
+    monkeypatch.setattr(cow_array, "SMALL", 0)
+
+
+def rows(seed: int, count: int, width: int, dtype: Any) -> NDArray[Any]:
+    """Random rows [count, width], or [count] of no width."""
+    shape = (count, width) if width else (count,)
+    return np.random.default_rng(seed).integers(-99, 99, shape).astype(dtype)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_every_state_stays_as_a_copy_of_it_would(data: st.DataObject) -> None:
+    """Whatever was appended and changed since, and from whichever state, a view never changes."""
+    width = data.draw(st.sampled_from([0, 1, 3, 700]), "width")
+    dtype = data.draw(st.sampled_from([np.float32, np.int64, np.bool_]), "dtype")
+    first = rows(0, data.draw(st.integers(0, 50), "first"), width, dtype)
+    states = [(Pages(first), first.copy())]
+    for seed in range(1, data.draw(st.integers(1, 12), "updates") + 1):
+        # Mostly the latest is followed; but any may be, and some are let go of.
+        place = data.draw(st.sampled_from([-1, -1, -1, 0]), "from")
+        before, copied = states[place]
+        count = data.draw(st.integers(0, min(3, len(copied))), "changed")
+        at = np.random.default_rng(seed).permutation(len(copied))[:count]
+        changed, more = (
+            rows(seed, count, width, dtype),
+            rows(-seed % 97, data.draw(st.integers(0, 40), "more"), width, dtype),
+        )
+        expected = np.concatenate([copied, more])
+        expected[at] = changed
+        states.append((before.updated(at, changed, more), expected))
+        if data.draw(st.booleans(), "forget") and len(states) > 2:
+            del states[1]
+        if data.draw(st.integers(0, 3), "seal") == 0:
+            cow_array.seal()
+        for state, copy in states:
+            assert state.array.dtype == copy.dtype
+            np.testing.assert_array_equal(state.array, copy)
+
+
+def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New rows are in the memory of those before; a row is written once, and when it changes."""
+    written = 0
+
+    def counted(file: int, data: Any, place: int, pwrite: Any = os.pwrite) -> int:
+        nonlocal written
+        done: int = pwrite(file, data, place)
+        written += done
+        return done
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    first, one = rows(0, 1_000, 9, np.float32), rows(1, 1, 9, np.float32)
+    state = Pages(first).updated(np.array([0]), one, one)
+    for at in range(400):
+        longer = state.updated(np.arange(0), one[:0], one)
+        assert np.shares_memory(longer.array, state.array)
+        state = longer.updated(np.array([at]), one, one[:0])
+        assert state.mapped
+        assert not np.shares_memory(longer.array, state.array)
+    assert written <= state.array.nbytes + 402 * one.nbytes
+
+
+def test_forked_processes_share_what_did_not_change() -> None:
+    """Two processes go on from one state, each for itself, with memory of what is new alone."""
+    first = rows(0, 20_000, 250, np.float32)  # 20 MB
+    origin = Pages(first).updated(np.arange(0), first[:0], first[:7])
+    cow_array.seal()
+    expected = np.concatenate([first, first[:7]])
+    children = []
+    for seed in (1, 2):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                before = _private()
+                state = origin
+                steps = [
+                    (
+                        at * seed,
+                        rows(seed + at, 1, 250, np.float32),
+                        rows(at, seed, 250, np.float32),
+                    )
+                    for at in range(30)
+                ]
+                for at, one, more in steps:
+                    state = state.updated(np.array([at]), one, more)
+                grown = _private() - before
+                own = np.concatenate([expected, *(more for _, _, more in steps)])
+                for at, one, _ in steps:
+                    own[at] = one
+                right = np.array_equal(state.array, own) and np.array_equal(origin.array, expected)
+                os.write(writing, f"{right} {grown}".encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        children.append((pid, reading))
+    for pid, reading in children:
+        with os.fdopen(reading) as told:
+            answer, size = told.read().split()
+        os.waitpid(pid, 0)
+        assert answer == "True"
+        assert int(size) < first.nbytes / 4
+    np.testing.assert_array_equal(origin.array, expected)
+
+
+def _private() -> int:
+    """Bytes of memory that this process has for itself."""
+    gc.collect()
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * sum(
+        int(line.split()[1])
+        for line in rollup.splitlines()
+        if line.startswith(("Private_Dirty", "Private_Clean"))
+    )
+
+
+def test_views_that_are_let_go_of_hold_no_file() -> None:
+    """A file goes with the last view of it, a mapping with the last array that looks at it."""
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        folder = Path("/dev/fd")
+
+    def held() -> int:
+        gc.collect()
+        return len([*folder.iterdir()])
+
+    before = held()
+    state = Pages(rows(0, 100, 9, np.float32))
+    for at in range(50):
+        state = state.updated(
+            np.array([at]), rows(at, 1, 9, np.float32), rows(at, 1, 9, np.float32)
+        )
+    kept = state.array[7]
+    assert held() > before
+    del state
+    gc.collect()
+    np.testing.assert_array_equal(kept, rows(7, 1, 9, np.float32)[0])
+    del kept
+    assert held() == before
+
+
+def test_small_and_much_changed_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is for what is large, and for changes of little of it."""
+    monkeypatch.setattr(cow_array, "SMALL", 1 << 20)
+    one = rows(1, 1, 9, np.float32)
+    small = Pages(rows(0, 100, 9, np.float32)).updated(np.array([3]), one, one)
+    assert not small.mapped
+    np.testing.assert_array_equal(small.array[[3, 100]], np.concatenate([one, one]))

@@ -1,0 +1,208 @@
+"""Snapshots: what one answer needs, as it was built and after the catalogue changed."""
+
+import numpy as np
+import pytest
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import Entry
+from models.catalogue.snapshot import UNTRAINED, Snapshot, popular_first
+from models.data.vocabulary import Vocabulary
+from models.history.user_memory import remember
+from models.ranking.recommend import recommend
+from models.ranking.search import match, search
+from models.recommender.artifact import Trained
+from models.recommender.target_attention import candidate_keys
+from tests.support.small import DIMENSION, catalogue, encode, entries, past, random_model, trained
+from tests.support.small import snapshot as small_snapshot
+
+
+@pytest.fixture(scope="module")
+def made() -> Trained:
+    return trained(random_model(1))
+
+
+def alike(one: Snapshot, other: Snapshot) -> None:
+    """Everything but the indexes."""
+    for mine, yours in zip(one.tables, other.tables, strict=True):
+        np.testing.assert_allclose(mine, yours, atol=1e-6)
+    for name in ("trained_rows", "known", "counts"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert (one.version, len(one.catalogue)) == (other.version, len(other.catalogue))
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_refreshed_snapshot_is_one_built_anew(made: Trained, is_trained: bool) -> None:
+    """After items came, changed and went, and others were used; the old one stays as it was."""
+    model = made if is_trained else None
+    counts = np.arange(14)
+    before = Snapshot.build("v", model, catalogue(14), counts)
+    kept = [table.clone() for table in before.tables]
+    changed = [*entries(3, first=14), Entry("i2", "new", {"title": "new"}), Entry("i13")]
+    after = before.catalogue.updated(changed, ["i5", "i12"], encode).covering(["event"])
+    popular = np.arange(18)[::-1].copy()
+    alike(before.refreshed(after, popular), Snapshot.build("v", model, after, popular))
+    for was, now in zip(kept, before.tables, strict=True):
+        np.testing.assert_array_equal(was, now)
+    np.testing.assert_array_equal(before.counts, counts)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_few_changes_are_projected_alone(made: Trained, is_trained: bool) -> None:
+    """One item of many changed, one came and one went: the same tables as from projecting all."""
+    model = made if is_trained else None
+    before = Snapshot.build("v", model, catalogue(40), np.arange(40))
+    kept = [table.clone() for table in before.tables]
+    changed = [Entry("i2", "new", {"title": "new"}), *entries(1, first=40)]
+    after = before.catalogue.updated(changed, ["i5"], encode)
+    now = before.refreshed(after, np.arange(41))
+    alike(now, Snapshot.build("v", model, after, np.arange(41)))
+    offered = candidate_keys(now.tables)[:, :-1]  # all but the prior
+    np.testing.assert_array_equal(now.pages.offered(), offered)
+    for was, table in zip(kept, before.tables, strict=True):
+        np.testing.assert_array_equal(was, table)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_popularity_alone_may_be_refreshed(made: Trained, is_trained: bool) -> None:
+    """Over the same catalogue, with the same result as building."""
+    model = made if is_trained else None
+    before = Snapshot.build("v", model, catalogue(14), np.arange(14))
+    popular = np.arange(14)[::-1].copy()
+    alike(
+        before.refreshed(before.catalogue, popular),
+        Snapshot.build("v", model, before.catalogue, popular),
+    )
+
+
+def test_counts_are_copied(made: Trained) -> None:
+    """The counter goes on counting; what the snapshot shows does not move. Missing ones are 0."""
+    counts = np.arange(5)
+    for snapshot in (
+        Snapshot.build("v", made, catalogue(14), counts),
+        Snapshot.build("v", made, catalogue(14), np.zeros(0, np.int64)).refreshed(
+            catalogue(14), counts
+        ),
+    ):
+        counts[:] = np.arange(5)
+        counts += 100
+        assert snapshot.counts.tolist() == [0, 1, 2, 3, 4, *[0] * 9]
+
+
+def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trained) -> None:
+    """Histories may hold them; answers may not. Rows follow the vocabulary, not the training."""
+    vocabulary = Vocabulary(["i7", "other"])
+    empty = Catalogue.empty(DIMENSION, vocabulary)
+    snapshot = Snapshot.build("v", made, empty, np.zeros(0, np.int64))
+    assert len(snapshot.catalogue) == 13
+    assert not snapshot.catalogue.listed.any()
+    assert snapshot.known.tolist() == [True, False, *[True] * 11]
+    expected = [int(id_[1:]) if id_ in made.item_ids else -1 for id_ in vocabulary.ids]
+    assert snapshot.trained_rows.tolist() == expected
+    ids = made.model.ids.weight.detach()
+    np.testing.assert_allclose(snapshot.tables.vectors[0], ids[7], atol=1e-6)
+
+
+def test_untrained_items_take_the_prior_of_the_new(made: Trained) -> None:
+    """As training learned it, when the catalogue is first seen and when it grows."""
+    snapshot = Snapshot.build("v", made, catalogue(14), np.zeros(14, np.int64))
+    grown = snapshot.refreshed(catalogue(40), np.zeros(40, np.int64))
+    new = made.model.new_prior.item()
+    assert new
+    assert float(snapshot.tables.prior[13]) == new
+    assert grown.tables.prior[[13, 39]].tolist() == [new, new]
+
+
+def test_before_training_popularity_only_breaks_ties() -> None:
+    """The prior rises with the counts, within a range too small to outweigh content."""
+    counts = np.array([0, 5, 1, 100, 5])
+    snapshot = Snapshot.build(UNTRAINED, None, catalogue(5), counts)
+    prior = snapshot.tables.prior.numpy()
+    assert np.argsort(prior, kind="stable").tolist() == [0, 2, 1, 4, 3]
+    assert prior.min() == 0
+    assert prior.max() == pytest.approx(0.05)
+    assert snapshot.personal == "content"
+    assert small_snapshot().personal == "personal"
+
+
+def test_popular_first_keeps_the_order_of_ties() -> None:
+    """By falling counts, then by row as given."""
+    snapshot = Snapshot.build(UNTRAINED, None, catalogue(5), np.array([2, 9, 2, 0, 9]))
+    assert popular_first(snapshot, [0, 1, 2, 3, 4]).tolist() == [1, 4, 0, 2, 3]
+    assert popular_first(snapshot, np.array([2, 0])).tolist() == [2, 0]
+    assert popular_first(snapshot, []).tolist() == []
+
+
+def test_an_empty_service_has_a_snapshot() -> None:
+    """No items, no model, and still something to answer from, with an index or without."""
+    empty = Catalogue.empty(DIMENSION)
+    nothing = np.zeros(0, np.int64)
+    for index_from in (0, 10):
+        snapshot = Snapshot.build(UNTRAINED, None, empty, nothing, index_from=index_from)
+        user = remember(snapshot, past([-1], [0]), 0)
+        allowed = snapshot.catalogue.listed
+        ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=nothing)
+        assert len(ranked.rows) == 0
+        matches = match(snapshot, encode(["x"])[0], allowed=allowed)
+        assert len(search(matches, limit=3).rows) == 0
+
+
+def test_a_model_of_another_text_space_is_refused(made: Trained) -> None:
+    """Naming both dimensions."""
+    with pytest.raises(ValueError, match=f"dimension {DIMENSION}, the catalogue's have 3"):
+        Snapshot.build("v", made, Catalogue.empty(3), np.zeros(0, np.int64))
+
+
+# ---------------------------------------------------------------------------- indexes
+
+
+def test_items_newer_than_the_index_are_recommended(
+    made: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is of the items that were there; what came later stands beside it."""
+    monkeypatch.setattr("models.ranking.recommend.EXACT_WORK", 0)
+    snapshot = small_snapshot(40, made.model, index_from=20)
+    assert snapshot.indexed == 40
+    later = snapshot.catalogue.updated(entries(5, first=40), ["i3"], encode)
+    now = snapshot.refreshed(later, snapshot.counts)
+    assert now.index is snapshot.index
+    assert now.indexed == 40
+    user = remember(now, past([1, 5, 30], [0, 1, 2]), 3)
+    nothing = np.zeros(0, np.int64)
+    ranked = recommend(now, user, limit=100, allowed=later.listed, excluded=nothing)
+    assert sorted(ranked.rows.tolist()) == [row for row in range(45) if row != 3]
+
+
+def test_small_catalogues_have_no_index(made: Trained) -> None:
+    """Fields are counted apart from items: there are two keys an item here."""
+    bare = small_snapshot(15, made.model, index_from=31)
+    assert bare.index is None
+    assert bare.key_index is None
+    assert (bare.indexed, bare.indexed_keys) == (0, 0)
+    keys_only = small_snapshot(15, made.model, index_from=30)
+    assert keys_only.index is None
+    assert keys_only.indexed_keys == 30
+
+
+def test_the_key_index_stays_until_there_is_a_new_one(made: Trained) -> None:
+    """Keys never move: those of changed items are nobody's, until all are put in order."""
+    snapshot = small_snapshot(40, made.model, index_from=20)
+    assert snapshot.indexed_keys == 80
+    changes: list[tuple[list[Entry], list[str]]] = [
+        (entries(5, 40), []),
+        ([Entry("i2", "new", {"title": "new"})], []),
+        ([], ["i3"]),
+        ([Entry("i39", "", {"title": "new", "description": "new too"})], []),
+    ]
+    now = snapshot
+    for changed, removed in changes:
+        now = now.refreshed(now.catalogue.updated(changed, removed, encode), snapshot.counts)
+        assert now.key_index is snapshot.key_index
+        assert now.indexed_keys == 80
+        np.testing.assert_array_equal(
+            now.catalogue.keys.vectors[:80], snapshot.catalogue.keys.vectors
+        )
+    assert now.catalogue.keys.gone == 6
+    anew = now.indexing(index_from=20)
+    assert (anew.indexed, anew.indexed_keys) == (45, 80 + 10 - 6 + 3)
+    assert anew.catalogue.keys.gone == 0
+    alike(anew, now)

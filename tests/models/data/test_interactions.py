@@ -1,0 +1,129 @@
+"""The log as columns, on a five-user case worked out by hand."""
+
+import numpy as np
+import pytest
+
+from models.data.interactions import Interactions
+from tests.support.small import five_users, sequences
+
+
+@pytest.fixture
+def log() -> Interactions:
+    return five_users()
+
+
+def test_sorts_by_user_then_time_with_ties_in_the_order_given(log: Interactions) -> None:
+    """Histories run oldest first; equal times keep the order in which they came."""
+    assert sequences(log) == [[1, 2, 0], [4, 3, 2, 0], [0, 5], [], [1, 5]]
+    assert log.user(1).timestamps.tolist() == [1, 5, 5, 9]
+    assert log.lengths.tolist() == [3, 4, 2, 0, 2]
+    assert log.users.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 4, 4]
+    assert log.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1]
+    assert log.item_counts().tolist() == [3, 2, 2, 1, 1, 2]
+
+
+def test_columns_keep_their_rows_together() -> None:
+    """Weights and types travel with their event through the sort."""
+    log = Interactions.from_columns(
+        [1, 0, 1], [2, 1, 0], [9, 5, 3], [0.5, 2.0, 3.0], [7, 8, 9], n_users=2, n_items=3
+    )
+    assert log.items.tolist() == [1, 0, 2]
+    assert log.weights.tolist() == [2.0, 3.0, 0.5]
+    assert log.types.tolist() == [8, 9, 7]
+
+
+def test_columns_have_the_declared_types_and_defaults(log: Interactions) -> None:
+    """Missing weights are one, missing types zero, and every column has its own dtype."""
+    assert log.weights.tolist() == [1.0] * 11
+    assert log.types.tolist() == [0] * 11
+    dtypes = [c.dtype for c in (log.items, log.timestamps, log.weights, log.types, log.offsets)]
+    assert dtypes == [np.int32, np.int64, np.float32, np.int16, np.int64]
+
+
+def test_dislikes_are_events_of_their_type() -> None:
+    """Without such a type there are none; the others keep their users, and theirs is kept too."""
+    columns = [1, 0, 1, 0], [2, 1, 0, 2], [9, 5, 3, 6], None, [0, 1, 1, 2]
+    log = Interactions.from_columns(*columns, n_users=2, n_items=3, dislike=1)
+    assert log.disliked.tolist() == [True, False, True, False]
+    assert sequences(log.liked()) == [[2], [2]]
+    assert log.liked().dislike == log.first(log.lengths).dislike == 1
+    plain = Interactions.from_columns(*columns, n_users=2, n_items=3)
+    assert not plain.disliked.any()
+    assert sequences(plain.liked()) == sequences(plain)
+
+
+def test_an_empty_log_is_a_log() -> None:
+    """No events and no items are fine."""
+    log = Interactions.from_columns([], [], [], n_users=2, n_items=0)
+    assert sequences(log) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (([0, 5], [0, 1], [1, 2]), r"users must lie in \[0, 5\), got 5"),
+        (([0, -1], [0, 1], [1, 2]), r"users must lie in \[0, 5\), got -1"),
+        (([0, 1], [0, 6], [1, 2]), r"items must lie in \[0, 6\), got 6"),
+        (([0, 1], [0], [1, 2]), r"items must be \[2\] like users, got \[1\]"),
+        (([0, 1], [0, 1], [1]), r"timestamps must be \[2\]"),
+        (([0, 1], [0, 1], [1.5, 2.0]), "timestamps must be whole numbers"),
+        (([0, 1], [0, 1 << 40], [1, 2]), "items must fit int32"),
+        (([[0, 1]], [0, 1], [1, 2]), "users must be 1-d"),
+        (([0, 1], [0, 1], [1, 2], [1.0, np.nan]), "weights must be finite"),
+        (([0, 1], [0, 1], [1, 2], [1.0]), r"weights must be \[2\]"),
+        (([0, 1], [0, 1], [1, 2], None, [0, 40_000]), "types must fit int16"),
+    ],
+)
+def test_bad_columns_are_named(columns: tuple[list[int], ...], message: str) -> None:
+    """A refused column is named, with what was wrong and what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        Interactions.from_columns(*columns, n_users=5, n_items=6)
+
+
+def test_a_log_built_by_hand_is_checked(log: Interactions) -> None:
+    """Offsets that do not partition the events, and foreign dtypes, are refused."""
+    columns = (log.items, log.timestamps, log.weights, log.types)
+    with pytest.raises(ValueError, match="offsets must rise from 0"):
+        Interactions(*columns, log.offsets[:-1], 6)
+    with pytest.raises(ValueError, match=r"items must lie in \[0, 5\), got 5"):
+        Interactions(*columns, log.offsets, 5)
+    with pytest.raises(ValueError, match="timestamps has 10 rows"):
+        Interactions(log.items, log.timestamps[1:], log.weights, log.types, log.offsets, 6)
+    with pytest.raises(ValueError, match="items must be 1-d int32"):
+        Interactions(
+            log.timestamps,  # type: ignore[arg-type]
+            log.timestamps,
+            log.weights,
+            log.types,
+            log.offsets,
+            6,
+        )
+
+
+def test_unknown_users_are_refused(log: Interactions) -> None:
+    """A user outside the log is an IndexError, also when counted from the end."""
+    for user in (5, -1):
+        with pytest.raises(IndexError, match="5"):
+            log.user(user)
+        with pytest.raises(IndexError, match="5"):
+            log.gather([0, user])
+
+
+def test_first_last_and_without_last(log: Interactions) -> None:
+    """Histories can be cut at either end; short ones become empty or stay whole."""
+    assert sequences(log.last(2)) == [[2, 0], [2, 0], [0, 5], [], [1, 5]]
+    assert sequences(log.without_last(2)) == [[1], [4, 3], [], [], []]
+    assert sequences(log.first(np.array([9, 1, 0, 3, 1]))) == [[1, 2, 0], [4], [], [], [1]]
+    assert sequences(log.where(log.items != 0)) == [[1, 2], [4, 3, 2], [5], [], [1, 5]]
+    with pytest.raises(ValueError, match="n must be at least 0"):
+        log.last(-1)
+
+
+def test_gather_lays_a_batch_end_to_end(log: Interactions) -> None:
+    """A batch of users, with repeats and an empty one, is gathered oldest first."""
+    batch, events = log.gather([4, 3, 1, 4])
+    assert batch.tolist() == [0, 0, 2, 2, 2, 2, 3, 3]
+    assert log.items[events].tolist() == [1, 5, 4, 3, 2, 0, 1, 5]
+    batch, events = log.gather([1, 0], last=2)
+    assert batch.tolist() == [0, 0, 1, 1]
+    assert log.items[events].tolist() == [2, 0, 2, 0]

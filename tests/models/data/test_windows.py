@@ -1,0 +1,197 @@
+"""Windows of histories: what they cover, what they cost, and where the encoder begins to read."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.data.interactions import Interactions
+from models.data.windows import batches, newest, rectangles, window_start, windows
+from tests.support import reference_model
+from tests.support.small import five_users
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+lengths_of_users = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+
+
+def log_of(lengths: list[int], seed: int = 0) -> Interactions:
+    """Users of these lengths, over nine items, at times that repeat."""
+    rng = np.random.default_rng(seed)
+    events = sum(lengths)
+    return Interactions.from_columns(
+        np.repeat(np.arange(len(lengths)), lengths),
+        rng.integers(0, 9, events),
+        rng.integers(0, 50, events),
+        rng.uniform(0.2, 3, events),
+        n_users=len(lengths),
+        n_items=9,
+    )
+
+
+# ---------------------------------------------------------------------------- rectangles
+
+
+def test_stretches_become_rectangles_by_hand() -> None:
+    """Oldest first; in the padding item 0, the stretch's last time, and an event that is there."""
+    log = five_users()
+    found = rectangles(log, np.array([0, 3]), np.array([3, 5]))
+    assert found.lengths.tolist() == [3, 2]
+    assert found.items.tolist() == [[1, 2, 0], [4, 3, 0]]
+    assert found.timestamps.tolist() == [[10, 20, 30], [1, 5, 5]]
+    assert found.events.tolist() == [[0, 1, 2], [3, 4, 4]]
+    assert found.weights.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+@quick
+@given(lengths=lengths_of_users, seed=st.integers(0, 1000), data=st.data())
+def test_every_stretch_is_in_its_row(lengths: list[int], seed: int, data: st.DataObject) -> None:
+    """Any stretches of any log, empty ones too; the padding can be read without harm."""
+    log = log_of(lengths, seed)
+    ends = st.integers(0, len(log)).flatmap(
+        lambda end: st.tuples(st.integers(0, end), st.just(end))
+    )
+    spans = np.array(data.draw(st.lists(ends, min_size=1, max_size=6)), dtype=np.int64)
+    found = rectangles(log, spans[:, 0], spans[:, 1])
+    width = max(1, int((spans[:, 1] - spans[:, 0]).max()))
+    for part in found[:4]:
+        assert part.shape == (len(spans), width)
+    for row, (begin, end) in enumerate(spans.tolist()):
+        size = end - begin
+        assert found.lengths[row] == size
+        assert found.events[row, :size].tolist() == list(range(begin, end))
+        np.testing.assert_array_equal(found.items[row, :size], log.items[begin:end])
+        np.testing.assert_array_equal(found.timestamps[row, :size], log.timestamps[begin:end])
+        np.testing.assert_array_equal(found.weights[row, :size], log.weights[begin:end])
+        assert (found.items[row, size:] == 0).all()
+        assert (found.weights[row] > 0).all()
+        if size:
+            assert (found.timestamps[row, size:] == log.timestamps[end - 1]).all()
+        if len(log):
+            assert (found.events[row] < len(log)).all()
+
+
+def test_of_no_users_there_is_nothing() -> None:
+    """Nor of a log without events; a rectangle has a column all the same."""
+    log = log_of([0, 0])
+    found = newest(log, np.array([0, 1], np.int32), 5)
+    assert found.items.tolist() == [[0], [0]]
+    assert found.lengths.tolist() == [0, 0]
+    assert rectangles(log, np.zeros(0, np.int64), np.zeros(0, np.int64)).items.shape == (0, 1)
+
+
+# ---------------------------------------------------------------------------- where reading begins
+
+
+@given(length=st.integers(0, 2_000), window=st.integers(1, 300))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_the_window_begins_within_bounds(length: int, window: int) -> None:
+    """All of it is read up to a window, then more than three quarters of one, never more."""
+    start = window_start(length, window)
+    read = length - start
+    assert start == reference_model.window_start(length, window)
+    assert 0 <= start <= length
+    assert read <= window
+    if length <= window:
+        assert start == 0
+    else:
+        assert read > window - max(1, window // 4)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 7, 8, 200])
+def test_the_window_moves_in_steps(window: int) -> None:
+    """As a history grows event by event its beginning stays, or moves by a quarter of a window."""
+    starts = np.array([window_start(length, window) for length in range(6 * window)])
+    moved = np.diff(starts)
+    step = max(1, window // 4)
+    assert set(moved.tolist()) <= {0, step}
+    places = np.flatnonzero(moved) + 1  # the lengths at which it moved
+    assert places[0] == window + 1
+    assert (np.diff(places) == step).all()
+
+
+def test_what_the_encoder_reads_of_each_history() -> None:
+    """The newest events from the beginning of the window on, by hand and for those without any."""
+    log = log_of([3, 0, 11, 8])
+    found = newest(log, np.array([2, 1, 0, 3, 2], np.int32), 8)
+    # Of 11 events with a window of 8 and steps of 2 the first 4 are left out.
+    assert found.lengths.tolist() == [7, 0, 3, 8, 7]
+    assert found.events[0, :7].tolist() == list(range(7, 14))
+    assert found.events[2, :3].tolist() == [0, 1, 2]
+    assert found.events[3].tolist() == list(range(14, 22))
+    np.testing.assert_array_equal(found.items[0, :7], log.items[7:14])
+
+
+# ---------------------------------------------------------------------------- windows and batches
+
+
+@quick
+@given(lengths=lengths_of_users, longest=st.integers(2, 30), seed=st.integers(0, 1000))
+def test_windows_cover_every_target(lengths: list[int], longest: int, seed: int) -> None:
+    """Each event but a user's first is predicted, from one user's events, of which none too many.
+
+    The last window ends with the history, and no window is there twice.
+    """
+    log = log_of(lengths)
+    spans = windows(log, longest, np.random.default_rng(seed))
+    targets: set[int] = set()
+    for first, end in spans.tolist():
+        assert 2 <= end - first <= longest
+        assert log.users[first] == log.users[end - 1]
+        targets.update(range(first + 1, end))
+    assert sorted(targets) == [event for event in range(len(log)) if log.positions[event] > 0]
+    assert len(np.unique(spans, axis=0)) == len(spans)
+    last = {int(log.offsets[user + 1]) for user, length in enumerate(lengths) if length >= 2}
+    assert last <= set(spans[:, 1].tolist())
+
+
+def test_windows_are_drawn_anew() -> None:
+    """Another epoch cuts a long history elsewhere; the same chance cuts it the same."""
+    log = log_of([400])
+    generator = np.random.default_rng(0)
+    first, second = windows(log, 50, generator), windows(log, 50, generator)
+    assert first.tolist() != second.tolist()
+    assert windows(log, 50, np.random.default_rng(0)).tolist() == first.tolist()
+
+
+def test_windows_overlap_by_less_than_half() -> None:
+    """A history costs at most twice its events, and a few for its beginning."""
+    log = log_of([1_000])
+    for seed in range(20):
+        spans = windows(log, 40, np.random.default_rng(seed))
+        steps = -np.diff(spans[:, 1])
+        assert (steps >= 20).all()
+        assert (steps < 40).all()
+
+
+@quick
+@given(
+    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=40),
+    tokens=st.integers(1, 300),
+    seed=st.integers(0, 1000),
+)
+def test_batches_hold_within_their_budget(lengths: list[int], tokens: int, seed: int) -> None:
+    """All windows, each once; at most `tokens` padded inputs in each batch, or one window alone."""
+    ends = np.cumsum(lengths)
+    spans = np.stack([ends - lengths, ends], 1)
+    parts = batches(spans, tokens, np.random.default_rng(seed))
+    assert sorted(map(tuple, np.concatenate(parts).tolist())) == list(map(tuple, spans.tolist()))
+    for part in parts:
+        inputs = part[:, 1] - part[:, 0] - 1
+        assert len(part) == 1 or inputs.max() * len(part) <= tokens
+
+
+def test_windows_of_like_length_are_together() -> None:
+    """So that little is padded; and batches come in random order."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, 60, 800)
+    ends = np.cumsum(lengths)
+    spans = np.stack([ends - lengths, ends], 1)
+    parts = batches(spans, 300, rng)
+    inputs = [part[:, 1] - part[:, 0] - 1 for part in parts]
+    padded = sum(int(each.max()) * len(each) for each in inputs)
+    assert padded < 1.1 * (lengths - 1).sum()
+    longest = [int(each.max()) for each in inputs]
+    assert longest != sorted(longest)
+    again = batches(spans, 300, np.random.default_rng(1))
+    other = batches(spans, 300, np.random.default_rng(1))
+    assert [part.tolist() for part in again] == [part.tolist() for part in other]

@@ -1,0 +1,153 @@
+"""Causal attention and the gradient made for it by hand, against plain float64 formulas."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.encoder.causal_attention import HIDDEN, causal_attention
+from models.encoder.recency_bias import BUCKETS
+from tests.support import reference
+
+HEADS, SIZE = 3, 4
+EDGES = [1, 2, 63, 64, 65, 200]  # queries are taken 64 at once
+
+
+def drawn(seed: int, batch: int, length: int) -> tuple[list[Tensor], Tensor]:
+    """Queries, keys, values [H, B, L, d] and the biases [H, BUCKETS]; buckets [B, L, L]."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (HEADS, batch, length, SIZE)
+    parts = [torch.randn(shape, generator=generator) for _ in range(3)]
+    parts.append(2 * torch.randn(HEADS, BUCKETS, generator=generator))
+    few = torch.randint(0, BUCKETS, (40,), generator=generator)  # so that all come again
+    bucket = few[torch.randint(0, 40, (batch, length, length), generator=generator)]
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return parts, bucket.masked_fill(future, HIDDEN).int()
+
+
+def causal(parts: Sequence[Tensor], bucket: Tensor) -> Tensor:
+    query, key, value, table = parts
+    return causal_attention(query, key, value, table, bucket)
+
+
+def plain(parts: Sequence[Tensor], bucket: Tensor) -> Tensor:
+    """The formula as it is written, over the whole square, for autograd."""
+    query, key, value, table = parts
+    scores = query @ key.mT / math.sqrt(SIZE) + table[:, bucket.clamp(max=BUCKETS - 1).long()]
+    weights = torch.softmax(scores.masked_fill(bucket == HIDDEN, -math.inf), -1)
+    return weights @ value
+
+
+@pytest.mark.parametrize("length", EDGES)
+def test_it_is_attention_over_what_came_before(length: int) -> None:
+    """Each head of each history, query by query and key by key."""
+    parts, bucket = drawn(length, 2, length)
+    got = causal(parts, bucket)
+    assert got.shape == (HEADS, 2, length, SIZE)
+    query, key, value, table = (part.double().numpy() for part in parts)
+    for head, row, place in np.ndindex(HEADS, 2, length):
+        seen = slice(place + 1)
+        bias = table[head, bucket[row, place, seen].numpy()][None]
+        _, context = reference.attend(
+            query[head, row, place : place + 1],
+            key[head, row, seen],
+            value[head, row, seen],
+            bias,
+            np.ones(bias.shape, dtype=np.bool_),
+        )
+        np.testing.assert_allclose(got[head, row, place], context[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("length", EDGES)
+def test_every_gradient_is_that_of_the_formula(length: int, batch: int) -> None:
+    """Of queries, keys, values and biases, by autograd of the plain formula in float64."""
+    parts, bucket = drawn(length + batch, batch, length)
+    weight = torch.randn(parts[0].shape, generator=torch.Generator().manual_seed(1))
+    mine = [part.clone().requires_grad_() for part in parts]
+    (causal(mine, bucket) * weight).sum().backward()  # type: ignore[no-untyped-call]
+    wide = [part.double().requires_grad_() for part in parts]
+    (plain(wide, bucket) * weight).sum().backward()  # type: ignore[no-untyped-call]
+    for part, expected in zip(mine, wide, strict=True):
+        assert part.grad is not None
+        assert expected.grad is not None
+        assert part.grad.dtype == torch.float32
+        assert part.grad.shape == part.shape
+        np.testing.assert_allclose(part.grad, expected.grad, atol=2e-5, rtol=1e-5)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), length=st.integers(2, 140), data=st.data())
+def test_the_future_changes_nothing_before_it(seed: int, length: int, data: st.DataObject) -> None:
+    """Other queries, keys, values and buckets from some place on: not one bit, nor a gradient."""
+    place = data.draw(st.integers(1, length - 1))
+    parts, bucket = drawn(seed, 1, length)
+    others, buckets = drawn(seed + 1, 1, length)
+    changed = [part.clone() for part in parts]
+    for mine, other in zip(changed[:3], others, strict=False):
+        mine[:, :, place:] = 100 * other[:, :, place:]
+        mine.requires_grad_()
+    late = bucket.clone()
+    late[:, place:] = buckets[:, place:]
+    before = causal(parts, bucket)
+    after = causal(changed, late)
+    np.testing.assert_array_equal(after.detach()[:, :, :place], before[:, :, :place])
+    after[:, :, :place].sum().backward()  # type: ignore[no-untyped-call]
+    for mine in changed[:3]:
+        assert mine.grad is not None
+        assert (mine.grad[:, :, place:] == 0).all()
+
+
+def test_what_is_hidden_teaches_the_biases_nothing() -> None:
+    """Only the buckets of visible keys have a gradient, and of one visible key there is none."""
+    parts, bucket = drawn(3, 1, 70)
+    table = parts[3].requires_grad_()
+    causal(parts, bucket).square().sum().backward()  # type: ignore[no-untyped-call]
+    assert table.grad is not None
+    read = torch.zeros(BUCKETS, dtype=torch.bool)
+    read[bucket[bucket != HIDDEN].long()] = True
+    assert (table.grad[:, ~read] == 0).all()
+    assert (table.grad[:, read].abs().sum(0) > 0).any()
+    alone = [*(part[:, :, :1] for part in parts[:3]), parts[3].detach().requires_grad_()]
+    causal(alone, bucket[:, :1, :1]).sum().backward()  # type: ignore[no-untyped-call]
+    assert alone[3].grad is not None
+    assert not alone[3].grad.any()
+
+
+def test_scores_of_any_size_are_numbers() -> None:
+    """Neither large scores nor large biases overflow, forward or backward."""
+    parts, bucket = drawn(4, 2, 66)
+    mine = [(60 * part).requires_grad_() for part in parts]
+    out = causal(mine, bucket)
+    wide = [part.detach().double().requires_grad_() for part in mine]
+    np.testing.assert_allclose(out.detach(), plain(wide, bucket).detach(), atol=1e-2)
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    for part in mine:
+        assert part.grad is not None
+        assert torch.isfinite(part.grad).all()
+
+
+def test_narrow_products_stay_near() -> None:
+    """In bfloat16 results and gradients have its dtype and its precision; biases stay float32."""
+    parts, bucket = drawn(5, 2, 80)
+    weight = torch.randn(parts[0].shape, generator=torch.Generator().manual_seed(1))
+    mine = [part.bfloat16().requires_grad_() for part in parts[:3]]
+    mine.append(parts[3].clone().requires_grad_())
+    out = causal(mine, bucket)
+    assert out.dtype == torch.bfloat16
+    (out.float() * weight).sum().backward()  # type: ignore[no-untyped-call]
+    wide = [part.detach().double().requires_grad_() for part in mine]
+    expected = plain(wide, bucket)
+    (expected * weight).sum().backward()  # type: ignore[no-untyped-call]
+    np.testing.assert_allclose(out.detach().float(), expected.detach(), atol=0.03)
+    for part, other in zip(mine, wide, strict=True):
+        assert part.grad is not None
+        assert other.grad is not None
+        assert part.grad.dtype == part.dtype
+        error = (part.grad.double() - other.grad).norm() / other.grad.norm()
+        assert float(error) < 0.02

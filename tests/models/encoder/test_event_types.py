@@ -1,0 +1,259 @@
+"""Types, weights and dislikes of events: every path of a model that knows them against the loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.catalogue.snapshot import UNTRAINED, Snapshot
+from models.encoder.event_types import IGNORED, UNKNOWN
+from models.history.attention_options import Attending
+from models.history.user_history import Past
+from models.history.user_memory import encode, remember
+from models.ranking.explain import explain
+from models.ranking.leave_one_out import scores_without
+from models.ranking.recommend import recommend
+from models.ranking.scoring import score
+from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import Recommender
+from models.recommender.target_attention import candidate_query
+from tests.support.pasts import AT, EVERY, HEADS, ITEMS, Loop, pasts, told_snapshot, ways
+from tests.support.small import DAY, catalogue, past, random_model, random_past
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+VIEW, DISLIKE, PURCHASE = range(3)
+LAST = HEADS - 1  # the head that sees dislikes
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return told_snapshot()
+
+
+def mixed(seed: int, events: int) -> Past:
+    """Events of all types, every third a dislike."""
+    types = np.resize([VIEW, PURCHASE, DISLIKE, UNKNOWN, VIEW, DISLIKE], events)
+    return replace(random_past(seed, events, ITEMS), types=types.astype(np.int32))
+
+
+# ---------------------------------------------------------------------------- against the loop
+
+
+@few
+@given(made=pasts(), how=ways)
+def test_scores_equal_the_loop(snapshot: Snapshot, made: Past, how: Attending) -> None:
+    """Whatever the types are, every part is what plain loops give."""
+    scores = score(snapshot, remember(snapshot, made, AT), EVERY, how)
+    loop = Loop(snapshot, made, AT)
+    assert scores.memory == len(loop.rows)
+    for target in range(ITEMS):
+        sequence, alpha, gain = loop.parts(target, how)
+        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
+        assert float(scores.transitions[target]) == pytest.approx(
+            loop.transitions(target), abs=1e-4
+        )
+        assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
+
+
+@few
+@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+def test_contributions_sum_to_the_score(
+    snapshot: Snapshot, made: Past, how: Attending, target: int
+) -> None:
+    """Each row's weight and part is the loop's, and with sequence and prior they are the score."""
+    user = remember(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), how)
+    rest = float(scores.sequence[0] + scores.prior[0])
+    reasons = explain(snapshot, user, target, 100, how, rest=rest)
+    told = sum(reason.contribution for reason in reasons)
+    assert rest + told == pytest.approx(float(scores.total[0]), abs=1e-4)
+    loop = Loop(snapshot, made, AT)
+    _, alpha, _ = loop.parts(target, how)
+    weights = dict(zip(user.source.tolist(), alpha.mean(0).tolist(), strict=True))
+    for reason in reasons:
+        assert reason.weight == pytest.approx(weights[reason.source], abs=1e-5)
+
+
+@few
+@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+def test_without_an_event_is_the_loop_over_the_rest(
+    snapshot: Snapshot, made: Past, how: Attending, target: int
+) -> None:
+    """The whole score anew, and attention and transitions alone: both to 1e-4."""
+    user = remember(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), how)
+    rest = float(scores.sequence[0] + scores.prior[0])
+    reasons = explain(snapshot, user, target, 100, how, rest=rest)
+    events = [reason.source for reason in reasons]
+    exact = scores_without(snapshot, user, {event: [target] for event in events}, how)
+    for reason in reasons:
+        loop = Loop(snapshot, made.without(reason.source), AT)
+        sequence, alpha, gain = loop.parts(target, how)
+        attention = float((alpha * gain).sum())
+        prior = float(scores.prior[0])
+        whole = sequence + loop.transitions(target) + attention + prior
+        assert exact[reason.source, target] == pytest.approx(whole, abs=1e-4)
+        # The transitions' λ is read off the summary, which `without` takes as it is.
+        known = Loop(snapshot, made, AT)
+        known.recent, known.trained = loop.recent, loop.trained
+        assert reason.without == pytest.approx(
+            rest + known.transitions(target) + attention, abs=1e-4
+        )
+
+
+@few
+@given(seed=st.integers(0, 1000), events=st.integers(1, 20), data=st.data())
+def test_appending_equals_encoding_anew(
+    snapshot: Snapshot, seed: int, events: int, data: st.DataObject
+) -> None:
+    """From what was kept of a beginning, where types and weights are still the same."""
+    made = mixed(seed, events)
+    cut = data.draw(st.integers(0, events))
+    part = replace(made, rows=made.rows[:cut], timestamps=made.timestamps[:cut],
+                   weights=made.weights[:cut], types=made.types[:cut])  # type: ignore[index]  # fmt: skip
+    grown = remember(snapshot, made, AT, encoded=encode(snapshot, part))
+    anew = remember(snapshot, made, AT)
+    np.testing.assert_allclose(grown.summary, anew.summary, atol=1e-5)
+
+
+def test_what_was_kept_of_another_type_is_not_gone_on_from(snapshot: Snapshot) -> None:
+    """The same items at the same times, liked instead of disliked: computed anew."""
+    liked, disliked = (
+        past([3, 4], [0, DAY], types=np.array([VIEW, kind], np.int32)) for kind in (VIEW, DISLIKE)
+    )
+    kept = encode(snapshot, liked)
+    found = remember(snapshot, disliked, AT, encoded=kept)
+    assert torch.equal(found.summary, remember(snapshot, disliked, AT).summary)
+    assert not torch.equal(found.summary, remember(snapshot, liked, AT).summary)
+
+
+# ---------------------------------------------------------------------------- coarse
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("k", [60, 40])
+def test_coarse_with_all_that_a_head_sees_is_exact(snapshot: Snapshot, k: int, hard: bool) -> None:
+    """k = all 60 rows, or the 40 that the most seeing heads see: nothing is lost."""
+    user = remember(snapshot, mixed(3, 60), AT)
+    exact = score(snapshot, user, EVERY, Attending(hard=hard))
+    coarse = score(snapshot, user, EVERY, Attending(hard=hard, mode="coarse", k=k))
+    np.testing.assert_allclose(coarse.total, exact.total, atol=1e-5)
+    np.testing.assert_allclose(coarse.mass, 1, atol=1e-6)
+
+
+def test_coarse_keeps_no_row_that_its_head_may_not_see(snapshot: Snapshot) -> None:
+    """The last head keeps dislikes, the others none; contributions add up all the same."""
+    user = remember(snapshot, mixed(4, 60), AT)
+    how = Attending(mode="coarse", k=7)
+    scores = score(snapshot, user, EVERY, how)
+    assert scores.within is not None
+    disliked = user.types == DISLIKE
+    assert not scores.within[:, LAST, ~disliked].any()
+    assert not scores.within[:, :LAST, disliked].any()
+    assert (scores.within.sum(2) == 7).all()
+    for target in (0, 13):
+        reasons = explain(snapshot, user, target, 100, how, within=scores.within[target])
+        told = sum(reason.contribution for reason in reasons)
+        expected = float(scores.attention[target] + scores.transitions[target])
+        assert told == pytest.approx(expected, abs=1e-4)
+
+
+# ---------------------------------------------------------------------------- who sees what
+
+
+@pytest.mark.parametrize("mode", ["exact", "coarse"])
+@pytest.mark.parametrize("kind", [VIEW, DISLIKE])
+def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int, mode: str) -> None:
+    """A history of likes, or of dislikes, alone: the other heads' weights are 0 and no NaN."""
+    made = replace(random_past(5, 9, ITEMS), types=np.full(9, kind, np.int32))
+    user = remember(snapshot, made, AT)
+    blind = slice(0, LAST) if kind == DISLIKE else slice(LAST, HEADS)
+    assert (user.bias[blind] == -torch.inf).all()
+    how = Attending(mode="exact" if mode == "exact" else "coarse", k=4)
+    scores = score(snapshot, user, EVERY, how)
+    assert torch.isfinite(scores.total).all()
+    within = None if scores.within is None else scores.within[3]
+    seeing = HEADS - len(range(HEADS)[blind])
+    weights = [r.weight for r in explain(snapshot, user, 3, 100, how, within=within)]
+    assert sum(weights) == pytest.approx(seeing / HEADS, abs=1e-5)
+    everything = np.ones(ITEMS, np.bool_)
+    ranked = recommend(snapshot, user, limit=5, allowed=everything, excluded=np.zeros(0, np.int64))
+    assert torch.isfinite(ranked.scores.total).all()
+    values = user.memory.values.transpose(0, 1)
+    query = candidate_query(user.summary, values, user.bias)
+    context = query[12:-1].view(HEADS, -1)
+    assert not context[blind].any()
+    assert torch.isfinite(query).all()
+    assert context.any()
+
+
+def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
+    """A model of one head cannot tell them apart by sign: they stay out of its attention."""
+    model = random_model(3, heads=1, types=3, dislike=DISLIKE)
+    bias = model.memory_bias(torch.arange(3), torch.zeros(3), torch.zeros(3), torch.arange(3))
+    assert (bias[0] == -torch.inf).tolist() == [False, True, False]
+    vectors = torch.zeros(1, 12)
+    assert model.read(vectors, torch.tensor([DISLIKE]), torch.zeros(1)).any()
+
+
+def test_an_unknown_type_reads_as_no_type(snapshot: Snapshot) -> None:
+    """Neither a vector nor a bias of its own; a number beyond the table is as unknown as -1."""
+    model = snapshot.model
+    vectors, zeros = torch.randn(4, 12), torch.zeros(4)
+    types = torch.tensor([UNKNOWN, 3, 99, -7])
+    assert torch.equal(model.read(vectors, types, zeros), vectors)
+    place, age = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    bias = model.memory_bias(place, age, zeros, types)
+    assert torch.equal(bias[:LAST], model.recency(place, age)[:LAST])
+    assert (bias[LAST] == -torch.inf).all()
+
+
+def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
+    """A model that knows no dislikes is not shown any, for it would take them for likes."""
+    names = ["purchase", "view", "dislike", "share", "view"]
+    assert snapshot.type_rows(names).tolist() == [2, 0, 1, UNKNOWN, 0]
+    plain = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.zeros(ITEMS, np.int64))
+    assert plain.type_rows(names).tolist() == [UNKNOWN, UNKNOWN, IGNORED, UNKNOWN, UNKNOWN]
+    types = plain.type_rows(["view", "dislike", "view"])
+    told = remember(plain, past([1, 2, 3], [0, 1, 2], types=types), AT)
+    without = remember(plain, past([1, 3], [0, 2]), AT)
+    assert told.source.tolist() == [0, 2]
+    expected = score(plain, without, EVERY)
+    np.testing.assert_array_equal(score(plain, told, EVERY).total, expected.total)
+
+
+# ---------------------------------------------------------------------------- where nothing is said
+
+
+def test_one_type_and_unit_weights_say_nothing() -> None:
+    """What is read is what was given, and the bias is position and age: no parameter is used."""
+    model = random_model(6)
+    assert model.kinds is not None
+    assert model.kinds.kind is None
+    assert model.kind_bias is None
+    vectors, zeros = torch.randn(5, 12), torch.zeros(5)
+    types = torch.zeros(5, dtype=torch.int64)
+    assert model.read(vectors, types, zeros) is vectors
+    place, age = torch.arange(5), torch.arange(5) * DAY
+    assert torch.equal(model.memory_bias(place, age, zeros, types), model.recency(place, age))
+
+
+def test_types_say_nothing_before_they_are_learned() -> None:
+    """A new model that knows types has the weights and the scores of one that knows none."""
+    torch.manual_seed(3)
+    plain = Recommender(RecommenderConfig(items=12, dim=12, heads=3, followers=0))
+    torch.manual_seed(3)
+    told = Recommender(RecommenderConfig(items=12, dim=12, heads=3, followers=0, types=3))
+    state = told.state_dict()
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, state[name]), name
+    vectors, zeros = torch.randn(3, 12), torch.zeros(3)
+    assert torch.equal(told.read(vectors, torch.arange(3), zeros), vectors)
+    place = torch.arange(3)
+    bias = told.memory_bias(place, place, zeros, place)
+    assert torch.equal(bias, plain.memory_bias(place, place, zeros, place))

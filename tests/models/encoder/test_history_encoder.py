@@ -1,0 +1,338 @@
+"""The history encoder: equal to a float64 loop, blind to the future, appended to step by step."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.encoder.history_encoder import UNTOLD, EncoderState, HistoryEncoder
+from models.recommender.recommender import Recommender
+from tests.support.reference_model import ReferenceModel
+from tests.support.small import DAY, SECOND, random_model
+
+DIM = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> Recommender:
+    return random_model(3)
+
+
+@pytest.fixture(scope="module")
+def encoder(model: Recommender) -> HistoryEncoder:
+    return encoder_of(model)
+
+
+def encoder_of(model: Recommender) -> HistoryEncoder:
+    assert model.encoder is not None
+    return model.encoder
+
+
+def events(seed: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """Vectors [B, L, dim] and rising times [B, L], some of them equal."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.choice([0, 1, 40 * SECOND, DAY], (batch, length)), axis=1)
+    vectors = rng.normal(size=(batch, length, DIM)).astype(np.float32)
+    return torch.from_numpy(vectors), torch.from_numpy(times)
+
+
+def requests(seed: int, times: Tensor, told: float) -> Tensor:
+    """Times [B, L] of requests at or after each event, a share of them told; one runs backwards."""
+    rng = np.random.default_rng(seed)
+    asked = times + torch.from_numpy(rng.choice([0, SECOND, DAY, 90 * DAY, -DAY], times.shape))
+    return torch.where(torch.from_numpy(rng.random(times.shape) < told), asked, UNTOLD)
+
+
+def run(
+    encoder: HistoryEncoder, vectors: Tensor, times: Tensor, asked: Tensor | None = None
+) -> Tensor:
+    untold = torch.full_like(times, UNTOLD) if asked is None else asked
+    with torch.inference_mode():
+        summary: Tensor = encoder(vectors, times, untold)
+    return summary
+
+
+def told(asked: Tensor) -> list[int | None]:
+    """Request times [L] as the reference takes them."""
+    return [None if at == UNTOLD else at for at in asked.tolist()]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, 20])
+def test_summaries_equal_the_loop(blocks: int, length: int) -> None:
+    """Every prefix of every history of a batch, against plain loops over the weights."""
+    model = random_model(3, blocks=blocks)
+    vectors, times = events(length, 3, length)
+    asked = torch.full_like(times, UNTOLD)
+    asked[1:] = requests(length, times[1:], 0.6)
+    asked[2] = requests(length, times[2], 1.0)
+    got = run(encoder_of(model), vectors, times, asked)
+    reference = ReferenceModel(model, heads=3)
+    for row in range(3):
+        expected = reference.summaries(
+            list(vectors[row].double().numpy()), times[row].tolist(), told(asked[row])
+        )
+        np.testing.assert_allclose(got[row], np.stack(expected), atol=2e-5)
+
+
+def test_summaries_of_a_long_history_equal_the_loop(
+    model: Recommender, encoder: HistoryEncoder
+) -> None:
+    """Longer than the attention takes at once, and than the distances with a bucket each."""
+    vectors, times = events(1, 1, 90)
+    asked = requests(1, times, 0.5)
+    expected = ReferenceModel(model, heads=3).summaries(
+        list(vectors[0].double().numpy()), times[0].tolist(), told(asked[0])
+    )
+    np.testing.assert_allclose(
+        run(encoder, vectors, times, asked)[0], np.stack(expected), atol=2e-5
+    )
+
+
+def test_only_the_last_block_hears_of_the_request(encoder: HistoryEncoder) -> None:
+    """Asked at another time a prefix has another summary, and the prefixes beside it the same."""
+    vectors, times = events(6, 1, 7)
+    asked = requests(6, times, 1.0)
+    other = asked.clone()
+    other[0, 3] = times[0, 3] + 3 * DAY
+    before, after = run(encoder, vectors, times, asked), run(encoder, vectors, times, other)
+    same = [0, 1, 2, 4, 5, 6]
+    np.testing.assert_array_equal(after[:, same], before[:, same])
+    assert not np.allclose(after[:, 3], before[:, 3], atol=1e-3)
+
+
+def test_not_told_is_not_just_now(encoder: HistoryEncoder) -> None:
+    """A request at the moment of the newest event is told; its summary is another."""
+    vectors, times = events(12, 1, 5)
+    assert not np.allclose(
+        run(encoder, vectors, times, times), run(encoder, vectors, times), atol=1e-3
+    )
+
+
+def test_a_request_before_the_newest_event_is_just_now(encoder: HistoryEncoder) -> None:
+    """No age is negative: of one event, a request before it is one at its own moment."""
+    vectors, times = events(13, 1, 1)
+    times += 5 * DAY
+    np.testing.assert_array_equal(
+        run(encoder, vectors, times, times - DAY), run(encoder, vectors, times, times)
+    )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(length=st.integers(2, 12), seed=st.integers(0, 1000), data=st.data())
+def test_a_later_event_never_changes_an_earlier_summary(
+    encoder: HistoryEncoder, length: int, seed: int, data: st.DataObject
+) -> None:
+    """Other items at other times from some place on: what stands before it stays as it was."""
+    place = data.draw(st.integers(1, length - 1))
+    vectors, times = events(seed, 1, length)
+    other, later = events(seed + 1, 1, length)
+    asked = requests(seed, times, 0.5)
+    before = run(encoder, vectors, times, asked)
+    changed = torch.cat([vectors[:, :place], 9 * other[:, place:]], 1)
+    moved = torch.cat([times[:, :place], times[:, place - 1 : place] + later[:, place:]], 1)
+    after = run(encoder, changed, moved, asked)
+    np.testing.assert_allclose(after[:, :place], before[:, :place], atol=1e-6)
+    assert not np.allclose(after[:, place:], before[:, place:], atol=1e-3)
+
+
+def test_the_future_gets_no_gradient(encoder: HistoryEncoder) -> None:
+    """Exactly none: the summary at t does not depend on any event after t, nor on padding."""
+    vectors, times = events(5, 1, 6)
+    vectors.requires_grad_()
+    encoder(vectors, times, requests(5, times, 0.5))[0, 2].sum().backward()
+    assert vectors.grad is not None
+    assert vectors.grad[0, :3].abs().sum(-1).gt(0).all()
+    assert (vectors.grad[0, 3:] == 0).all()
+
+
+def test_a_history_that_grows_keeps_its_summaries(encoder: HistoryEncoder) -> None:
+    """By one event at a time, as a service sees it."""
+    vectors, times = events(7, 1, 10)
+    whole = run(encoder, vectors, times)
+    for length in range(1, 11):
+        grown = run(encoder, vectors[:, :length], times[:, :length])
+        np.testing.assert_allclose(grown, whole[:, :length], atol=1e-6)
+
+
+def test_padding_has_no_effect(encoder: HistoryEncoder) -> None:
+    """Short histories beside a long one, filled up with anything, asked at any time."""
+    vectors, times = events(8, 3, 9)
+    asked = requests(8, times, 0.5)
+    lengths = [9, 4, 1]
+    for row, length in enumerate(lengths):
+        vectors[row, length:] = 1e3
+        times[row, length:] = -(2**40)
+    together = run(encoder, vectors, times, asked)
+    for row, length in enumerate(lengths):
+        part = slice(row, row + 1), slice(length)
+        alone = run(encoder, vectors[part], times[part], asked[part])
+        np.testing.assert_allclose(together[row, :length], alone[0], atol=1e-6)
+
+
+def test_only_gaps_of_time_count(encoder: HistoryEncoder) -> None:
+    """The same history a thousand days later has the same summaries; a stretched one has not."""
+    vectors, times = events(9, 1, 8)
+    first = run(encoder, vectors, times)
+    np.testing.assert_array_equal(run(encoder, vectors, times + 1000 * DAY), first)
+    asked = requests(9, times, 1.0)
+    np.testing.assert_array_equal(
+        run(encoder, vectors, times + 1000 * DAY, asked + 1000 * DAY),
+        run(encoder, vectors, times, asked),
+    )
+    assert not np.allclose(run(encoder, vectors, times * 50), first, atol=1e-3)
+
+
+def test_a_clock_that_ran_backwards_is_no_gap(encoder: HistoryEncoder) -> None:
+    """Times that fall count as equal ones."""
+    vectors, times = events(10, 1, 5)
+    falling = torch.arange(0, -5 * DAY, -DAY)[None]
+    same = torch.zeros_like(times)
+    np.testing.assert_array_equal(run(encoder, vectors, falling), run(encoder, vectors, same))
+
+
+def test_order_counts(encoder: HistoryEncoder) -> None:
+    """The same events the other way round are another history."""
+    vectors, _ = events(11, 1, 5)
+    times = torch.zeros(1, 5, dtype=torch.int64)
+    ahead, back = (run(encoder, v, times)[:, -1] for v in (vectors, vectors.flip(1)))
+    assert not np.allclose(ahead, back, atol=1e-3)
+
+
+# ---------------------------------------------------------------------------- step by step
+
+
+def appended(
+    encoder: HistoryEncoder, vectors: Tensor, times: Tensor, cuts: list[int]
+) -> list[EncoderState]:
+    """The states [1 + chunks] of a history [L] that comes in chunks between these places."""
+    states = [encoder.begin()]
+    edges = [0, *cuts, len(times)]
+    with torch.inference_mode():
+        for first, last in pairwise(edges):
+            states.append(encoder.append(states[-1], vectors[first:last], times[first:last]))
+    return states
+
+
+def close(one: EncoderState, other: EncoderState) -> None:
+    for mine, yours in zip(one, other, strict=True):
+        assert mine.dtype == yours.dtype
+        np.testing.assert_allclose(mine, yours, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1000),
+    length=st.integers(1, 90),
+    blocks=st.sampled_from([1, 2, 3]),
+    data=st.data(),
+)
+def test_however_it_is_appended_it_is_the_whole(
+    seed: int, length: int, blocks: int, data: st.DataObject
+) -> None:
+    """One by one, in chunks, empty ones too, or at once: the summaries of the full forward pass."""
+    encoder = encoder_of(random_model(seed % 7, blocks=blocks))
+    vectors, times = events(seed, 1, length)
+    asked = requests(seed, times, 0.5)
+    whole = run(encoder, vectors, times, asked)[0]
+    cuts = st.just(list(range(1, length))) | st.lists(st.integers(0, length)).map(sorted)
+    states = appended(encoder, vectors[0], times[0], data.draw(cuts))
+    assert len(states[0]) == 0
+    with torch.inference_mode():
+        for state in states[1:]:
+            if len(state):
+                last = len(state) - 1
+                got = encoder.summarise(state, int(asked[0, last]))
+                np.testing.assert_allclose(got, whole[last], atol=1e-4)
+    assert len(states[-1]) == length
+    np.testing.assert_array_equal(states[-1].timestamps, times[0])
+    close(states[-1], appended(encoder, vectors[0], times[0], [])[-1])
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), wait=st.sampled_from([-DAY, 0, 1, SECOND, DAY, 900 * DAY]))
+def test_one_state_answers_at_any_time(seed: int, wait: int) -> None:
+    """What is kept does not depend on the request; each is answered as the float64 loop does."""
+    model = random_model(seed % 3)
+    encoder = encoder_of(model)
+    vectors, times = events(seed, 1, 7)
+    state = appended(encoder, vectors[0], times[0], [3, 4])[-1]
+    for at in (None, int(times[0, -1]) + wait):
+        expected = ReferenceModel(model, heads=3).summaries(
+            list(vectors[0].double().numpy()), times[0].tolist(), [None] * 6 + [at]
+        )
+        with torch.inference_mode():
+            got = encoder.summarise(state, UNTOLD if at is None else at)
+        np.testing.assert_allclose(got, expected[-1], atol=2e-5)
+
+
+def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
+    """Two futures of one past: neither changes it, nor the other."""
+    vectors, times = events(14, 2, 8)
+    (past,) = appended(encoder, vectors[0, :5], times[0, :5], [])[1:]
+    kept = [part.clone() for part in past]
+    with torch.inference_mode():
+        one = encoder.append(past, vectors[0, 5:], times[0, 5:])
+        two = encoder.append(past, vectors[1, 5:], times[0, 5:] + DAY)
+        encoder.summarise(one, int(times[0, -1]))
+    for before, after in zip(kept, past, strict=True):
+        np.testing.assert_array_equal(before, after)
+    close(one, appended(encoder, vectors[0], times[0], [])[-1])
+    assert not np.allclose(one.keys, two.keys, atol=1e-3)
+
+
+def test_no_events_are_nothing(encoder: HistoryEncoder) -> None:
+    """Their summary is zero at any time, and appending none changes nothing."""
+    empty = encoder.begin()
+    assert len(empty) == 0
+    for asked in (UNTOLD, 0, DAY):
+        assert encoder.summarise(empty, asked).tolist() == [0] * DIM
+    vectors, times = events(15, 1, 3)
+    (state,) = appended(encoder, vectors[0], times[0], [])[1:]
+    for before in (empty, state):
+        assert encoder.append(before, vectors[0, :0], times[0, :0]) is before
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_state_holds_the_bytes_that_it_says(blocks: int) -> None:
+    """No part is a view of something larger that it would keep alive."""
+    encoder = encoder_of(random_model(1, blocks=blocks))
+    vectors, times = events(16, 1, 40)
+    for state in appended(encoder, vectors[0], times[0], [30, 31]):
+        held = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
+                for part in state if part.numel()}  # fmt: skip
+        assert sum(held.values()) == state.nbytes
+
+
+# ---------------------------------------------------------------------------- several at once
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1000),
+    shared=st.integers(0, 9),
+    more=st.integers(0, 3),
+    follow=st.integers(1, 9),
+    blocks=st.sampled_from([1, 2, 3]),
+)
+def test_histories_that_begin_alike_are_the_whole_ones(
+    seed: int, shared: int, more: int, follow: int, blocks: int
+) -> None:
+    """Three futures of one past, each as the full forward pass has it, whatever else was kept."""
+    encoder = encoder_of(random_model(seed % 7, blocks=blocks))
+    vectors, times = events(seed, 3, shared + follow)
+    vectors[:, :shared], times[:, :shared] = vectors[0, :shared], times[0, :shared]
+    kept, kept_times = events(seed + 1, 1, shared + more)
+    kept[0, :shared], kept_times[0, :shared] = vectors[0, :shared], times[0, :shared]
+    state = appended(encoder, kept[0], kept_times[0], [])[-1]
+    asked = requests(seed, times, 0.6)
+    before = [part.clone() for part in state]
+    with torch.inference_mode():
+        got = encoder.branch(state, shared, vectors[:, shared:], times[:, shared:], asked[:, -1])
+    np.testing.assert_allclose(got, run(encoder, vectors, times, asked)[:, -1], atol=1e-4)
+    for old, new in zip(before, state, strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -1,0 +1,67 @@
+"""One event at a time in numpy, against the encoder's whole windows in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from models.encoder.history_encoder import UNTOLD, EncoderState, HistoryEncoder
+from models.encoder.numpy_step import Stepper
+from tests.support.small import DAY, SECOND
+
+
+def encoder_of(blocks: int, heads: int, dim: int) -> HistoryEncoder:
+    """One whose every weight matters."""
+    torch.manual_seed(blocks)
+    encoder = HistoryEncoder(dim, heads, blocks, 0.3).eval().requires_grad_(False)
+    for weight in encoder.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return encoder
+
+
+def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) -> EncoderState:
+    stepper, state = Stepper(encoder), encoder.begin()
+    for event, time in zip(events, times.tolist(), strict=True):
+        state = stepper.append(state, event, time)
+    return state
+
+
+@pytest.mark.parametrize(("blocks", "heads", "dim"), [(1, 1, 4), (2, 4, 16), (3, 2, 24)])
+def test_step_by_step_is_the_whole_window(blocks: int, heads: int, dim: int) -> None:
+    """Keys, values and summary, with times that stand still, jump and run backwards."""
+    encoder = encoder_of(blocks, heads, dim)
+    rng = np.random.default_rng(blocks)
+    events = torch.from_numpy(rng.normal(size=(40, dim)).astype(np.float32))
+    waits = rng.choice([0, SECOND, 50 * SECOND, DAY, 90 * DAY, -DAY], 40)
+    times = torch.from_numpy(np.cumsum(waits))
+    state = stepped(encoder, events, times)
+    whole = encoder.append(encoder.begin(), events, times)
+    for name in ("keys", "values", "timestamps", "newest"):
+        np.testing.assert_allclose(
+            getattr(state, name), getattr(whole, name), atol=1e-4, err_msg=name
+        )
+    summary = encoder(events[None], times[None], torch.full((1, 40), UNTOLD))[0, -1]
+    np.testing.assert_allclose(encoder.summarise(state), summary, atol=1e-4)
+
+
+def test_positions_have_no_end() -> None:
+    """Beyond the distances that were looked up beforehand, too."""
+    encoder = encoder_of(2, 1, 4)
+    events = torch.randn(4_100, 4, generator=torch.Generator().manual_seed(0))
+    times = torch.arange(4_100) * SECOND
+    before = encoder.append(encoder.begin(), events[:-1], times[:-1])
+    state = Stepper(encoder).append(before, events[-1], int(times[-1]))
+    whole = encoder.append(before, events[-1:], times[-1:])
+    np.testing.assert_allclose(state.newest, whole.newest, atol=1e-4)
+
+
+def test_what_was_kept_before_is_not_written_to() -> None:
+    """Two histories may branch from one state."""
+    encoder = encoder_of(2, 2, 8)
+    events, times = torch.randn(5, 8), torch.arange(5) * SECOND
+    before = stepped(encoder, events[:4], times[:4])
+    copies = [part.clone() for part in before]
+    Stepper(encoder).append(before, events[4], int(times[4]))
+    assert all(torch.equal(part, copy) for part, copy in zip(before, copies, strict=True))
+    assert len(before) == 4

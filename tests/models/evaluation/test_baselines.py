@@ -1,0 +1,221 @@
+"""Baselines: the ranker contract, and their formulas against float64 loops and closed forms."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import models.recommender.cooccurrence
+from models.data.interactions import Interactions
+from models.evaluation.baselines import EASE, Popularity, Repeats, TransitionCounts
+from models.evaluation.full_ranking import Ranker
+from models.recommender.cooccurrence import transitions
+from tests.support.ranker_contract import RankerContract
+
+ALL = np.arange(3, dtype=np.int32)
+
+
+class TestPopularity(RankerContract):
+    """The contract, for a list that is the same for everyone."""
+
+    personal = False
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Ranker:
+        return Popularity.fit(log)
+
+
+class TestTransitionCounts(RankerContract):
+    """The contract, for what followed the last items."""
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Ranker:
+        return TransitionCounts.fit(log)
+
+
+class TestEASE(RankerContract):
+    """The contract, for ridge regression between items."""
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Ranker:
+        return EASE.fit(log, lam=1.0)
+
+
+def small(n_items: int = 4) -> Interactions:
+    """Three users: 0 1 2 0, then 1 2, then nothing."""
+    return Interactions.from_columns(
+        [0, 0, 0, 0, 1, 1], [0, 1, 2, 0, 1, 2], range(6), n_users=3, n_items=n_items
+    )
+
+
+def random_log(seed: int, events: int = 400) -> Interactions:
+    rng = np.random.default_rng(seed)
+    users, items, times = (rng.integers(0, n, events) for n in (25, 15, 50))
+    return Interactions.from_columns(users, items, times, n_users=25, n_items=15)
+
+
+def test_popularity_counts_events() -> None:
+    """Everyone sees items by their number of events, repeats counted."""
+    scores = Popularity.fit(small()).scores(small(), ALL)
+    assert scores.tolist() == [[2, 2, 2, 0]] * 3
+
+
+@pytest.mark.parametrize("make", [Popularity, Repeats, EASE])
+def test_what_was_not_liked_counts_for_nothing(make: type[Popularity | Repeats | EASE]) -> None:
+    """Fitted on dislikes and asked of them, they score as if these had never been."""
+    rng = np.random.default_rng(3)
+    log = random_log(3)
+    log = replace(log, types=rng.integers(0, 2, len(log)).astype(np.int16), dislike=1)
+    users = np.arange(25, dtype=np.int32)
+    expected = make.fit(log.liked()).scores(log.liked(), users)
+    np.testing.assert_array_equal(make.fit(log).scores(log, users), expected)
+    assert not np.array_equal(make.fit(replace(log, dislike=-1)).scores(log, users), expected)
+
+
+def test_transitions_by_hand() -> None:
+    """Each pair counts one over its distance, forwards only, and never across users."""
+    matrix = transitions(small(), window=2).dense()
+    expected = np.zeros((4, 4))
+    expected[0, 1] = expected[2, 0] = 1
+    expected[0, 2] = expected[1, 0] = 0.5
+    expected[1, 2] = 2
+    np.testing.assert_allclose(matrix, expected)
+    assert transitions(small(), window=3).dense()[0, 0] == pytest.approx(1 / 3)
+    assert transitions(small(), window=3, power=2).dense()[0, 0] == pytest.approx(1 / 9)
+
+
+def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.float64]:
+    """The definition of the counts, pair by pair in float64."""
+    matrix = np.zeros((log.n_items, log.n_items))
+    for u in range(log.n_users):
+        items = log.user(u).items
+        for i in range(len(items)):
+            for j in range(i + 1, min(i + window, len(items) - 1) + 1):
+                matrix[items[i], items[j]] += 1 / (j - i) ** power
+    return matrix
+
+
+@pytest.mark.parametrize("chunk", [1, 64, 1 << 22])
+def test_transitions_equal_counting_in_loops(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the pairs are cut into chunks, the counts are those of plain loops."""
+    monkeypatch.setattr(models.recommender.cooccurrence, "CHUNK", chunk)
+    log = random_log(1)
+    for window, power in ((1, 1.0), (5, 0.5), (50, 2.0)):
+        matrix = transitions(log, window=window, power=power)
+        np.testing.assert_allclose(
+            matrix.dense(), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
+        )
+        rows = [
+            matrix.columns[a:b]
+            for a, b in zip(matrix.offsets[:-1], matrix.offsets[1:], strict=True)
+        ]
+        assert all((np.diff(row) > 0).all() for row in rows)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    events=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30),
+    window=st.integers(1, 8),
+)
+def test_transitions_of_any_log_equal_loops(events: list[tuple[int, int]], window: int) -> None:
+    """Also for empty logs, single events and windows longer than any history."""
+    log = Interactions.from_columns(
+        [u for u, _ in events], [i for _, i in events], range(len(events)), n_users=4, n_items=5
+    )
+    matrix = transitions(log, window=window).dense()
+    np.testing.assert_allclose(matrix, count_in_loops(log, window, 1.0), rtol=1e-6, atol=1e-6)
+
+
+def test_mixing_rows_is_a_matrix_product() -> None:
+    """Rows added with weights, per batch row, equal the dense product; no rows give zeros."""
+    matrix = transitions(random_log(2), window=3)
+    batch = np.array([0, 0, 2, 2, 2])
+    items = np.array([1, 3, 3, 0, 3], dtype=np.int32)
+    weights = np.array([1, 0.5, -2, 3, 1], dtype=np.float32)
+    left = np.zeros((4, 15))
+    np.add.at(left, (batch, items), weights)
+    np.testing.assert_allclose(
+        matrix.mix(batch, items, weights, 4), left @ matrix.dense(), rtol=1e-5, atol=1e-5
+    )
+    nothing = np.empty(0, dtype=np.int64)
+    empty = matrix.mix(nothing, nothing.astype(np.int32), nothing.astype(np.float32), 2)
+    assert empty.tolist() == [[0.0] * 15] * 2
+
+
+def test_transition_scores_equal_the_formula() -> None:
+    """The newest item counts in full, older ones decay, only `depth` of them, then damping."""
+    log, history = random_log(3), random_log(4)
+    ranker = TransitionCounts.fit(log, window=4, power=1.5, decay=0.6, damping=0.3, depth=5)
+    users = np.array([7, 0, 7, 24], dtype=np.int32)
+    matrix = count_in_loops(log, 4, 1.5)
+    expected = np.zeros((4, 15))
+    for row, user in enumerate(users):
+        for age, item in enumerate(history.user(int(user)).items[::-1][:5]):
+            expected[row] += 0.6**age * matrix[item]
+    expected /= (np.bincount(log.items, minlength=15) + 5) ** 0.3
+    np.testing.assert_allclose(ranker.scores(history, users), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lam", [0.5, 30.0])
+def test_ease_equals_the_closed_form(lam: float) -> None:
+    """The weights are I - P / diag(P) with P the inverse of the regularised Gram matrix."""
+    log = random_log(5, events=120)
+    taken = np.zeros((25, 15))
+    taken[log.users, log.items] = 1  # repeats count once
+    inverse = np.linalg.inv(taken.T @ taken + lam * np.eye(15))
+    weights = np.eye(15) - inverse / np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    ranker = EASE.fit(log, lam=lam)
+    np.testing.assert_allclose(ranker.weights, weights, rtol=1e-5, atol=1e-6)
+    users = np.array([4, 9], dtype=np.int32)
+    np.testing.assert_allclose(ranker.scores(log, users), taken[users] @ weights, atol=1e-5)
+
+
+def test_ease_is_the_optimum_it_claims() -> None:
+    """No other weights with a zero diagonal have a smaller regularised squared error."""
+    log, lam = random_log(6, events=150), 3.0
+    taken = np.zeros((25, 15))
+    taken[log.users, log.items] = 1
+    weights = EASE.fit(log, lam=lam).weights.astype(np.float64)
+
+    def loss(candidate: NDArray[np.float64]) -> float:
+        return float(((taken - taken @ candidate) ** 2).sum() + lam * (candidate**2).sum())
+
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        step = rng.normal(size=weights.shape) * 0.01
+        np.fill_diagonal(step, 0)
+        assert loss(weights + step) > loss(weights)
+
+
+def test_ease_refuses_what_would_not_fit() -> None:
+    """A catalogue beyond the bound is refused before anything is allocated, saying the cost."""
+    log = Interactions.from_columns([0], [0], [0], n_users=1, n_items=1_000_000)
+    with pytest.raises(ValueError, match=r"1000000 items need about 20000 GB.*allows 20000"):
+        EASE.fit(log)
+    with pytest.raises(ValueError, match="max_items allows 3"):
+        EASE.fit(small(), max_items=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"decay": 0.0}, r"decay must lie in \(0, 1\], got 0"),
+        ({"decay": 1.1}, "decay must lie in"),
+        ({"depth": 0}, "depth must be at least 1"),
+        ({"window": 0}, "window must be at least 1"),
+    ],
+)
+def test_constants_out_of_range_are_named(wrong: dict[str, float], message: str) -> None:
+    """A constant that makes no sense is refused by name."""
+    with pytest.raises(ValueError, match=message):
+        TransitionCounts.fit(small(), **wrong)  # type: ignore[arg-type]
+
+
+def test_ease_needs_a_ridge() -> None:
+    """Without regularisation the inverse need not exist."""
+    with pytest.raises(ValueError, match="lam must be above 0"):
+        EASE.fit(small(), lam=0.0)

@@ -1,0 +1,145 @@
+"""Metrics against figures worked out by hand, and the bootstrap against known differences."""
+
+import math
+
+import numpy as np
+import pytest
+
+from models.evaluation.metrics import (
+    discounts,
+    first_relevant,
+    gains,
+    graded_ndcg,
+    hits,
+    paired_bootstrap,
+    recall,
+    reciprocals,
+    standard_error,
+)
+
+RANKS = np.array([0, 1, 2, 9, 10], dtype=np.int64)
+
+
+def test_hits_and_gains_by_hand() -> None:
+    """The first place is worth 1, the third a half, the eleventh nothing at 10."""
+    assert hits(RANKS).tolist() == [1, 1, 1, 1, 0]
+    assert hits(RANKS, 2).tolist() == [1, 1, 0, 0, 0]
+    expected = [1.0, 1 / math.log2(3), 0.5, 1 / math.log2(11), 0.0]
+    assert gains(RANKS) == pytest.approx(expected)
+    assert gains(RANKS, 3) == pytest.approx([*expected[:3], 0.0, 0.0])
+    assert reciprocals(RANKS) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 10, 1 / 11])
+    assert discounts(np.array([0, 2, 6])) == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+@pytest.mark.parametrize("metric", [hits, gains])
+def test_a_cutoff_below_one_is_refused(metric: object) -> None:
+    """There is no such thing as the first zero places."""
+    assert callable(metric)
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        metric(RANKS, 0)
+
+
+def test_standard_error_of_a_share() -> None:
+    """The error of a mean of zeros and ones is sqrt(p (1 - p) / (n - 1)); one case has none."""
+    worth = hits(np.array([0] * 30 + [50] * 70))
+    assert standard_error(worth) == pytest.approx(math.sqrt(0.3 * 0.7 / 99))
+    assert math.isnan(standard_error(worth[:1]))
+
+
+def test_bootstrap_of_equal_rankers_is_exactly_zero() -> None:
+    """A ranker does not differ from itself."""
+    result = paired_bootstrap(RANKS, RANKS, seed=0)
+    assert result == (0, 0, 0, 0)
+    assert not result.significant
+
+
+def test_bootstrap_of_a_constant_difference_has_no_spread() -> None:
+    """Where every case gains the same, resampling changes nothing."""
+    third, first = np.full(50, 2), np.zeros(50, dtype=np.int64)
+    better = paired_bootstrap(third, first, seed=0)
+    assert better == pytest.approx((0.5, 0.5, 0.5, 0))
+    worse = paired_bootstrap(first, third, seed=0)
+    assert worse == pytest.approx((-0.5, -0.5, -0.5, 0))
+    assert better.significant
+    assert worse.significant
+
+
+def test_bootstrap_spread_is_that_of_the_paired_differences() -> None:
+    """The interval matches the normal theory of the mean difference, not of the single rankers."""
+    rng = np.random.default_rng(3)
+    a = rng.integers(0, 30, 4000)
+    b = np.where(rng.random(4000) < 0.1, rng.integers(0, 30, 4000), a)
+    paired = gains(b) - gains(a)
+    error = paired.std() / math.sqrt(4000)
+    result = paired_bootstrap(a, b, seed=1, samples=4000)
+    assert result.difference == pytest.approx(paired.mean())
+    assert result.standard_error == pytest.approx(error, rel=0.05)
+    assert result.low == pytest.approx(paired.mean() - 1.96 * error, abs=0.2 * error)
+    assert result.high == pytest.approx(paired.mean() + 1.96 * error, abs=0.2 * error)
+    assert result.standard_error < 0.5 * standard_error(gains(a))
+
+
+def test_bootstrap_equals_resampling_cases_by_hand() -> None:
+    """Three cases can be resampled in 27 ways; the interval's ends are quantiles of those."""
+    a, b = np.array([20, 20, 0]), np.array([0, 20, 20])  # paired hits: +1, 0, -1
+    result = paired_bootstrap(a, b, hits, seed=5, samples=50_000, level=0.9)
+    # P(mean = -1) = 1/27 < 5 %, P(mean <= -2/3) = 4/27 > 5 %
+    assert (result.low, result.high) == pytest.approx((-2 / 3, 2 / 3))
+    assert result.standard_error == pytest.approx(math.sqrt(2) / 3, rel=0.02)
+    assert not result.significant
+
+
+def test_bootstrap_repeats_for_a_seed() -> None:
+    """The same seed gives the same interval, another seed another, for any metric."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 3000, (2, 3000))
+    first, again, other = (paired_bootstrap(a, b, reciprocals, seed=s) for s in (1, 1, 2))
+    assert first == again
+    assert first.low != other.low
+
+
+def test_bootstrap_refuses_what_cannot_be_paired() -> None:
+    """Different cases, no cases, an impossible level and no samples are refused."""
+    with pytest.raises(ValueError, match="same cases"):
+        paired_bootstrap(RANKS, RANKS[1:], seed=0)
+    with pytest.raises(ValueError, match="at least one case"):
+        paired_bootstrap(RANKS[:0], RANKS[:0], seed=0)
+    with pytest.raises(ValueError, match="level must lie in"):
+        paired_bootstrap(RANKS, RANKS, seed=0, level=1.0)
+    with pytest.raises(ValueError, match="samples must be at least 1"):
+        paired_bootstrap(RANKS, RANKS, seed=0, samples=0)
+
+
+def test_graded_ndcg_of_the_textbook_example() -> None:
+    """Grades 3 2 3 0 1 2, with a 3 and a 2 left out: DCG 6.861 of 8.740 (linear gains)."""
+    ranking = ["d1", "d2", "d3", "d4", "d5", "d6"]
+    judged = {"d1": 3, "d2": 2, "d3": 3, "d4": 0, "d5": 1, "d6": 2, "d7": 3, "d8": 2}
+    assert graded_ndcg(ranking, judged, 6) == pytest.approx(6.861 / 8.740, abs=1e-4)
+
+
+def test_graded_ndcg_at_its_edges() -> None:
+    """The ideal order is worth 1, unjudged ids and negative grades nothing, no answer 0."""
+    assert graded_ndcg(["a", "b"], {"a": 2, "b": 1}) == 1.0
+    assert graded_ndcg(["x", "a"], {"a": 1, "x": -2}) == pytest.approx(1 / math.log2(3))
+    assert graded_ndcg([], {"a": 1}) == 0.0
+    assert graded_ndcg(["a"], {}) == 0.0
+    assert graded_ndcg(["b", "a"], {"a": 1}, 1) == 0.0
+    with pytest.raises(ValueError, match="twice"):
+        graded_ndcg(["a", "a"], {"a": 1})
+
+
+def test_the_first_relevant_id_is_what_counts() -> None:
+    """From 0; what was judged to be worth nothing is not relevant, nor is what comes too late."""
+    judged = {"a": 0.0, "b": 1.0, "c": 3.0}
+    assert first_relevant(["a", "x", "b", "c"], judged, 4) == 2
+    assert first_relevant(["a", "x", "b", "c"], judged, 2) == 2
+    assert first_relevant([], judged, 5) == 5
+    assert hits(np.array([0, 2, 3, 100]), 3).tolist() == [1, 1, 0, 0]
+
+
+def test_recall_counts_relevant_ids_only() -> None:
+    """Recall is the share of positively judged ids found within the cutoff."""
+    judged = {"a": 1, "b": 2, "c": 0}
+    assert recall(["a", "c", "b"], judged, 2) == 0.5
+    assert recall(["a", "c", "b"], judged, 3) == 1.0
+    assert recall(["a"], {"c": 0}) == 0.0

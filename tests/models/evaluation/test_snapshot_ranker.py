@@ -1,0 +1,97 @@
+"""A snapshot as a ranker: the contract, the fast ranker's scores, and items never trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import Entry
+from models.catalogue.snapshot import Snapshot
+from models.data.interactions import Interactions
+from models.data.vocabulary import Vocabulary
+from models.evaluation.full_ranking import Ranker
+from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.snapshot_ranker import ServedRanker
+from models.recommender.artifact import Trained
+from tests.support.ranker_contract import RankerContract
+from tests.support.reference_model import ReferenceModel
+from tests.support.small import DAY, DIMENSION, encode, random_model
+from tests.support.small import snapshot as small_snapshot
+from tests.support.training import QUICK, content, drawn_log, train
+
+
+class TestServedRanker(RankerContract):
+    """The contract, for a trained model in a snapshot."""
+
+    tolerance = 1e-4
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Ranker:
+        config = replace(QUICK, epochs=40, batch_tokens=48)
+        model = train(log, config).model
+        ids = tuple(f"i{row}" for row in range(log.n_items))
+        entries = [
+            Entry(id_, embedding=text) for id_, text in zip(ids, content(log.n_items), strict=True)
+        ]
+        catalogue = Catalogue.empty(DIMENSION, Vocabulary(ids)).updated(entries, [], encode)
+        made = Trained(model, ids, log.item_counts(), "fake", {})
+        return ServedRanker(Snapshot.build("v", made, catalogue, log.item_counts()))
+
+
+@pytest.mark.parametrize("gap", [None, DAY])
+@pytest.mark.parametrize("blocks", [2, 0])
+def test_it_agrees_with_the_fast_ranker(gap: int | None, blocks: int) -> None:
+    """Where all items were trained, both give the same scores, at a time and at none."""
+    model = random_model(5, window=10, blocks=blocks)
+    snapshot = small_snapshot(12, model)
+    log = drawn_log(6, [10, 1, 4, 0, 7], 12)
+    users = np.array([4, 0, 3, 1], dtype=np.int32)
+    ends = np.array([log.user(user).timestamps.max(initial=0) for user in users])
+    times = None if gap is None else ends + gap
+    fast = RecommenderRanker(model, snapshot.catalogue.content).scores(log, users, times)
+    np.testing.assert_allclose(ServedRanker(snapshot).scores(log, users, times), fast, atol=1e-4)
+
+
+def test_an_item_never_trained_is_scored_by_its_text() -> None:
+    """Its vector is the projected text, it has no transitions, and the prior of rare items."""
+    model = random_model(3)
+    snapshot = small_snapshot(15, model)  # twelve were trained
+    reference = ReferenceModel(model, 3)
+    texts = snapshot.catalogue.content
+    drawn = drawn_log(4, [6], 15)
+    log = replace(drawn, weights=np.ones(6, dtype=np.float32))
+    mine = log.user(0)
+    scores = ServedRanker(snapshot).scores(log, np.zeros(1, np.int32), mine.timestamps[-1:])
+    vectors = [reference.vector(row if row < 12 else -1, texts[row]) for row in range(15)]
+    items, times = mine.items.tolist(), mine.timestamps.tolist()
+    prior = model.new_prior.item()
+    for item in (12, 13, 14):
+        alpha, gain = reference.attention(
+            vectors[item],
+            [vectors[row] for row in items],
+            [vectors[row] for row in items],
+            distances=list(range(5, -1, -1)),
+            ages=[times[-1] - time for time in times],
+            weights=[1.0] * 6,
+        )
+        summary = reference.summary([vectors[row] for row in items], times, times[-1])
+        expected = float(vectors[item] @ summary) + float((alpha * gain).sum()) + prior
+        assert scores[0, item] == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_nothing_is_known_of_is_never_recommended() -> None:
+    """Without training and without a text there is no score to rank by."""
+    snapshot = small_snapshot(12)
+    bare = Snapshot.build(
+        "v",
+        snapshot.trained,
+        snapshot.catalogue.covering(["unheard of"]),
+        np.zeros(0, np.int64),
+    )
+    log = drawn_log(4, [6], 13)
+    scores = ServedRanker(bare).scores(log, np.zeros(1, np.int32), None)
+    assert scores[0, 12] == -np.inf
+    assert np.isfinite(scores[0, :12]).all()

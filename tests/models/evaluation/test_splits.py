@@ -1,0 +1,172 @@
+"""Splits, held-out cases and the k-core, on the five-user case worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.data.interactions import Interactions
+from models.evaluation.splits import (
+    Holdout,
+    last_baskets,
+    leave_one_out,
+    min_counts,
+    time_at,
+    time_split,
+)
+from tests.support.small import five_users, sequences
+
+
+@pytest.fixture
+def log() -> Interactions:
+    return five_users()
+
+
+def test_leave_one_out_by_hand(log: Interactions) -> None:
+    """The last event tests, the one before validates, and users below three are trained on."""
+    train, validation, test = leave_one_out(log)
+    assert sequences(train) == [[1], [4, 3], [0, 5], [], [1, 5]]
+    assert validation.users.tolist() == test.users.tolist() == [0, 1]
+    assert validation.targets.tolist() == [2, 2]
+    assert validation.timestamps.tolist() == [20, 5]
+    assert test.targets.tolist() == [0, 0]
+    assert test.timestamps.tolist() == [30, 9]
+    assert sequences(validation.history) == sequences(train)
+    assert sequences(test.history) == [[1, 2], [4, 3, 2], [0, 5], [], [1, 5]]
+    assert test.gaps().tolist() == [10, 4]
+
+
+def test_an_empty_log_splits_into_empty_parts() -> None:
+    """No events and no items: nothing to train on, no cases, no error."""
+    log = Interactions.from_columns([], [], [], n_users=2, n_items=0)
+    assert [len(part) for part in leave_one_out(log)] == [0, 0, 0]
+
+
+def test_a_dislike_is_never_a_case() -> None:
+    """The last liked event is; what comes after it is left out, and three must have been liked."""
+    users = [0] * 6 + [1] * 3 + [2] * 4
+    items = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3]
+    types = [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
+    log = Interactions.from_columns(
+        users, items, range(13), None, types, n_users=3, n_items=6, dislike=1
+    )
+    train, validation, test = leave_one_out(log)
+    assert (test.users.tolist(), test.targets.tolist()) == ([0, 2], [4, 3])
+    assert test.timestamps.tolist() == [4, 12]
+    assert sequences(test.history) == [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2]]
+    assert (validation.users.tolist(), validation.targets.tolist()) == ([0, 2], [3, 1])
+    assert sequences(train) == [[0, 1, 2], [0, 1, 2], [0]]
+    _, held = time_split(log, 4, per_user=None, min_history=0)
+    assert held.targets.tolist() == [4, 0, 1, 0, 1, 3]
+
+
+def test_time_split_by_hand(log: Interactions) -> None:
+    """Cases are each user's next event from the cut on; nothing later is in the history."""
+    train, held = time_split(log, 7)
+    assert sequences(train) == [[], [4, 3, 2], [], [], [1]]
+    assert (held.users.tolist(), held.targets.tolist()) == ([1, 4], [0, 5])
+    assert held.history is train
+    assert held.gaps().tolist() == [4, 1]
+    assert len(time_split(log, 100)[1]) == 0
+    assert len(time_split(log, 0)[1]) == 0
+
+
+def test_time_split_can_take_every_later_event_and_users_without_a_past(log: Interactions) -> None:
+    """With no bound per user and no history demanded, everything from the cut on is a case."""
+    _, held = time_split(log, 10, per_user=None, min_history=0)
+    assert held.users.tolist() == [0, 0, 0, 2, 2]
+    assert held.targets.tolist() == [1, 2, 0, 0, 5]
+    assert held.gaps().tolist() == [-1] * 5
+    _, held = time_split(log, 10, per_user=2, min_history=0)
+    assert held.targets.tolist() == [1, 2, 0, 5]
+
+
+def test_time_at_cuts_off_the_share_asked_for(log: Interactions) -> None:
+    """A share of the events lies before the time returned."""
+    assert time_at(log, 0.0) == 1
+    assert time_at(log, 1.0) == 41
+    assert (log.timestamps < time_at(log, 6 / 11)).sum() == 6
+    with pytest.raises(ValueError, match="share must lie in"):
+        time_at(log, 1.5)
+    with pytest.raises(ValueError, match="no times"):
+        time_at(log.last(0), 0.5)
+
+
+def test_a_holdout_must_fit_its_history(log: Interactions) -> None:
+    """Targets outside the catalogue and columns of different lengths are refused."""
+    one = np.zeros(1, dtype=np.int32)
+    with pytest.raises(ValueError, match=r"targets must lie in \[0, 6\)"):
+        Holdout(one, one + 6, np.zeros(1, dtype=np.int64), log)
+    with pytest.raises(ValueError, match="of one length"):
+        Holdout(one, one, np.zeros(2, dtype=np.int64), log)
+
+
+def test_cases_can_be_selected(log: Interactions) -> None:
+    """A selection keeps the history and drops whole cases."""
+    _, _, test = leave_one_out(log)
+    kept = test.where(test.gaps() > 5)
+    assert (kept.users.tolist(), kept.targets.tolist()) == ([0], [0])
+    assert kept.history is test.history
+
+
+def test_min_counts_drops_what_falls_in_turn() -> None:
+    """The rare item 9 takes user 2 along, who takes item 1, which takes user 3."""
+    users = [0, 0, 1, 1, 2, 2, 3, 3]
+    items = [0, 3, 0, 3, 1, 9, 1, 0]
+    assert min_counts(users, items, 2).tolist() == [True] * 4 + [False] * 4
+    assert min_counts(users, items, 1).all()
+    assert not min_counts(users, items, 3).any()
+    assert min_counts([], [], 5).tolist() == []
+    with pytest.raises(ValueError, match="items must not be negative"):
+        min_counts([0], [-1])
+    with pytest.raises(ValueError, match="items has 1 rows, users has 2"):
+        min_counts([0, 1], [1])
+
+
+events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=events, minimum=st.integers(0, 4))
+def test_min_counts_is_the_largest_set_that_holds(
+    rows: list[tuple[int, int]], minimum: int
+) -> None:
+    """The result equals peeling one offending event at a time, in any order."""
+    left = list(range(len(rows)))
+    while True:
+        bad = [
+            e
+            for e in left
+            if any(sum(rows[o][side] == rows[e][side] for o in left) < minimum for side in (0, 1))
+        ]
+        if not bad:
+            break
+        left.remove(bad[0])
+    keep = min_counts([u for u, _ in rows], [i for _, i in rows], minimum)
+    assert np.flatnonzero(keep).tolist() == left
+
+
+def test_the_last_basket_is_what_was_taken_at_the_last_time() -> None:
+    """Every liked item of it once, and nothing from then on is left; each rule by hand."""
+    events = [
+        (0, 1, 10), (0, 2, 10), (0, 3, 20), (0, 4, 20), (0, 3, 20),  # a basket of two
+        (1, 1, 10), (1, 2, 10), (1, 3, 10),  # one basket alone
+        (2, 5, 10), (2, 6, 20),  # two events
+        (3, 1, 10), (3, 2, 20), (3, 4, 20), (3, 3, 30), (3, 5, 30),  # the last is a dislike
+    ]  # fmt: skip
+    users, items, times = zip(*events, strict=True)
+    types = np.zeros(len(events), dtype=np.int16)
+    types[-2:] = 1
+    log = Interactions.from_columns(
+        users, items, times, types=types, n_users=5, n_items=7, dislike=1
+    )
+    rest, cases = last_baskets(log)
+    found = zip(
+        cases.users.tolist(), cases.targets.tolist(), cases.timestamps.tolist(), strict=True
+    )
+    assert sorted(found) == [(0, 3, 20), (0, 4, 20), (3, 2, 20), (3, 4, 20)]
+    left = [rest.user(user).items.tolist() for user in range(5)]
+    assert left == [[1, 2], [1, 2, 3], [5, 6], [1], []]
+    assert (cases.gaps() > 0).all()
+    nothing = Interactions.from_columns([], [], [], n_users=2, n_items=3)
+    assert [len(part) for part in last_baskets(nothing)] == [0, 0]

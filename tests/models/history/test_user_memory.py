@@ -1,0 +1,301 @@
+"""What is remembered of a past, what is left out, and what it weighs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.catalogue.item_entry import Entry
+from models.catalogue.snapshot import Snapshot
+from models.history.user_history import Past
+from models.history.user_memory import Encoded, encode, remember
+from models.ranking.scoring import score
+from tests.support.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, appends, drawn_snapshot
+from tests.support.reference_model import ReferenceModel, window_start
+from tests.support.small import DAY, SECOND, past, random_model, random_past
+from tests.support.small import encode as encode_texts
+from tests.support.small import snapshot as small_snapshot
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return drawn_snapshot()
+
+
+def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
+    """Hidden, unknown and undescribed items leave no trace in place, order, sequence or score."""
+    wider = snapshot.refreshed(snapshot.catalogue.covering(["only an event"]), snapshot.counts)
+    seen = past([3, 13, 7], [0, DAY, 2 * DAY], [1, 2, 0.5])
+    more = past(
+        [5, 3, -1, 13, ITEMS, 99, 7],
+        [0, 0, SECOND, DAY, DAY, 2 * DAY, 2 * DAY],
+        [9, 1, 9, 2, 9, 9, 0.5],
+        visible=np.array([False, True, True, True, True, True, True]),
+    )
+    assert not wider.known[ITEMS]
+    users = [remember(wider, made, AT) for made in (seen, more)]
+    assert users[0].source.tolist() == [0, 1, 2]
+    assert users[1].source.tolist() == [1, 3, 6]
+    both = [score(wider, user, EVERY) for user in users]
+    for part in ("total", "sequence", "transitions", "attention", "prior"):
+        np.testing.assert_array_equal(getattr(both[0], part), getattr(both[1], part))
+
+
+def test_an_event_after_the_request_is_just_now(snapshot: Snapshot) -> None:
+    """Its age is none, not negative."""
+    ahead = remember(snapshot, past([3, 4], [0, AT + DAY]), AT)
+    now = remember(snapshot, past([3, 4], [0, AT]), AT)
+    assert ahead.age.tolist() == [AT, 0]
+    np.testing.assert_array_equal(ahead.bias, now.bias)
+
+
+def test_weights_are_multiplicities(snapshot: Snapshot) -> None:
+    """Where places do not count, an event of weight 3 attends like three events of weight 1."""
+    flat = random_model(11, window=WINDOW)
+    with torch.no_grad():
+        flat.recency.position.zero_()
+        flat.recency.joint.zero_()
+    even = small_snapshot(ITEMS, flat)
+    heavy = score(even, remember(even, past([4, 7], [0, DAY], [3, 1]), AT), EVERY)
+    thrice = score(even, remember(even, past([4, 4, 4, 7], [0, 0, 0, DAY]), AT), EVERY)
+    np.testing.assert_allclose(heavy.attention, thrice.attention, atol=1e-5)
+
+
+def test_extreme_weights_give_numbers(snapshot: Snapshot) -> None:
+    """From the smallest to the largest weight that float32 holds."""
+    made = past([4, 7, 9], [0, 1, 2], [1.2e-38, 1, 3.4e38])
+    scores = score(snapshot, remember(snapshot, made, AT), EVERY)
+    assert torch.isfinite(scores.total).all()
+    only = score(snapshot, remember(snapshot, past([9], [2]), AT), EVERY)
+    np.testing.assert_allclose(scores.attention, only.attention, atol=1e-4)
+
+
+def test_own_vectors_stand_in_for_the_item(snapshot: Snapshot) -> None:
+    """The item's own text, brought by hand, changes nothing for an item known by text alone."""
+    own = snapshot.catalogue.content[13]
+    plain = past([3, 13], [0, DAY])
+    brought = replace(plain, vectors={1: (own, own)})
+    both = [score(snapshot, remember(snapshot, made, AT), EVERY) for made in (plain, brought)]
+    np.testing.assert_allclose(both[0].total, both[1].total, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", [-1, ITEMS + 3])
+def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: int) -> None:
+    """A key without a value (or the other way) is K = V; no other item's values leak in."""
+    vector = encode_texts(["brought"])[0]
+    totals = []
+    for pair in ((vector, vector), (vector, None), (None, vector)):
+        made = past([3, row], [0, DAY], vectors={1: pair})
+        totals.append(score(snapshot, remember(snapshot, made, AT), EVERY).total)
+    np.testing.assert_array_equal(totals[0], totals[1])
+    np.testing.assert_array_equal(totals[0], totals[2])
+
+
+def test_the_profile_stands_beside_the_history(snapshot: Snapshot) -> None:
+    """Its rows come last, weigh like the oldest of events, and do not age."""
+    made = past([3], [AT], profile_rows=np.array([5, -1], np.int32),
+                profile_content=encode_texts(["x", "jazz"]))  # fmt: skip
+    user = remember(snapshot, made, AT)
+    later = remember(snapshot, made, AT + 300 * DAY)
+    assert user.source.tolist() == [0, -1, -2]
+    assert user.rows.tolist() == [3, 5, -1]
+    np.testing.assert_array_equal(user.bias[:, 1:], later.bias[:, 1:])
+    bias = snapshot.model.recency
+    with torch.inference_mode():
+        oldest = bias.position[:, 31] + bias.age[:, 39] + bias.joint[:, 31 * 40 + 39]
+        np.testing.assert_allclose(user.bias[:, 1], oldest, atol=1e-6)
+    alone = remember(snapshot, replace(made, rows=made.rows[:0], timestamps=made.timestamps[:0],
+                                       weights=made.weights[:0]), AT)  # fmt: skip
+    assert not score(snapshot, alone, EVERY).sequence.any()
+    assert not score(snapshot, alone, EVERY).transitions.any()
+    assert score(snapshot, alone, EVERY).attention.abs().min() > 0
+
+
+def test_the_encoder_reads_its_window_and_the_attention_everything(snapshot: Snapshot) -> None:
+    """What lies before the window changes the attention part alone."""
+    recent = past([1, 2, 3, 4, 5], np.arange(5) * DAY)
+    longer = past([9, 1, 2, 3, 4, 5], [0, *np.arange(5) * DAY])
+    short, long = (remember(snapshot, made, AT) for made in (recent, longer))
+    np.testing.assert_allclose(short.summary, long.summary, atol=1e-6)
+    change = score(snapshot, short, EVERY).attention - score(snapshot, long, EVERY).attention
+    assert change.abs().min() > 0
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 10, 25])
+def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
+    """Against the float64 loop, where the window moves by quarters and the horizon ends."""
+    snapshot = small_snapshot(ITEMS, random_model(4, window=8))
+    made = random_past(length, length, ITEMS)
+    reference = ReferenceModel(snapshot.model, HEADS, 8)
+    content = snapshot.catalogue.content
+    items = [reference.vector(row if row < TRAINED else -1, content[row]) for row in range(ITEMS)]
+    pairs = zip(made.rows.tolist(), made.weights.tolist(), strict=True)
+    vectors = [reference.read(items[row], -1, weight) for row, weight in pairs]
+    times = made.timestamps.tolist()
+    for at in (times[-1], times[-1] + DAY, times[-1] + 2 * DAY, times[-1] + 500 * DAY, 0):
+        user = remember(snapshot, made, at)
+        np.testing.assert_allclose(user.summary, reference.summary(vectors, times, at), atol=2e-5)
+
+
+def test_the_newest_events_on_items_are_at_hand(snapshot: Snapshot) -> None:
+    """Nine of them, so that one may be taken away, newest first, by memory row and trained row."""
+    rows = [4, 13, -1, 1, 2, 3, 99, 5, 6, 7, 8, 14, 9]
+    own = {6: (encode_texts(["own"])[0], None)}  # of no item: a row of the memory, but not at hand
+    user = remember(snapshot, past(rows, range(13), vectors=own), AT)
+    assert user.rows.tolist() == [4, 13, 1, 2, 3, -1, 5, 6, 7, 8, 14, 9]
+    assert user.recent.tolist() == [11, 10, 9, 8, 7, 6, 4, 3, 2]
+    assert user.recent_items.tolist() == [9, -1, 8, 7, 6, 5, 3, 2, 1]
+    part = user.take(torch.tensor([2, 3, 4, 6, 7, 8, 9, 10, 11]))
+    assert part.recent.tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert part.recent_items.tolist() == user.recent_items.tolist()
+    assert part.rows[part.recent].tolist() == user.rows[user.recent].tolist()
+
+
+# ---------------------------------------------------------------------------- going on
+
+
+Event = tuple[int, int, str]  # item row, time, and what is special about it
+
+
+def made_of(events: list[Event]) -> Past:
+    """A past of these events; some bring a vector, some are hidden."""
+    rows = [row for row, _, _ in events]
+    vectors = {at: (encode_texts([f"own {time}"])[0], None)
+               for at, (_, time, kind) in enumerate(events) if kind == "own"}  # fmt: skip
+    return past(
+        rows,
+        [time for _, time, _ in events],
+        vectors=vectors,
+        visible=np.array([kind != "hidden" for _, _, kind in events], dtype=np.bool_),
+    )
+
+
+def read_of(snapshot: Snapshot, events: list[Event]) -> tuple[int, list[tuple[int, int]]]:
+    """What the encoder must read of them: from where on, and the items and times."""
+    seen = [(row, time) for row, time, kind in events if kind != "hidden" and 0 <= row < ITEMS]
+    start = window_start(len(seen), snapshot.model.config.window)
+    return start, seen[start:]
+
+
+def alike(one: Encoded | None, other: Encoded | None) -> None:
+    assert one is not None
+    assert other is not None
+    assert one.start == other.start
+    np.testing.assert_array_equal(one.events, other.events)
+    np.testing.assert_array_equal(one.state.timestamps, other.state.timestamps)
+    for name in ("keys", "values", "newest"):
+        mine, yours = (getattr(each.state, name) for each in (one, other))
+        np.testing.assert_allclose(mine, yours, atol=1e-4)
+
+
+def changed(events: list[Event], data: st.DataObject) -> list[Event]:
+    """Another state of a history: what a service sees happen to one."""
+    row = st.sampled_from([*range(ITEMS), -1, ITEMS + 3])
+    kind = st.sampled_from(["", "", "", "", "own", "hidden"])
+    latest = events[-1][1] if events else 0
+    what = data.draw(st.sampled_from(["append", "append", "append", "late", "delete", "delete last",
+                                      "merge", "again", "clear"]))  # fmt: skip
+    if what == "append":
+        waits = data.draw(st.lists(st.sampled_from([0, 1, SECOND, DAY]), min_size=1, max_size=6))
+        new = [(data.draw(row), latest + sum(waits[: n + 1]), data.draw(kind))
+               for n in range(len(waits))]  # fmt: skip
+        return events + new
+    if what == "late":
+        new = [(data.draw(row), data.draw(st.integers(0, latest)), "")]
+    elif what == "merge":
+        times = data.draw(st.lists(st.integers(0, latest + DAY), max_size=4))
+        new = [(data.draw(row), time, data.draw(kind)) for time in times]
+    elif what == "delete" and events:
+        gone = data.draw(st.integers(0, len(events) - 1))
+        return events[:gone] + events[gone + 1 :]
+    else:
+        return {"delete last": events[:-1], "clear": []}.get(what, events)
+    return sorted(events + new, key=lambda event: event[1])  # ties in order of arrival
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(window=st.sampled_from([1, 3, 4, 8]), data=st.data())
+def test_going_on_is_encoding_from_scratch(window: int, data: st.DataObject) -> None:
+    """Whatever happens to a history between two requests, and only what must be is computed."""
+    snapshot = small_snapshot(ITEMS, random_model(2, window=window))
+    events: list[Event] = []
+    kept: Encoded | None = None
+    before: tuple[int, list[tuple[int, int]]] = (0, [])
+    for _ in range(data.draw(st.integers(1, 12))):
+        events = changed(events, data)
+        made = made_of(events)
+        with appends(snapshot) as counts:
+            kept = encode(snapshot, made, kept)
+        alike(kept, encode(snapshot, made))
+        start, read = read_of(snapshot, events)
+        goes_on = before[0] == start and read[: len(before[1])] == before[1]
+        assert sum(counts) == len(read) - (len(before[1]) if goes_on else 0)
+        before = start, read
+        at = int(data.draw(st.sampled_from([0, AT, 400 * DAY])))
+        mine = remember(snapshot, made, at, encoded=kept)
+        np.testing.assert_allclose(mine.summary, remember(snapshot, made, at).summary, atol=1e-4)
+
+
+def test_a_window_is_read_again_only_when_it_moves() -> None:
+    """Event by event: one is appended, but every quarter of a window all that is read."""
+    snapshot = small_snapshot(ITEMS, random_model(2, window=8))
+    rows = np.random.default_rng(0).integers(0, ITEMS, 30).tolist()
+    kept: Encoded | None = None
+    with appends(snapshot) as counts:
+        for length in range(1, 31):
+            kept = encode(snapshot, past(rows[:length], range(length)), kept)
+    # The window holds 8 and moves by 2: from the ninth event on, every other reads 7.
+    assert counts == [1] * 8 + [7, 1] * 11
+
+
+def test_an_item_of_another_vector_is_read_again() -> None:
+    """After its text changed nothing of the old is served; other items' changes are nothing."""
+    snapshot = small_snapshot(ITEMS, random_model(2))
+    made = past([3, 13, 7], [0, 1, 2])
+    kept = encode(snapshot, made)
+    for item, fresh in (("i14", 0), ("i13", 3)):
+        text = snapshot.catalogue.updated([Entry(item, "new", {"title": "new"})], [], encode_texts)
+        later = snapshot.refreshed(text, snapshot.counts)
+        with appends(later) as counts:
+            found = encode(later, made, kept)
+        alike(found, encode(later, made))
+        assert sum(counts) == fresh
+
+
+def test_the_same_events_at_other_times_are_read_again(snapshot: Snapshot) -> None:
+    """Times are part of what was read."""
+    kept = encode(snapshot, past([3, 5, 7], [0, 1, 2]))
+    with appends(snapshot) as counts:
+        found = encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY]), kept)
+    assert counts == [3]
+    alike(found, encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY])))
+
+
+def test_what_is_kept_says_how_large_it_is(snapshot: Snapshot) -> None:
+    """However long the history it was read from: it holds no view of it."""
+    kept = encode(snapshot, random_past(1, 500, ITEMS))
+    longer = encode(snapshot, random_past(1, 501, ITEMS), kept)
+    for each in (kept, longer):
+        assert each is not None
+        parts = [part for part in (each.events, *each.state) if part.numel()]
+        held = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
+                for part in parts}  # fmt: skip
+        assert sum(held.values()) == each.nbytes
+        assert len(each.events) <= WINDOW
+
+
+def test_without_an_encoder_there_is_nothing_to_keep() -> None:
+    """And without events there is an empty thing to go on from."""
+    bare = small_snapshot(ITEMS, random_model(2, blocks=0))
+    assert encode(bare, past([3], [0])) is None
+    assert not remember(bare, past([3], [0]), AT).summary.any()
+    snapshot = small_snapshot(ITEMS, random_model(2))
+    empty = encode(snapshot, Past.nothing())
+    assert empty is not None
+    with appends(snapshot) as counts:
+        alike(encode(snapshot, past([3], [0]), empty), encode(snapshot, past([3], [0])))
+    assert counts == [1, 1]
+    assert not remember(snapshot, Past.nothing(), AT, encoded=empty).summary.any()

@@ -1,0 +1,355 @@
+"""Every FAISS structure behind the one protocol, against brute force in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.index import faiss_structures
+from models.index.ann_index import FaissIndex, Kind, Metric, Rows, build
+from models.index.mips import Floats, Mask, equal_norms
+from tests.support.reference import recall
+
+import faiss  # isort: skip  # after torch, which models.index.ann_index imports first
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+quick = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def written(index: FaissIndex) -> bytes:
+    """FAISS's own structures, and the points beside them."""
+    parts = [index.points.tobytes()]
+    if index.index is not None:
+        parts.append(faiss.serialize_index(index.index).tobytes())
+    if index.codes is not None:
+        parts.append(faiss.serialize_index_binary(index.codes).tobytes())
+    return b"".join(parts)
+
+
+def true_scores(
+    queries: Floats, keys: Floats, metric: Metric = "dot", bias: Floats | None = None
+) -> np.ndarray[Any, Any]:
+    """All scores [Q, n] in float64."""
+    q, k = queries.astype(np.float64), keys.astype(np.float64)
+    if metric == "cosine":
+        for x in (q, k):
+            np.divide(x, np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300), out=x)
+    return q @ k.T + (0 if bias is None else bias)
+
+
+def best(scores: np.ndarray[Any, Any], k: int, allow: Mask | None = None) -> Rows:
+    """The k best rows of each query; -1 where there are fewer."""
+    scores = scores if allow is None else np.where(allow, scores, -np.inf)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    rows = np.where(np.take_along_axis(scores, order, 1) == -np.inf, -1, order)
+    return np.pad(rows, ((0, 0), (0, max(0, k - rows.shape[1]))), constant_values=-1)
+
+
+def gaussian(n: int, d: int = 8, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32)
+
+
+@dataclass
+class Case:
+    """One drawn index and search."""
+
+    n: int
+    k: int
+    metric: Metric
+    biased: bool
+    masked: bool
+    excluded: int
+    seed: int
+
+
+cases = st.builds(
+    Case,
+    n=st.integers(0, 40),
+    k=st.integers(1, 50),
+    metric=st.sampled_from(get_args(Metric)),
+    biased=st.booleans(),
+    masked=st.booleans(),
+    excluded=st.integers(0, 5),
+    seed=st.integers(0, 2**16),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick
+@given(case=cases)
+def test_candidates_keep_the_contract(kind: Kind, case: Case) -> None:
+    """Distinct allowed rows with true scores, best first, padded; all when k covers them."""
+    n, k, metric, seed = case.n, case.k, case.metric, case.seed
+    rng = np.random.default_rng(seed)
+    keys, queries = gaussian(n, 4, seed), gaussian(3, 4, seed + 1)
+    keys[rng.random(n) < 0.1] = 0
+    bias = (3 * rng.standard_normal(n) - 20).astype(np.float32) if case.biased else None
+    if bias is not None:
+        bias[rng.random(n) < 0.2] = -np.inf
+    allow = rng.random(n) < 0.6 if case.masked else None
+    exclude = rng.integers(0, n, case.excluded) if n else None
+    index = build(kind, keys, metric=metric, bias=bias)
+    found = index.search(queries, k, allow=allow, exclude=exclude)
+
+    may = np.ones(n, bool) if allow is None else allow.copy()
+    may[[] if exclude is None else exclude] = False
+    if bias is not None:
+        may &= bias > -np.inf
+    scores = true_scores(queries, keys, metric, bias)
+    assert found.rows.shape == found.scores.shape == (3, k)
+    assert found.rows.dtype == np.int64
+    assert found.scores.dtype == np.float32
+    for t in range(3):
+        real = found.rows[t][found.rows[t] >= 0]
+        assert len(set(real)) == len(real)
+        assert may[real].all()
+        assert (found.rows[t, len(real) :] == -1).all()
+        assert (found.scores[t, len(real) :] == -np.inf).all()
+        np.testing.assert_allclose(found.scores[t, : len(real)], scores[t, real], atol=1e-4)
+        assert (np.diff(found.scores[t, : len(real)]) <= 0).all()
+        if kind == "flat" or k >= may.sum() or case.masked:
+            wanted = best(scores[t : t + 1], k, may)[0]
+            wanted = scores[t, wanted[wanted >= 0]]
+            np.testing.assert_allclose(found.scores[t, : len(real)], wanted, atol=1e-4)
+
+
+def test_many_rows_are_kept_in_half_the_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scores are as close to those of the keys as that is, and what is found hardly differs."""
+    keys, queries = gaussian(4_000, 16), gaussian(20, 16, seed=1)
+    bias = np.random.default_rng(3).standard_normal(4_000).astype(np.float32)
+    plain = build("ivf", keys, bias=bias)
+    monkeypatch.setattr(faiss_structures, "MANY", 1_000)
+    index = build("ivf", keys, bias=bias)
+    scores = true_scores(queries, keys, bias=bias)
+    found = index.search(queries, 50)
+    own = np.take_along_axis(scores, found.rows, 1)
+    np.testing.assert_allclose(found.scores, own, atol=2e-2)
+    assert (np.diff(found.scores) <= 0).all()
+    assert recall(found.rows, plain.search(queries, 50).rows) > 0.8
+    everything = index.search(queries, 50, probes=4_000)
+    assert recall(everything.rows, best(scores, 50)) > 0.99
+    assert len(written(index)) < len(written(plain))
+
+
+def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
+    """As long as the keys are not many more; what is found are the keys that are there now."""
+    keys, queries = gaussian(3_000), gaussian(20, seed=1)
+    first = build("ivf", keys)
+    more = np.concatenate([keys[::-1], gaussian(1_000, seed=5)])
+    again = build("ivf", more, like=first)
+    assert isinstance(first.index, faiss.IndexIVF)
+    assert isinstance(again.index, faiss.IndexIVF)
+    assert again.index.nlist == first.index.nlist
+    for cluster in range(first.index.nlist):
+        np.testing.assert_array_equal(
+            again.index.quantizer.reconstruct(cluster), first.index.quantizer.reconstruct(cluster)
+        )
+    found = again.search(queries, 10)
+    assert recall(found.rows, best(true_scores(queries, more), 10)) > 0.8
+    outgrown = build("ivf", gaussian(9_000), like=first)
+    assert isinstance(outgrown.index, faiss.IndexIVF)
+    assert outgrown.index.nlist > first.index.nlist
+    for other in (build("flat", keys), build("ivf", gaussian(3_000, 9))):  # of no use
+        np.testing.assert_array_equal(
+            build("ivf", keys, like=other).search(queries, 10).rows, first.search(queries, 10).rows
+        )
+
+
+def test_keys_that_nobody_writes_to_are_not_copied() -> None:
+    """The bias is kept beside them then, and the answers are the same."""
+    keys, queries = gaussian(3_000), gaussian(5, seed=1)
+    bias = np.random.default_rng(3).standard_normal(3_000).astype(np.float32)
+    for given_bias in (None, bias):
+        lent = build("ivf", keys, bias=given_bias, own=False)
+        assert lent.points is keys
+        own = build("ivf", keys, bias=given_bias)
+        assert not np.may_share_memory(own.points, keys)
+        for one, other in zip(lent.search(queries, 9), own.search(queries, 9), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_narrow_filter_is_exact(kind: Kind) -> None:
+    """One row in a hundred allowed: graphs would starve, so the allowed rows are scanned."""
+    keys, queries = gaussian(5000), gaussian(10, seed=1)
+    allow = np.zeros(5000, bool)
+    allow[::100] = True
+    found = build(kind, keys).search(queries, 10, allow=allow)
+    assert np.array_equal(found.rows, best(true_scores(queries, keys), 10, allow))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wide_filter_is_honoured(kind: Kind) -> None:
+    """Through the structure itself: only allowed rows, and about as good as without a filter."""
+    keys, queries = gaussian(6000), gaussian(20, seed=1)
+    keys[-1] *= 10  # would be the best of many, and is not allowed
+    allow = np.random.default_rng(2).random(6000) < 0.5
+    allow[-1] = False
+    index = build(kind, keys)
+    found = index.search(queries, 10, allow=allow, exclude=np.array([1, 2, 3]))
+    assert allow[found.rows].all()
+    assert not np.isin(found.rows, [1, 2, 3]).any()
+    allow[[1, 2, 3]] = False
+    wanted = best(true_scores(queries, keys), 10, allow)
+    assert recall(found.rows, wanted) > 0.8
+    assert recall(index.search(queries, 10, allow=allow, probes=6000).rows, wanted) > 0.95
+
+
+@pytest.mark.parametrize("metric", get_args(Metric))
+@pytest.mark.parametrize("kind", KINDS)
+def test_recall_of_few_rows_is_reported(
+    kind: Kind, metric: Metric, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Recall@32 over keys with row biases: 1 for flat, a fair share for the others."""
+    rng = np.random.default_rng(0)
+    keys, queries = gaussian(8000, 16), gaussian(30, 16, seed=1)
+    bias = -np.log1p(np.arange(8000)[::-1] / 10).astype(np.float32)
+    bias = (bias / (4 if metric == "cosine" else 1) + rng.normal(0, 0.1, 8000)).astype(np.float32)
+    index = build(kind, keys, metric=metric, bias=bias)
+    wanted = best(true_scores(queries, keys, metric, bias), 32)
+    found = recall(index.search(queries, 32).rows, wanted)
+    record_testsuite_property(f"recall@32 {kind} {metric}", round(found, 3))
+    assert found == 1 if kind == "flat" else found > 0.7
+    harder = recall(index.search(queries, 32, probes=8000).rows, wanted)
+    assert harder >= found
+    assert harder > 0.95
+
+
+def test_equal_norms_turn_products_into_angles() -> None:
+    """Raised to one norm, the points nearest in angle are those of largest product."""
+    keys = gaussian(200) * np.linspace(0.1, 5, 200, dtype=np.float32)[:, None]
+    queries = gaussian(6, seed=1)
+    points, asked = equal_norms(keys), equal_norms(queries, query=True)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), np.linalg.norm(keys, axis=1).max())
+    angles = true_scores(asked, points, "cosine")
+    assert np.array_equal(best(angles, 50), best(true_scores(queries, keys), 50))
+
+
+def test_recall_counts_only_what_was_wanted() -> None:
+    """-1 is no row, on either side."""
+    wanted = np.array([[0, 1, -1], [2, 3, 4]])
+    assert recall(np.array([[1, -1], [4, 9]]), wanted) == pytest.approx(2 / 5)
+    assert recall(np.array([[-1]]), np.array([[-1]])) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_index(kind: Kind) -> None:
+    """Byte for byte, on one thread or on two; another seed gives another, but for flat."""
+    keys = gaussian(1500)
+    before = faiss.omp_get_max_threads()
+    try:
+        built = []
+        for threads in (1, 2, 2):
+            faiss.omp_set_num_threads(threads)
+            built.append(written(build(kind, keys, seed=7)))
+            assert faiss.omp_get_max_threads() == threads
+    finally:
+        faiss.omp_set_num_threads(before)
+    assert built[0] == built[1] == built[2]
+    assert (written(build(kind, keys, seed=8)) == built[0]) == (kind == "flat")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_searches_at_once_do_not_disturb_each_other(kind: Kind) -> None:
+    """Many threads with other filters and other efforts get what each would get alone."""
+    index = build(kind, gaussian(4000), bias=gaussian(4000, 1, 3)[:, 0])
+    rng = np.random.default_rng(0)
+    jobs: list[dict[str, Any]] = [
+        {
+            "queries": gaussian(int(rng.integers(1, 6)), seed=i),
+            "k": int(rng.integers(1, 40)),
+            "probes": [None, 1, 5, 200][i % 4],
+            "allow": rng.random(4000) < 0.7 if i % 3 else None,
+        }
+        for i in range(40)
+    ]
+    alone = [index.search(**job) for job in jobs]
+    before = written(index)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            together = pool.map(lambda job: index.search(**job), jobs)
+            for a, b in zip(alone, together, strict=True):
+                assert np.array_equal(a.rows, b.rows)
+                assert np.array_equal(a.scores, b.scores)
+    assert written(index) == before
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_few_rows_train_ivf_in_silence(n: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """More lists than rows, or rows too few to train on, is neither an error nor a warning."""
+    index = build("ivf", gaussian(n), lists=64)
+    found = index.search(gaussian(2, seed=1), 3)
+    assert (found.rows >= 0).sum(1).tolist() == [min(3, n)] * 2
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_and_no_queries_are_no_trouble(kind: Kind) -> None:
+    """An empty memory answers -1, no queries get no answers, nothing allowed is nothing found."""
+    empty = build(kind, gaussian(0))
+    assert empty.search(gaussian(2), 3).rows.tolist() == [[-1] * 3] * 2
+    index = build(kind, gaussian(9))
+    assert index.search(gaussian(0), 3).rows.shape == (0, 3)
+    assert (index.search(gaussian(2), 3, allow=np.zeros(9, bool)).rows == -1).all()
+    assert (index.search(gaussian(2), 3, exclude=np.arange(9)).rows == -1).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_index_keeps_its_own_copy(kind: Kind) -> None:
+    """Changing the array it was built from changes no answer."""
+    keys, queries = gaussian(3000), gaussian(4, seed=1)
+    index = build(kind, keys)
+    allow = np.arange(3000) < 50
+    before = [index.search(queries, 5), index.search(queries, 5, allow=allow)]
+    keys[:] = 0
+    after = [index.search(queries, 5), index.search(queries, 5, allow=allow)]
+    for a, b in zip(before, after, strict=True):
+        assert np.array_equal(a.rows, b.rows)
+        assert np.array_equal(a.scores, b.scores)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "annoy"}, "kind: must be one of flat, ivf, pq, hnsw, lsh, got 'annoy'"),
+        ({"metric": "l2"}, "metric: must be one of dot, cosine"),
+        ({"keys": np.ones(3, np.float32)}, r"keys: must be \[n, d\]"),
+        ({"keys": np.full((3, 2), np.nan, np.float32)}, "keys: must be finite"),
+        ({"bias": np.zeros(2, np.float32)}, r"bias: must be \[3\], got \[2\]"),
+        ({"bias": np.array([0, np.inf, 0], np.float32)}, "bias: must be finite or -inf"),
+    ],
+)
+def test_what_cannot_be_built_is_named(change: dict[str, Any], message: str) -> None:
+    """Errors say which argument was wrong, and what is allowed."""
+    arguments: dict[str, Any] = {"kind": "flat", "keys": np.ones((3, 2), np.float32)}
+    with pytest.raises(ValueError, match=message):
+        build(**(arguments | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 0}, "k: must be at least 1, got 0"),
+        ({"probes": 0}, "probes: must be at least 1, got 0"),
+        ({"queries": np.ones((1, 3), np.float32)}, r"queries: must be \[Q, 2\], got \[1, 3\]"),
+        ({"queries": np.full((1, 2), np.inf, np.float32)}, "queries: must be finite"),
+        ({"allow": np.ones(4, bool)}, r"allow: must be bool \[3\], got bool \[4\]"),
+        ({"allow": np.ones(3)}, "allow: must be bool"),
+        ({"exclude": np.array([-1])}, r"exclude: rows must be within 0\.\.2"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(change: dict[str, Any], message: str) -> None:
+    """Errors say which argument was wrong, and what is allowed."""
+    index = build("flat", np.ones((3, 2), np.float32))
+    arguments: dict[str, Any] = {"queries": np.ones((1, 2), np.float32), "k": 1}
+    with pytest.raises(ValueError, match=message):
+        index.search(**(arguments | change))

@@ -1,0 +1,481 @@
+"""Two stages: what k rows give, and how much of the whole they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.attention.attend import exclude_self
+from models.attention.kv_memory import KeyValueMemory
+from models.attention.memory_query import Lookup
+from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
+from models.attention.softmax_mass import estimate_mass
+from models.index import two_stage
+from models.index.ann_index import Kind
+from models.index.two_stage import exact, index_heads, retrieve
+from tests.support import reference
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+INF = math.inf
+SCORERS: dict[str, Scorer] = {
+    "scaled_dot": scaled_dot,
+    "cosine": cosine,
+    "additive": Additive.plain(4),
+}
+ADDITIVE = reference.additive(np.eye(4), np.eye(4), np.ones(4))
+LOOPS: dict[str, reference.Score] = {
+    "scaled_dot": reference.scaled_dot,
+    "cosine": reference.cosine,
+    "additive": ADDITIVE,
+}
+
+
+def random_memory(n: int, heads: int = 2, *, seed: int = 0, bias: str = "none") -> KeyValueMemory:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"none": None, "row": (n,), "head": (heads, n)}
+    shape = shapes[bias]
+    return KeyValueMemory(
+        torch.randn(n, heads, 4, generator=generator),
+        torch.randn(n, heads, 3, generator=generator),
+        bias=None if shape is None else torch.randn(shape, generator=generator),
+    )
+
+
+@dataclass
+class Case:
+    """One drawn lookup."""
+
+    query: Tensor
+    memory: KeyValueMemory
+    bias: Tensor | None
+    visible: Tensor | None
+    scorer: str
+    temperature: float
+    hard: bool
+    kind: Kind
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "bias": self.bias,
+            "visible": self.visible,
+            "score": SCORERS[self.scorer],
+            "temperature": self.temperature,
+            "hard": self.hard,
+        }
+
+    def full(self, x: Tensor | None, fill: float) -> np.ndarray[Any, Any]:
+        """Something of [n] or three dimensions as [T, H, n] in float64 (or bool)."""
+        shape = (len(self.query), self.memory.heads, len(self.memory))
+        if x is None:
+            return np.full(shape, fill)
+        return x.double().expand(shape).numpy()
+
+    def logits(self) -> np.ndarray[Any, Any]:
+        """The loop's logits [T, H, n]."""
+        bias, seen = self.full(self.bias, 0.0), self.full(self.visible, 1.0)
+        out = np.zeros(bias.shape)
+        for h in range(self.memory.heads):
+            own = self.memory.bias_of(h)
+            out[:, h] = reference.logits(
+                self.query[:, h].double().numpy(),
+                self.memory.keys[:, h].double().numpy(),
+                bias[:, h] + (0 if own is None else own.double().numpy()),
+                seen[:, h],
+                LOOPS[self.scorer],
+            )
+        return out
+
+    def attended(self, rows: Tensor) -> tuple[Any, Any, Any]:
+        """The loop's weights [T, H, k], context [T, H, V] and mass [T, H] over rows [T, H, k]."""
+        scores = self.logits()
+        weights, context = np.zeros(rows.shape), np.zeros((*rows.shape[:2], 3))
+        mass = np.ones(rows.shape[:2])
+        for t, h in np.ndindex(*mass.shape):
+            chosen = rows[t, h].tolist()
+            kept = [scores[t, h, r] if r >= 0 else -INF for r in chosen]
+            weights[t, h] = reference.softmax(kept, self.temperature, self.hard)
+            for weight, r in zip(weights[t, h], chosen, strict=True):
+                context[t, h] += weight * self.memory.values[r, h].double().numpy()
+            whole = reference.softmax(scores[t, h].tolist(), self.temperature, self.hard)
+            if sum(whole) > 0:
+                mass[t, h] = sum(whole[r] for r in set(chosen) if r >= 0)
+        return weights, context, mass
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, largest: int = 9, kinds: tuple[Kind, ...] = get_args(Kind)) -> Case:
+    heads, targets, n = (
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, largest)),
+    )
+    seed = draw(st.integers(0, 2**16))
+    rng = np.random.default_rng(seed)
+    biases = draw(st.sampled_from(["none", "row", "head"]))
+    memory = random_memory(n, heads, seed=seed, bias=biases)
+    if memory.bias is not None and draw(st.booleans()):
+        memory.bias[..., torch.from_numpy(rng.random(n) < 0.3)] = -INF
+    shapes = [(n,), (1, heads, n), (targets, 1, n), (targets, heads, n)]
+    bias = visible = None
+    if draw(st.booleans()):
+        bias = torch.from_numpy(rng.standard_normal(draw(st.sampled_from(shapes)))).float()
+        if draw(st.booleans()):
+            bias[torch.from_numpy(rng.random(bias.shape) < 0.3)] = -INF
+    if draw(st.booleans()):
+        share = draw(st.sampled_from([0.0, 0.4, 0.8]))
+        visible = torch.from_numpy(rng.random(draw(st.sampled_from(shapes))) < share)
+    return Case(
+        query=torch.from_numpy(rng.standard_normal((targets, heads, 4))).float(),
+        memory=memory,
+        bias=bias,
+        visible=visible,
+        scorer=draw(st.sampled_from(sorted(SCORERS))),
+        temperature=draw(st.sampled_from([1.0, 0.5, 3.0])),
+        hard=draw(st.booleans()),
+        kind=draw(st.sampled_from(kinds)),
+    )
+
+
+def near(found: Tensor | None, wanted: Any, tolerance: float = 1e-5) -> None:
+    assert found is not None
+    np.testing.assert_allclose(
+        found.detach().double().numpy(), np.asarray(wanted), rtol=tolerance, atol=tolerance
+    )
+
+
+# ---------------------------------------------------------------------------- k = n
+
+
+@quick
+@given(cases(), st.integers(0, 3))
+def test_all_rows_give_exact_attention(case: Case, more: int) -> None:
+    """With k ≥ n the two stages equal the loop to 1e-5, whatever the form or the index."""
+    n = len(case.memory)
+    indexes = index_heads(case.memory, case.kind, score=case.options["score"])
+    found = retrieve(case.query, case.memory, indexes, max(1, n + more), **case.options)
+    assert found.rows is not None
+    weights, context, _ = case.attended(torch.arange(n).expand(*case.query.shape[:2], n))
+    near(found.weights, weights)
+    near(found.context, context)
+    near(found.mass, np.ones(case.query.shape[:2]))
+    assert found.rows.tolist() == [[list(range(n))] * case.memory.heads] * len(case.query)
+    whole = exact(case.query, case.memory, **case.options)
+    assert whole.rows is None
+    near(whole.weights, weights)
+    near(whole.context, context)
+
+
+# ---------------------------------------------------------------------------- small k
+
+
+@quick
+@given(cases(largest=14), st.integers(1, 8))
+def test_few_rows_give_exact_attention_over_them(case: Case, k: int) -> None:
+    """Whatever rows are found: distinct, visible, ascending, and attended exactly; mass is true."""
+    indexes = index_heads(case.memory, case.kind, score=case.options["score"])
+    found = retrieve(case.query, case.memory, indexes, k, **case.options)
+    assert found.rows is not None
+    assert found.rows.shape == found.weights.shape
+    weights, context, mass = case.attended(found.rows)
+    near(found.weights, weights)
+    near(found.context, context)
+    near(found.mass, mass)
+    if k < len(case.memory):
+        scores = case.logits()
+        for t, h in np.ndindex(*scores.shape[:2]):
+            rows = [r for r in found.rows[t, h].tolist() if r >= 0]
+            assert rows == sorted(set(rows))
+            assert (scores[t, h, rows] > -INF).all()
+
+
+@quick
+@given(cases(largest=14, kinds=("flat",)), st.integers(1, 8))
+def test_a_flat_index_finds_the_best_rows(case: Case, k: int) -> None:
+    """Over a flat index the k rows are those of highest logit, under any mask."""
+    case.bias = None
+    if case.scorer == "additive":
+        case.scorer = "scaled_dot"
+    indexes = index_heads(case.memory, "flat", score=case.options["score"])
+    found = retrieve(case.query, case.memory, indexes, k, **case.options)
+    assert found.rows is not None
+    scores = case.logits()
+    for t, h in np.ndindex(*scores.shape[:2]):
+        wanted = np.sort(scores[t, h])[::-1][:k]
+        rows = found.rows[t, h]
+        kept = scores[t, h][rows[rows >= 0].tolist()]
+        kept = np.sort(kept[kept > -INF])[::-1]
+        np.testing.assert_allclose(kept, wanted[wanted > -INF], atol=1e-5)
+
+
+@pytest.mark.parametrize("spare", [0, 256])
+def test_every_target_may_have_its_own_mask(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searched together with rows to spare or group by group, each target gets its best rows."""
+    monkeypatch.setattr(two_stage, "_SPARE", spare)
+    memory = random_memory(400)
+    rng = np.random.default_rng(0)
+    query = torch.from_numpy(rng.standard_normal((6, 2, 4))).float()
+    visible = torch.from_numpy(rng.random((6, 1, 400)) < 0.5)
+    visible[3] = visible[1]
+    visible[4] = False
+    found = retrieve(query, memory, index_heads(memory, "flat"), 5, visible=visible)
+    case = Case(query, memory, None, visible, "scaled_dot", 1.0, False, "flat")
+    wanted = np.sort(np.argsort(-case.logits(), axis=2)[:, :, :5], axis=2)
+    wanted[4] = -1
+    assert found.rows is not None
+    assert np.array_equal(found.rows.numpy(), wanted)
+
+
+def test_targets_in_the_history_do_not_retrieve_themselves() -> None:
+    """exclude_self through the coarse stage: k other rows for each target."""
+    memory = random_memory(300)
+    items = torch.arange(300) % 100
+    query = memory.keys[:40]
+    visible = exclude_self(items[:40], items)[:, None]
+    found = retrieve(query, memory, index_heads(memory, "flat"), 7, visible=visible)
+    assert found.rows is not None
+    assert (found.rows >= 0).all()
+    assert (items[found.rows] != items[:40, None, None]).all()
+
+
+def test_nothing_visible_gives_nothing() -> None:
+    """No rows, zero weights, zero context; and nothing was lost, so the mass is 1."""
+    memory = random_memory(50)
+    query = torch.ones(3, 2, 4)
+    visible = torch.zeros(50, dtype=torch.bool)
+    found = retrieve(query, memory, index_heads(memory, "hnsw"), 4, visible=visible)
+    assert found.rows is not None
+    assert found.mass is not None
+    assert (found.rows == -1).all()
+    assert (found.weights == 0).all()
+    assert (found.context == 0).all()
+    assert (found.mass == 1).all()
+
+
+def test_rows_newer_than_the_index_are_always_attended() -> None:
+    """An event appended after the index was built is seen by the next query."""
+    old = random_memory(60)
+    indexes = index_heads(old, "flat")
+    new = old.merge(random_memory(3, seed=1))
+    query = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(2))
+    found = retrieve(query, new, indexes, 5, temperature=0.5)
+    assert found.rows is not None
+    assert found.rows.shape == (2, 2, 8)
+    assert (found.rows[:, :, 5:] == torch.tensor([60, 61, 62])).all()
+    case = Case(query, new, None, None, "scaled_dot", 0.5, False, "flat")
+    weights, context, mass = case.attended(found.rows)
+    near(found.weights, weights)
+    near(found.context, context)
+    near(found.mass, mass)
+    with pytest.raises(ValueError, match="indexes: more rows than the memory's 60"):
+        retrieve(query, old, index_heads(new, "flat"), 5)
+
+
+def test_gradients_flow_through_what_was_retrieved() -> None:
+    """Query, keys and values of the retrieved rows learn; which rows those are does not."""
+    memory = random_memory(12)
+    indexes = index_heads(memory, "flat")
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 2, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    keys, values = (x.double().requires_grad_() for x in (memory.keys, memory.values))
+
+    def run(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return retrieve(query, KeyValueMemory(keys, values), indexes, 3).context
+
+    assert torch.autograd.gradcheck(run, (query, keys, values))
+
+
+# ---------------------------------------------------------------------------- mass and recall
+
+
+def shaped_memory(sharpness: float, n: int = 20_000) -> tuple[Tensor, KeyValueMemory]:
+    """Keys around a hundred centres, and queries; logits spread more as `sharpness` grows."""
+    rng = np.random.default_rng(0)
+    keys = rng.standard_normal((100, 2, 16))[rng.integers(0, 100, n)]
+    keys = keys + 0.5 * rng.standard_normal((n, 2, 16))
+    query = sharpness * rng.standard_normal((20, 2, 16))
+    memory = KeyValueMemory(
+        torch.from_numpy(keys).float(), torch.from_numpy(rng.standard_normal((n, 2, 3))).float()
+    )
+    return torch.from_numpy(query).float(), memory
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0, 8.0])
+def test_the_estimated_mass_is_close(
+    sharpness: float, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """From diffuse to peaked attention, the sample tells the share that k rows hold."""
+    query, memory = shaped_memory(sharpness)
+    found = retrieve(query, memory, index_heads(memory, "flat"), 64)
+    assert found.rows is not None
+    true = exact(query, memory).weights.gather(2, found.rows).sum(2)
+    mass = estimate_mass(Lookup(query, memory), found.rows)
+    near(found.mass, mass.share, 0)
+    off = (mass.share - true).abs()
+    record_testsuite_property(f"mass at sharpness {sharpness}", round(true.mean().item(), 4))
+    record_testsuite_property(f"mass error at sharpness {sharpness}", round(off.mean().item(), 4))
+    assert off.mean() < 0.02
+    assert off.max() < 0.1
+    # The standard error is honest: nearly all estimates lie within three of it.
+    assert (off <= 3 * mass.error + 1e-4).float().mean() > 0.9
+
+
+def test_the_drawn_range_of_sharpness_is_wide() -> None:
+    """The test above would prove little if k rows always held all of the mass, or none of it."""
+    masses = []
+    for sharpness in (0.3, 8.0):
+        query, memory = shaped_memory(sharpness)
+        found = retrieve(query, memory, index_heads(memory, "flat"), 64)
+        assert found.mass is not None
+        masses.append(found.mass.mean().item())
+    assert masses[0] < 0.1
+    assert masses[1] > 0.9
+
+
+def test_a_small_tail_is_counted_exactly() -> None:
+    """Up to the sample's size nothing is estimated, and the standard error says so."""
+    memory = random_memory(500, bias="row")
+    query = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(500, (4, 2, 1), generator=torch.Generator().manual_seed(1))
+    rows = torch.cat([rows, torch.full_like(rows, -1)], dim=2)
+    case = Case(query, memory, None, None, "scaled_dot", 0.7, False, "flat")
+    _, _, true = case.attended(rows)
+    mass = estimate_mass(Lookup(query, memory), rows, temperature=0.7, sample=500)
+    near(mass.share, true)
+    assert (mass.error == 0).all()
+    estimated = estimate_mass(Lookup(query, memory), rows, temperature=0.7, sample=499)
+    assert (estimated.error > 0).all()
+
+
+def test_a_narrow_mask_is_sampled_within() -> None:
+    """The sample is drawn from visible rows, so a mask shared by all leaves the mass exact."""
+    query, memory = shaped_memory(1.0)
+    visible = torch.zeros(20_000, dtype=torch.bool)
+    visible[5_000:6_500] = True
+    found = retrieve(query, memory, index_heads(memory, "flat"), 16, visible=visible)
+    assert found.rows is not None
+    near(found.mass, exact(query, memory, visible=visible).weights.gather(2, found.rows).sum(2))
+
+
+def test_a_tail_that_escapes_the_sample_is_not_forgotten() -> None:
+    """A target whose other rows were all missed counts them as no better than the worst it has."""
+    n = 100
+    memory = KeyValueMemory(torch.zeros(n, 1, 4), torch.zeros(n, 1, 3))  # all logits are equal
+    visible = torch.ones(n + 1, 1, n, dtype=torch.bool)  # the last target sees every row
+    visible[:n, 0] = False
+    for row in range(n):
+        visible[row, 0, [row, (row + 1) % n]] = True  # the others two each, one of them retrieved
+    rows = torch.arange(n + 1).clamp(max=n - 1)[:, None, None]
+    mass = estimate_mass(Lookup(torch.zeros(n + 1, 1, 4), memory, visible=visible), rows, sample=5)
+    assert (mass.error[:n] > 0).sum() == n - 5
+    near(mass.share[:n, 0], np.full(n, 0.5))
+    near(mass.share[n, 0], 1 / n)
+
+
+def test_hard_mass_says_whether_the_winner_is_there() -> None:
+    """At temperature zero all mass is on one row: retrieved or not."""
+    memory = random_memory(40)
+    query = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
+    best = exact(query, memory, hard=True).weights.argmax(2, keepdim=True)
+    lookup = Lookup(query, memory)
+    assert (estimate_mass(lookup, best, hard=True).share == 1).all()
+    assert (estimate_mass(lookup, (best + 1) % 40, hard=True).share == 0).all()
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_recall_and_mass_of_few_rows_are_reported(
+    kind: Kind, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Recall@k of each structure against exact attention's best rows, with the mass it held."""
+    query, memory = shaped_memory(2.0, n=6000)
+    indexes = index_heads(memory, kind)
+    weights = exact(query, memory).weights
+    for k in (8, 64):
+        found = retrieve(query, memory, indexes, k)
+        assert found.rows is not None
+        assert found.mass is not None
+        wanted = weights.topk(k, dim=2)
+        share = reference.recall(
+            found.rows.flatten(0, 1).numpy(), wanted.indices.flatten(0, 1).numpy()
+        )
+        record_testsuite_property(f"recall@{k} {kind}", round(share, 3))
+        record_testsuite_property(f"mass@{k} {kind}", round(found.mass.mean().item(), 3))
+        assert share > (0.999 if kind == "flat" else 0.75)
+        held = weights.gather(2, found.rows).sum(2)
+        assert (held <= wanted.values.sum(2) + 1e-5).all()
+
+
+def test_the_additive_proxy_is_rescored() -> None:
+    """Rows are found by the dot product, but those kept are best by the additive score."""
+    memory = random_memory(500)
+    query = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(3))
+    score = Additive.plain(4)
+    with torch.inference_mode():
+        found = retrieve(query, memory, index_heads(memory, "flat", score=score), 10, score=score)
+        proxy = retrieve(query, memory, index_heads(memory, "flat"), 40).rows
+        assert proxy is not None
+        kept = Lookup(query, memory, score=score).logits_at(proxy).topk(10, dim=2).indices
+    assert found.rows is not None
+    assert torch.equal(found.rows, proxy.gather(2, kept).sort(dim=2).values)
+
+
+def test_a_bias_of_the_request_reorders_the_candidates() -> None:
+    """A bias that the index has not seen still decides among four times as many rows."""
+    memory = random_memory(200)
+    query = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
+    indexes = index_heads(memory, "flat")
+    without = retrieve(query, memory, indexes, 3)
+    assert without.rows is not None
+    bias = torch.zeros(2, 2, 200).scatter(2, without.rows, -5.0)
+    found = retrieve(query, memory, indexes, 3, bias=bias)
+    assert found.rows is not None
+    assert not torch.isin(found.rows[0, 0], without.rows[0, 0]).any()
+
+
+# ---------------------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 0}, "k: must be at least 1, got 0"),
+        ({"query": torch.zeros(5, 3, 4)}, r"query: must be \[T, 2, d\], got \[5, 3, 4\]"),
+        ({"query": torch.zeros(5, 4)}, "query: must be"),
+        ({"indexes": []}, "indexes: 0 for 2 heads"),
+        ({"temperature": -1.0}, "temperature: must be finite and greater than 0"),
+        ({"visible": torch.ones(9)}, "visible: must be bool"),
+        ({"visible": torch.ones(8).bool()}, r"visible: must be \[9\]"),
+        ({"visible": torch.ones(5, 9).bool()}, r"visible: must be \[9\], or three-dimensional"),
+        ({"bias": torch.ones(5, 1, 1)}, r"bias: must be \[9\]"),
+        ({"bias": torch.ones(4, 2, 9)}, r"broadcastable to \[5, 2, 9\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
+    """Errors say which argument was wrong, and what is allowed."""
+    memory = random_memory(9)
+    arguments: dict[str, Any] = {
+        "query": torch.zeros(5, 2, 4),
+        "memory": memory,
+        "indexes": index_heads(memory, "flat"),
+        "k": 3,
+    }
+    with pytest.raises(ValueError, match=message):
+        retrieve(**(arguments | change))
+
+
+def test_ties_go_to_the_lowest_row_retrieved() -> None:
+    """Hard retrieval among equal rows is the lookup of the first."""
+    memory = random_memory(30)
+    same = replace(memory, keys=memory.keys[:1].expand(30, -1, -1).contiguous())
+    visible = torch.arange(30) >= 12
+    found = retrieve(same.keys[:1], same, index_heads(same, "flat"), 18, visible=visible, hard=True)
+    assert torch.equal(found.context[0], same.values[12])

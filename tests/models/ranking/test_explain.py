@@ -1,0 +1,358 @@
+"""Contributions add up, and the score without a row is the score with the row deleted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.attention.attend import attend
+from models.attention.multihead import MultiHeadAttention, merge_heads, split_heads
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import Attending
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking.explain import contributions, explain, gains
+from models.ranking.scoring import score
+from models.recommender.transition_counts import Followers
+from tests.support import reference
+from tests.support.pasts import (
+    AT,
+    EVERY,
+    ITEMS,
+    TRAINED,
+    WINDOW,
+    Loop,
+    basket_snapshot,
+    drawn_snapshot,
+    long_user,
+    pasts,
+    ways,
+    without_event,
+)
+from tests.support.small import DAY, past, random_model, random_past
+from tests.support.small import snapshot as small_snapshot
+
+quick = settings(max_examples=80, deadline=None, derandomize=True)
+few = settings(max_examples=25, deadline=None, derandomize=True)
+INF = math.inf
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [T, H, n], values [H, n, V], outputs [T, H, V]; diffuse, or one row holding all."""
+    targets, h = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    n, width = draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    scale = draw(st.sampled_from([0.1, 1.0, 5.0, 20.0]))
+    scores = scale * torch.randn(targets, h, n, generator=generator)
+    ahead = draw(st.sampled_from([0.0, 0.0, 8.0, 16.0, 25.0, 60.0]))
+    scores[..., draw(st.integers(0, n - 1))] += ahead
+    if draw(st.booleans()):
+        scores[torch.rand(scores.shape, generator=generator) < 0.4] = -INF
+    values = torch.randn(h, n, width, generator=generator)
+    return scores, values, torch.randn(targets, h, width, generator=generator)
+
+
+def weights_of(scores: Tensor) -> Tensor:
+    """The loop's weights in float32."""
+    flat = [reference.softmax(row) for row in scores.flatten(0, -2).tolist()]
+    return torch.tensor(flat, dtype=torch.float64).reshape(scores.shape).float()
+
+
+@quick
+@given(heads())
+def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> None:
+    """Σ_j contribution_j is what W_O makes of the contexts, to 1e-4, and signs survive."""
+    scores, values, outputs = drawn
+    weights = weights_of(scores)
+    found = contributions(weights, gains(values, outputs))
+    assert found.shape == (scores.shape[0], scores.shape[2])
+    context = torch.einsum("thn,hnv->thv", weights.double(), values.double())
+    part = torch.einsum("thv,thv->t", context, outputs.double())
+    np.testing.assert_allclose(found.sum(-1).numpy(), part.numpy(), atol=1e-4)
+    hidden = (scores == -INF).all(1)
+    assert (found[hidden] == 0).all()
+
+
+def test_explaining_a_whole_module_adds_up() -> None:
+    """Through projections and W_O: ⟨target, output⟩ is the sum of signed contributions."""
+    torch.manual_seed(0)
+    module = MultiHeadAttention(12, 3)
+    target, history = torch.randn(4, 12), torch.randn(9, 12)
+    with torch.inference_mode():
+        output = module(target, history)
+        outward = split_heads(target @ module.w_o.weight, 3)  # o^h of each target (H, T, d)
+        values = module.values(history)  # (H, n, d)
+        gain = outward @ values.mT  # (H, T, n)
+        found = contributions(output.weights.transpose(0, 1), gain.transpose(0, 1))
+        score = (target * output.context).sum(-1)
+        assert torch.allclose(found.sum(-1), score, atol=1e-4)
+        assert (found < 0).any()
+        assert merge_heads(outward).shape == (4, 12)
+
+
+def test_a_large_weight_on_a_value_that_does_not_matter_explains_nothing() -> None:
+    """Weights say where attention went; contributions say what it brought."""
+    keys: dict[str, Any] = {"a": [3.0, 0.0], "b": [1.0, 0.0]}
+    k = torch.tensor(list(keys.values()))
+    v = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    query, outward = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    found = attend(query, k, v)
+    part = contributions(found.weights, gains(v, outward)[0][None])
+    assert found.weights[0, 0] > 0.9
+    assert part[0] == 0
+    assert part[1] == found.weights[0, 1]
+
+
+# ---------------------------------------------------------------------------- reasons
+
+
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    made: Snapshot = request.param()
+    return made
+
+
+def without_entry(whole: Past, entry: int) -> Past:
+    """The past without one entry of its profile."""
+    content = whole.profile_content
+    return replace(
+        whole,
+        profile_rows=np.delete(whole.profile_rows, entry),
+        profile_content=None if content is None else np.delete(content, entry, axis=0),
+    )
+
+
+@few
+@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+def test_contributions_add_up_to_the_score(
+    snapshot: Snapshot, made: Past, how: Attending, target: int
+) -> None:
+    """Σ contributions = attention + transitions, so that with the rest they are the score.
+
+    To 1e-4, however it was attended.
+    """
+    user = remember(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), how)
+    reasons = explain(snapshot, user, target, 50, how)
+    summed = math.fsum(reason.contribution for reason in reasons)
+    part = float(scores.attention[0]) + float(scores.transitions[0])
+    assert summed == pytest.approx(part, abs=1e-4)
+    whole = float(scores.sequence[0]) + summed + float(scores.prior[0])
+    assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
+    sources = [reason.source for reason in reasons]
+    assert len(set(sources)) == len(sources)
+    assert set(sources) <= set(user.source.tolist())
+
+
+@few
+@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+def test_reasons_equal_the_loop(
+    snapshot: Snapshot, made: Past, how: Attending, target: int
+) -> None:
+    """Mean weights and signed contributions of every row, largest first.
+
+    A row contributes what it added to the attention, and its share of F to the transitions.
+    """
+    user = remember(snapshot, made, AT)
+    loop = Loop(snapshot, made, AT)
+    _, alpha, gain = loop.parts(target, how)
+    attributed = loop.attributed(target, how)
+    each = (alpha * gain).sum(0) + attributed
+    place = {source: at for at, source in enumerate(user.source.tolist())}
+    reasons = explain(snapshot, user, target, 50, how)
+    for reason in reasons:
+        at = place[reason.source]
+        assert reason.weight == pytest.approx(alpha[:, at].mean(), abs=1e-5)
+        assert reason.contribution == pytest.approx(each[at], abs=1e-4)
+    sizes = [abs(reason.contribution) for reason in reasons]
+    assert sizes == sorted(sizes, reverse=True)
+    missing = set(place.values()) - {place[reason.source] for reason in reasons}
+    assert all(alpha[:, at].sum() < 1e-6 and attributed[at] == 0 for at in missing)
+
+
+def transitions_of(
+    snapshot: Snapshot, made: Past, left: Past, target: int, how: Attending
+) -> float:
+    """The transitions part of what is left of a past, under the λ of the whole of it."""
+    return Loop(snapshot, left, AT).transitions(target, how, Loop(snapshot, made, AT).summary)
+
+
+@few
+@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+def test_without_is_what_deleting_the_row_gives(
+    snapshot: Snapshot, made: Past, how: Attending, target: int
+) -> None:
+    """Each event and each profile entry, really deleted: attention and transitions to 1e-4.
+
+    What remains moves one place nearer to the present, so that places shift as they would. The
+    sequence part, and the λ that is read off it, are those of the whole past.
+    """
+    user = remember(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), how)
+    rest = float(scores.sequence[0] + scores.prior[0])
+    for reason in explain(snapshot, user, target, 50, how, rest=rest):
+        if reason.source >= 0:
+            less = without_event(made, reason.source)
+        else:
+            less = without_entry(made, -1 - reason.source)
+        again = score(snapshot, remember(snapshot, less, AT), np.array([target]), how)
+        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target, how)
+        assert reason.without == pytest.approx(rest + expected, abs=1e-4)
+
+
+def test_without_one_of_the_last_eight_the_ninth_moves_up(snapshot: Snapshot) -> None:
+    """What was too long ago to count before counts then; it had no share in the whole."""
+    columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
+    model = random_model(11, window=WINDOW, followers=1)
+    model.memorise(Followers(columns, 1.0 + torch.arange(TRAINED)[:, None]), horizon=2 * DAY)
+    even = small_snapshot(ITEMS, model)
+    made = past([9, 8, 7, 6, 5, 3, 2, 1, 0, 11], np.arange(10) * 3600)
+    user = remember(even, made, AT)
+    with torch.inference_mode():
+        scale = float(model.scale(user.summary))
+    reasons = {reason.source: reason for reason in explain(even, user, 4, 50)}
+    attended = score(even, user, np.array([4])).attention
+    assert len(reasons) == 10
+    for event in range(10):
+        left = [row for at, row in enumerate(made.rows.tolist()) if at != event]
+        total = sum(0.3**k * (1 + row) for k, row in enumerate(left[::-1][:8]))
+        less = score(even, remember(even, without_event(made, event), AT), np.array([4]))
+        expected = float(less.attention[0]) + scale * math.log(1 + 2 * total)
+        assert reasons[event].without == pytest.approx(expected, abs=1e-4)
+    total = sum(0.3**k * (1 + row) for k, row in enumerate(made.rows[::-1][:8].tolist()))
+    summed = sum(reason.contribution for reason in reasons.values())
+    part = float(attended[0]) + scale * math.log(1 + 2 * total)
+    assert summed == pytest.approx(part, abs=1e-4)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_without_the_event_that_held_everything_the_others_speak(
+    snapshot: Snapshot, hard: bool
+) -> None:
+    """Its weight leaves the others none, and without it they share as if it had never been."""
+    made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
+    how = Attending(hard=hard)
+    reasons = explain(snapshot, remember(snapshot, made, AT), 6, 3, how)
+    (reason,) = (reason for reason in reasons if reason.weight > 0.5)
+    left = without_event(made, 1)
+    less = score(snapshot, remember(snapshot, left, AT), np.array([6]), how)
+    assert reason.source == 1
+    assert reason.weight == pytest.approx(1, abs=1e-6)
+    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6, how)
+    assert reason.without == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
+    """One event: it has all the weight, and without it there is the rest."""
+    user = remember(snapshot, past([3], [0]), AT)
+    for target in range(ITEMS):
+        scores = score(snapshot, user, np.array([target]))
+        (reason,) = explain(snapshot, user, target, 5, rest=1.25)
+        assert reason.weight == pytest.approx(1, abs=1e-6)
+        part = float(scores.attention[0]) + float(scores.transitions[0])
+        assert reason.contribution == pytest.approx(part, abs=1e-5)
+        assert reason.without == pytest.approx(1.25, abs=1e-6)
+
+
+def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
+    """Nothing to explain, and no error."""
+    assert explain(snapshot, remember(snapshot, Past.nothing(), AT), 0, 5) == []
+
+
+def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> None:
+    """With `exclude_self` nothing is left of a past of one item: weight nowhere, attention 0."""
+    user = remember(snapshot, past([3, 3], [0, DAY]), AT)
+    how = Attending(exclude_self=True)
+    assert score(snapshot, user, np.array([3]), how).attention.tolist() == [0]
+    assert explain(snapshot, user, 3, 5, how) == []
+    assert len(explain(snapshot, user, 4, 5, how)) == 2
+
+
+def test_long_explanations_are_made_in_blocks(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the block, the reasons are the same."""
+    user = remember(snapshot, random_past(5, 9, ITEMS), AT)
+    whole = explain(snapshot, user, 4, 50)
+    monkeypatch.setattr("models.ranking.explain._BLOCK", 60)
+    for one, other in zip(explain(snapshot, user, 4, 50), whole, strict=True):
+        assert one.source == other.source
+        assert one.without == pytest.approx(other.without, abs=1e-5)
+
+
+def test_only_the_largest_reasons_are_named(snapshot: Snapshot) -> None:
+    """`top` cuts the list, it does not change what is in it."""
+    user = remember(snapshot, random_past(5, 9, ITEMS), AT)
+    every = explain(snapshot, user, 4, 50)
+    assert len(every) == 9
+    for few, whole in zip(explain(snapshot, user, 4, 3), every[:3], strict=True):
+        assert few.source == whole.source
+        assert few.without == pytest.approx(whole.without, abs=1e-5)
+    assert explain(snapshot, user, 4, 0) == []
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) -> None:
+    """Over the rows that were kept and the newest, and no others."""
+    user = long_user(snapshot, 80)
+    depth = min(80, snapshot.model.reach.depth)
+    how = Attending(mode="coarse", k=6, exclude_self=exclude_self)
+    found = score(snapshot, user, EVERY, how)
+    assert found.within is not None
+    assert (found.transitions != 0).any()
+    for target in range(ITEMS):
+        reasons = explain(snapshot, user, target, 200, how, within=found.within[target])
+        summed = math.fsum(reason.contribution for reason in reasons)
+        part = float(found.attention[target]) + float(found.transitions[target])
+        assert summed == pytest.approx(part, abs=1e-4)
+        kept = found.within[target].any(0).nonzero().flatten().tolist()
+        assert {reason.source for reason in reasons if reason.weight > 0} <= set(kept)
+        assert {reason.source for reason in reasons} <= {*kept, *range(80 - depth, 80)}
+        if exclude_self:
+            assert all(int(user.rows[row]) != target for row in kept)
+
+
+def test_the_newest_speak_where_attention_did_not_see_them(snapshot: Snapshot) -> None:
+    """Kept by no head and yet followed: a contribution without weight, and what deleting gives."""
+    made = random_past(7, 80, ITEMS)
+    user = remember(snapshot, made, AT)
+    loop = Loop(snapshot, made, AT)
+    target = next(item for item in range(TRAINED) if loop.shares(item)[-3:].any())
+    attributed = loop.attributed(target)
+    within = torch.zeros(3, 80, dtype=torch.bool)
+    within[:, :20] = True
+    told = {reason.source: reason for reason in explain(snapshot, user, target, 99, within=within)}
+    newest = {event for event in np.flatnonzero(attributed).tolist() if event >= 20}
+    for event in newest:
+        assert told[event].weight == 0
+        assert told[event].contribution == pytest.approx(attributed[event], abs=1e-4)
+    assert {source for source in told if source >= 20} == newest
+    summed = math.fsum(reason.contribution for reason in told.values())
+    gain = math.fsum(reason.contribution for reason in told.values() if reason.weight > 0)
+    assert summed == pytest.approx(gain + attributed[list(newest)].sum(), abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])
+def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None:
+    """By its attention alone, which is the score's too."""
+    snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
+    made = random_past(5, 9, ITEMS)
+    user = remember(snapshot, made, AT)
+    for target in (2, 6):
+        scores = score(snapshot, user, np.array([target]))
+        reasons = explain(snapshot, user, target, 50)
+        summed = math.fsum(reason.contribution for reason in reasons)
+        assert summed == pytest.approx(float(scores.attention[0]), abs=1e-4)
+        for reason in reasons:
+            left = remember(snapshot, without_event(made, reason.source), AT)
+            less = score(snapshot, left, np.array([target])).attention
+            assert reason.without == pytest.approx(float(less[0]), abs=1e-4)

@@ -1,0 +1,210 @@
+"""What a score would be had an event never happened: equal to scoring the history without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.catalogue.snapshot import UNTRAINED, Snapshot
+from models.encoder.history_encoder import HistoryEncoder
+from models.history.attention_options import SOFTMAX, Attending
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking import leave_one_out
+from models.ranking.explain import explain
+from models.ranking.leave_one_out import scores_without
+from models.ranking.scoring import score
+from models.recommender.recommender import identity
+from tests.support.pasts import (
+    AT,
+    ITEMS,
+    WINDOW,
+    Loop,
+    basket_snapshot,
+    drawn_snapshot,
+    pasts,
+    ways,
+    without_event,
+)
+from tests.support.small import DAY, catalogue, past, random_model, random_past
+from tests.support.small import snapshot as small_snapshot
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+TARGETS = (0, 6, 13)
+
+
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    made: Snapshot = request.param()
+    return made
+
+
+def without(whole: Past, source: int) -> Past:
+    """The past without an event, or without profile entry -1 - source, by plain lists."""
+    if source >= 0:
+        return without_event(whole, source)
+    left = [at for at in range(len(whole.profile_rows)) if at != -1 - source]
+    content = whole.profile_content
+    return Past(
+        whole.rows,
+        whole.timestamps,
+        whole.weights,
+        whole.visible,
+        whole.vectors,
+        whole.profile_rows[left],
+        None if content is None else content[left],
+        whole.types,
+    )
+
+
+def expected(snapshot: Snapshot, made: Past, target: int, how: Attending) -> float:
+    """The score of a target, in float64 and plain loops."""
+    loop = Loop(snapshot, made, AT)
+    sequence, alpha, gain = loop.parts(target, how)
+    prior = float(snapshot.tables.prior[target])
+    return sequence + loop.transitions(target, how) + float((alpha * gain).sum()) + prior
+
+
+def every(snapshot: Snapshot, made: Past, how: Attending = SOFTMAX) -> dict[Any, float]:
+    """The scores of the targets without each row of the memory."""
+    user = remember(snapshot, made, AT)
+    return scores_without(snapshot, user, dict.fromkeys(user.source.tolist(), TARGETS), how)
+
+
+@few
+@given(made=pasts(least=1), how=ways)
+def test_each_score_is_that_of_the_loop_over_the_rest(
+    snapshot: Snapshot, made: Past, how: Attending
+) -> None:
+    """Each event and profile entry, inside and outside the encoder's window: to 1e-4."""
+    found = every(snapshot, made, how)
+    sources = remember(snapshot, made, AT).source.tolist()
+    assert set(found) == {(source, target) for source in sources for target in TARGETS}
+    for (source, target), got in found.items():
+        less = without(made, source)
+        assert got == pytest.approx(expected(snapshot, less, target, how), abs=1e-4)
+
+
+@pytest.mark.parametrize("events", [1, 2, WINDOW, WINDOW + 1, WINDOW + 2, 4 * WINDOW])
+@pytest.mark.parametrize("window", [1, 2, WINDOW, 8])
+def test_wherever_the_window_begins(events: int, window: int) -> None:
+    """It may begin elsewhere when an event is gone; what moves into it is read then."""
+    served = small_snapshot(ITEMS, random_model(11, window=window))
+    made = random_past(events, events, ITEMS)
+    for (source, target), got in every(served, made).items():
+        less = remember(served, without_event(made, source), AT)
+        only = score(served, less, np.array([target])).total
+        assert got == pytest.approx(float(only[0]), abs=1e-4)
+
+
+def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot) -> None:
+    """The window keeps its events, so the sequence part is the same without the very oldest."""
+    made = past(np.arange(10) % ITEMS, np.arange(10) * 3600)
+    user = remember(snapshot, made, AT)
+    got = scores_without(snapshot, user, {0: [6]})[0, 6]
+    (told,) = (reason for reason in explain(snapshot, user, 6, 50, rest=0.0) if reason.source == 0)
+    less = score(snapshot, remember(snapshot, without_event(made, 0), AT), np.array([6]))
+    assert got == pytest.approx(float(less.total[0]), abs=1e-4)
+    rest = float(less.sequence[0] + less.prior[0])
+    assert got == pytest.approx(rest + told.without, abs=1e-4)
+
+
+def test_a_request_long_after_counts_from_what_is_then_the_newest(snapshot: Snapshot) -> None:
+    """Beyond the horizon the waiting time ends; that horizon moves with the newest event."""
+    made = past([3, 4, 5], [0, DAY, 40 * DAY])
+    user = remember(snapshot, made, 90 * DAY)
+    for source in range(3):
+        less = remember(snapshot, without_event(made, source), 90 * DAY)
+        got = scores_without(snapshot, user, {source: [6]})[source, 6]
+        assert got == pytest.approx(float(score(snapshot, less, np.array([6])).total[0]), abs=1e-4)
+
+
+def test_the_last_thing_that_goes_leaves_the_prior(snapshot: Snapshot) -> None:
+    """Without the only event, or the only interest, nothing is left to ask."""
+    once = past([3], [0])
+    interest = past([], [], profile_rows=np.array([4], np.int32))
+    for made, source in ((once, 0), (interest, -1)):
+        for target, got in zip(TARGETS, every(snapshot, made).values(), strict=True):
+            assert got == float(snapshot.tables.prior[target])
+        assert [key for key, _ in every(snapshot, made)] == [source] * len(TARGETS)
+
+
+@few
+@given(made=pasts(least=1), how=ways)
+def test_before_training_there_is_no_encoder_to_ask(made: Past, how: Attending) -> None:
+    """Content and popularity alone: as the same model scores the rest."""
+    served = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.arange(ITEMS))
+    assert identity(8).encoder is None
+    for (source, target), got in every(served, made, how).items():
+        less = remember(served, without(made, source), AT)
+        assert got == pytest.approx(
+            float(score(served, less, np.array([target]), how).total[0]), abs=1e-5
+        )
+
+
+@pytest.mark.parametrize("how", [Attending(mode="coarse", k=4), Attending(exact_up_to=8)])
+def test_what_is_found_coarsely_is_found_anew(snapshot: Snapshot, how: Attending) -> None:
+    """Rows that were not among the nearest may be, when one of them is gone."""
+    made = random_past(5, 60, ITEMS)
+    for (source, target), got in every(snapshot, made, how).items():
+        less = remember(snapshot, without_event(made, source), AT)
+        only = score(snapshot, less, np.array([target]), how)
+        assert only.mode == "coarse"
+        assert got == pytest.approx(float(only.total[0]), abs=1e-4)
+
+
+@few
+@given(made=pasts(least=1), near=st.sampled_from([1, 2, 100]))
+def test_however_many_are_encoded_together(snapshot: Snapshot, made: Past, near: int) -> None:
+    """Passes for each event, for a few, and one for all give one answer."""
+    before, kept = every(snapshot, made), leave_one_out._NEAR
+    leave_one_out._NEAR = near
+    try:
+        found = every(snapshot, made)
+    finally:
+        leave_one_out._NEAR = kept
+    assert found == pytest.approx(before, abs=1e-5)
+
+
+def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 150 events in the window, all are left out in five passes; no state is built anew."""
+    served = small_snapshot(ITEMS, random_model(11, window=200))
+    user = remember(served, random_past(3, 150, ITEMS), AT)
+    passes: list[int] = []
+    branch = HistoryEncoder.branch
+
+    def counted(self: HistoryEncoder, state: Any, shared: int, events: Any, *more: Any) -> Any:
+        passes.append(len(events))
+        return branch(self, state, shared, events, *more)
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("nothing is to be encoded from its beginning")
+
+    monkeypatch.setattr(HistoryEncoder, "branch", counted)
+    monkeypatch.setattr(HistoryEncoder, "append", refused)
+    targets: Mapping[int, list[int]] = {source: [0] for source in range(150)}
+    assert len(scores_without(served, user, targets)) == 150
+    assert passes == [32, 32, 32, 32, 22]
+
+
+@few
+@given(made=pasts(least=1))
+def test_a_past_without_one_of_its_rows_is_the_rest(made: Past) -> None:
+    """All columns, the masks and the vectors move together; the past itself stays as it was."""
+    rows = made.rows.copy()
+    for source in range(-len(made.profile_rows), len(made.rows)):
+        less, plain = made.without(source), without(made, source)
+        for name in ("rows", "timestamps", "weights", "visible", "profile_rows", "profile_content"):
+            one, other = getattr(less, name), getattr(plain, name)
+            assert (one is None) == (other is None)
+            assert one is None or np.array_equal(one, other)
+        assert less.vectors == plain.vectors
+    np.testing.assert_array_equal(made.rows, rows)
+    for missing in (len(made.rows), -1 - len(made.profile_rows)):
+        with pytest.raises(IndexError):
+            made.without(missing)

@@ -1,0 +1,427 @@
+"""Recommending: against scoring every item and brute-force diversity."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import models.ranking.recommend
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import Entry
+from models.catalogue.item_filter import ItemFilter
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import Attending
+from models.history.user_history import Past
+from models.history.user_memory import UserMemory, remember
+from models.ranking.explain import explain
+from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, candidates, recommend
+from models.ranking.scoring import score
+from models.recommender.recommender import Recommender
+from models.recommender.target_attention import candidate_keys, candidate_query
+from tests.support.small import (
+    DAY,
+    DIMENSION,
+    catalogue,
+    encode,
+    past,
+    random_model,
+    random_past,
+    trained,
+)
+from tests.support.small import snapshot as small_snapshot
+
+ITEMS = 30
+AT = 6 * DAY
+NONE = np.zeros(0, np.int64)
+
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Recommender:
+    return random_model(21, items=24)
+
+
+@pytest.fixture(scope="module")
+def snapshot(model: Recommender) -> Snapshot:
+    counts = np.random.default_rng(0).integers(0, 6, ITEMS)
+    return small_snapshot(ITEMS, model, counts)
+
+
+def somebody(snapshot: Snapshot, seed: int = 1, events: int = 8) -> UserMemory:
+    return remember(snapshot, random_past(seed, events, len(snapshot.catalogue)), AT)
+
+
+def nobody(snapshot: Snapshot) -> UserMemory:
+    return remember(snapshot, Past.nothing(), AT)
+
+
+def ranking(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
+    """All items by falling score, ties by row."""
+    total = score(snapshot, user, np.arange(len(snapshot.catalogue))).total.numpy()
+    return np.argsort(-total, kind="stable")
+
+
+# ---------------------------------------------------------------------------- order
+
+
+@quick
+@given(
+    seed=st.integers(0, 1000),
+    limit=st.integers(1, 40),
+    barred=st.sets(st.integers(0, ITEMS - 1), max_size=30),
+    excluded=st.lists(st.integers(0, ITEMS - 1), max_size=8),
+)
+def test_it_is_the_order_of_all_scores(
+    snapshot: Snapshot, seed: int, limit: int, barred: set[int], excluded: list[int]
+) -> None:
+    """Less what is not allowed or is excluded, cut at the limit; the masks are not written to."""
+    user = somebody(snapshot, seed)
+    allowed = np.ones(ITEMS, dtype=np.bool_)
+    allowed[list(barred)] = False
+    before = allowed.copy()
+    out = np.array(excluded, dtype=np.int64)
+    ranked = recommend(snapshot, user, limit=limit, allowed=allowed, excluded=out)
+    gone = barred | set(excluded)
+    expected = [row for row in ranking(snapshot, user).tolist() if row not in gone][:limit]
+    assert ranked.rows.tolist() == expected
+    assert ranked.personal
+    np.testing.assert_array_equal(allowed, before)
+    again = score(snapshot, user, ranked.rows)
+    for part in ("total", "sequence", "transitions", "attention", "prior"):
+        np.testing.assert_allclose(getattr(ranked.scores, part), getattr(again, part), atol=1e-5)
+
+
+def test_filters_hold_for_every_answer(model: Recommender) -> None:
+    """A filter from the catalogue: all that pass it, in the order of their scores."""
+    made = catalogue(ITEMS).updated(
+        [Entry(f"i{n}", f"title {n}", {"title": f"title {n}"}, ["jazz"]) for n in (3, 9, 27)],
+        ["i9"],
+        encode,
+    ).updated([Entry("i4", categories=["jazz"], hidden=True)], [], encode)  # fmt: skip
+    snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
+    user = somebody(snapshot)
+    allowed = made.allowed(ItemFilter(any=frozenset(["jazz"])))
+    ranked = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
+    order = ranking(snapshot, user).tolist()
+    assert ranked.rows.tolist() == [row for row in order if row in {3, 9, 27}]
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.5])
+@pytest.mark.parametrize("known", [True, False])
+def test_nothing_allowed_is_nothing_answered(
+    snapshot: Snapshot, diversity: float, known: bool
+) -> None:
+    """No error, no rows, no scores; for anyone."""
+    user = somebody(snapshot) if known else nobody(snapshot)
+    ranked = recommend(snapshot, user, limit=5, allowed=np.zeros(ITEMS, np.bool_), excluded=NONE,
+                       diversity=diversity)  # fmt: skip
+    assert ranked.rows.tolist() == []
+    assert ranked.scores.total.shape == (0,)
+
+
+# ---------------------------------------------------------------------------- without a memory
+
+
+def test_without_a_memory_it_is_popularity(snapshot: Snapshot) -> None:
+    """By falling counts, ties by row, and it says that this is not personal."""
+    allowed = np.ones(ITEMS, dtype=np.bool_)
+    allowed[5] = False
+    ranked = recommend(
+        snapshot, nobody(snapshot), limit=12, allowed=allowed, excluded=np.array([7])
+    )
+    counts = snapshot.counts.tolist()
+    expected = sorted((row for row in range(ITEMS) if row not in {5, 7}),
+                      key=lambda row: (-counts[row], row))  # fmt: skip
+    assert ranked.rows.tolist() == expected[:12]
+    assert not ranked.personal
+    np.testing.assert_allclose(ranked.scores.total, snapshot.tables.prior[ranked.rows], atol=1e-6)
+
+
+def test_a_profile_is_a_memory(snapshot: Snapshot) -> None:
+    """Interests without any event are personal already."""
+    made = past([], [], profile_rows=np.array([3], np.int32))
+    user = remember(snapshot, made, AT)
+    allowed = np.ones(ITEMS, dtype=np.bool_)
+    ranked = recommend(snapshot, user, limit=ITEMS, allowed=allowed, excluded=NONE)
+    assert ranked.personal
+    assert ranked.rows.tolist() == ranking(snapshot, user).tolist()
+
+
+# ---------------------------------------------------------------------------- diversity
+
+
+def marginal_relevance(
+    worth: list[float], vectors: NDArray[np.float64], limit: int, diversity: float
+) -> list[int]:
+    """MMR by definition: each step looks at every open item and everything taken."""
+    low, high = min(worth), max(worth)
+    relevance = [(w - low) / (high - low) for w in worth]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    taken: list[int] = []
+    while len(taken) < min(limit, len(worth)):
+        values = {
+            place: (1 - diversity) * relevance[place]
+            - diversity * max((float(unit[place] @ unit[other]) for other in taken), default=0.0)
+            for place in range(len(worth))
+            if place not in taken
+        }
+        best = max(values.values())
+        taken.append(next(place for place, value in values.items() if value > best - 1e-9))
+    return taken
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("known", [True, False])
+def test_diversity_is_marginal_relevance(snapshot: Snapshot, diversity: float, known: bool) -> None:
+    """Against the definition in float64; 0 is the order of scores alone."""
+    user = somebody(snapshot) if known else nobody(snapshot)
+    allowed = np.ones(ITEMS, dtype=np.bool_)
+    pure = recommend(snapshot, user, limit=ITEMS, allowed=allowed, excluded=NONE)
+    ranked = recommend(snapshot, user, limit=8, allowed=allowed, excluded=NONE, diversity=diversity)
+    worth = pure.scores.total.double().tolist() if known else [-float(n) for n in range(ITEMS)]
+    vectors = snapshot.tables.vectors[torch.from_numpy(pure.rows)].double().numpy()
+    expected = pure.rows[marginal_relevance(worth, vectors, 8, diversity)]
+    assert ranked.rows.tolist() == expected.tolist()
+    if diversity == 0:
+        assert ranked.rows.tolist() == pure.rows[:8].tolist()
+
+
+def test_full_diversity_spreads() -> None:
+    """Of five near-copies and two others, the best copy and then the others come first."""
+    texts = {"a0": "x", "a1": "x", "a2": "x", "a3": "x", "a4": "x", "b": "y", "c": "z"}
+    made = catalogue(0).updated(
+        [Entry(id_, fields={"title": text}) for id_, text in texts.items()], [], encode
+    )
+    snapshot = Snapshot.build("v", None, made, np.arange(7)[::-1].copy())
+    user = remember(snapshot, past([0], [0]), 0)
+    allowed = np.ones(7, dtype=np.bool_)
+    plain = recommend(snapshot, user, limit=3, allowed=allowed, excluded=NONE)
+    spread = recommend(snapshot, user, limit=3, allowed=allowed, excluded=NONE, diversity=1.0)
+    assert plain.rows.tolist() == [0, 1, 2]
+    assert spread.rows[0] == 0
+    assert set(spread.rows[1:].tolist()) == {5, 6}
+
+
+def test_equal_scores_and_missing_vectors_can_be_spread() -> None:
+    """Nothing to scale relevance by and no direction to compare: numbers all the same."""
+    made = catalogue(0).updated([Entry(f"i{n}") for n in range(4)], [], encode)
+    snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))
+    user = remember(snapshot, past([], [], profile_rows=np.array([-1], np.int32),
+                                   profile_content=encode(["x"])), AT)  # fmt: skip
+    ranked = recommend(snapshot, user, limit=3, allowed=np.ones(4, np.bool_), excluded=NONE,
+                       diversity=0.7)  # fmt: skip
+    assert sorted(set(ranked.rows.tolist())) == sorted(ranked.rows.tolist())
+    assert len(ranked.rows) == 3
+    assert torch.isfinite(ranked.scores.total).all()
+
+
+# ---------------------------------------------------------------------------- candidates
+
+
+@pytest.fixture(scope="module")
+def large() -> Snapshot:
+    """Four hundred items, with an index over all of them."""
+    return small_snapshot(400, random_model(22, items=380), index_from=100)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_candidates_hold_what_ranks_first(
+    large: Snapshot, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the catalogue passes to the target attention; the best ten are among it."""
+    snapshot = large if indexed else small_snapshot(400, large.model)
+    assert (snapshot.index is not None) == indexed
+    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 100)
+    allowed = np.ones(400, dtype=np.bool_)
+    hits = 0
+    for seed in range(20):
+        user = somebody(snapshot, seed, events=5)
+        with monkeypatch.context() as patch:
+            patch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
+            near = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
+        true = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
+        hits += len(set(near.rows.tolist()) & set(true.rows.tolist()))
+        order = {row: place for place, row in enumerate(ranking(snapshot, user).tolist())}
+        places = [order[row] for row in near.rows.tolist()]
+        assert places == sorted(places)
+    assert hits / 200 > 0.8
+
+
+def test_the_answer_says_whether_every_item_was_scored(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coarse where candidates were; asking for exact scores all and equals the true ranking."""
+    user = somebody(large, 1)
+    allowed = np.ones(len(large.catalogue), dtype=np.bool_)
+    true = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
+    monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
+    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 40)
+    near = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
+    asked = recommend(
+        large, user, limit=10, allowed=allowed, excluded=NONE, how=Attending(mode="exact")
+    )
+    assert (true.mode, near.mode, asked.mode) == ("exact", "coarse", "exact")
+    assert asked.rows.tolist() == true.rows.tolist()
+
+
+def test_candidates_keep_to_what_is_allowed(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the index and beside it; a narrow filter loses nothing."""
+    later = large.catalogue.updated(
+        [Entry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
+    )
+    snapshot = large.refreshed(later, large.counts)
+    user = somebody(large, 3)
+    rng = np.random.default_rng(0)
+    for share in (0.02, 0.3, 0.9):
+        allowed = rng.random(460) < share
+        found = candidates(snapshot, user, allowed, 40)
+        assert len(set(found.tolist())) == len(found)
+        assert allowed[found].all()
+        assert len(found) >= min(40, int(allowed.sum()))
+    few = np.zeros(460, dtype=np.bool_)
+    few[[5, 300, 401, 459]] = True
+    assert sorted(candidates(snapshot, user, few, 40).tolist()) == [5, 300, 401, 459]
+    monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
+    ranked = recommend(snapshot, user, limit=3, allowed=few, excluded=np.array([300]))
+    assert set(ranked.rows.tolist()) == {5, 401, 459}
+
+
+def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
+    """F of every trained item that followed one of the last eight.
+
+    Rows are the model's; they are the catalogue's too where that was made of i0, i1, … in order.
+    """
+    columns, counts = (part.tolist() for part in snapshot.model.followers)
+    total: dict[int, float] = {}
+    for k, item in enumerate(user.recent_items.tolist()[:8]):
+        pairs = zip(columns[item], counts[item], strict=True) if item >= 0 else ()
+        for column, count in pairs:
+            if count > 0:
+                total[column] = total.get(column, 0.0) + 0.3**k * count
+    return total
+
+
+def test_candidates_are_more_where_items_are_and_none_takes_long(snapshot: Snapshot) -> None:
+    """One in 400 items, as far as attending from all takes a quarter of the work done exactly."""
+    few, many = somebody(snapshot, events=8), somebody(snapshot, events=800)
+    assert candidate_count(few, 20, 100_000) == CANDIDATES
+    assert candidate_count(few, 20, 1_000_000) == 2_500
+    assert candidate_count(few, 20, 10_000_000) == 25_000
+    assert candidate_count(many, 20, 10_000_000) == EXACT_WORK // 4 // len(many)
+    assert candidate_count(many, 400, 1_000_000) == 1_600  # what is wanted, and some to choose from
+
+
+def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
+    """Without an index: the largest products of candidate keys and query, and the most followed."""
+    snapshot = small_snapshot(400, large.model)
+    user = somebody(snapshot, 4)
+    with torch.inference_mode():
+        query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+        worth = candidate_keys(snapshot.tables).double() @ query.double()
+    found = candidates(snapshot, user, np.ones(400, dtype=np.bool_), 25)
+    nearest = set(torch.topk(worth, 25).indices.tolist())
+    total = follow(snapshot, user)
+    most = sorted(total, key=lambda row: -total[row])[:25]
+    assert set(found.tolist()) == nearest | set(most)
+    assert set(most) - nearest
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_what_followed_the_newest_items_is_a_candidate(large: Snapshot, indexed: bool) -> None:
+    """The most followed, at most as many as asked, of those allowed; each found once."""
+    snapshot = large if indexed else small_snapshot(400, large.model)
+    some = 0
+    for seed in range(10):
+        user = somebody(snapshot, seed)
+        allowed = np.random.default_rng(seed).random(400) < 0.8
+        total = follow(snapshot, user)
+        order = sorted(total, key=lambda row: -total[row])
+        for count in (3, 40):
+            found = candidates(snapshot, user, allowed, count)
+            assert found.tolist() == sorted(set(found.tolist()))
+            assert len(found) <= 2 * count
+            assert allowed[found].all()
+            most = [row for row in order[:count] if allowed[row]]
+            assert set(most) <= set(found.tolist())
+            some += len(most)
+    assert some > 50
+
+
+@pytest.mark.parametrize("shape", [{"followers": 0}, {"blocks": 0}])
+def test_without_transitions_nothing_follows(shape: dict[str, int]) -> None:
+    """Where that part is not in the score it brings no candidates."""
+    snapshot = small_snapshot(60, random_model(22, items=50, **shape))
+    user = somebody(snapshot, 4)
+    assert len(candidates(snapshot, user, np.ones(60, dtype=np.bool_), 7)) == 7
+
+
+def test_untrained_services_have_candidates() -> None:
+    """Before training nothing is known to follow anything."""
+    made = catalogue(40)
+    snapshot = Snapshot.build("v", None, made, np.zeros(40, np.int64))
+    assert len(candidates(snapshot, somebody(snapshot), np.ones(40, dtype=np.bool_), 5)) == 5
+
+
+def test_followers_are_found_wherever_their_rows_are() -> None:
+    """Rows of the model are not those of the catalogue, and what was removed does not come back."""
+    model = random_model(22, items=30)
+    made = trained(model)
+    other = [f"i{n}" for n in np.random.default_rng(0).permutation(40)]
+    whole = Catalogue.empty(DIMENSION).updated(
+        [Entry(id_, id_, {"title": id_}) for id_ in other], [], encode
+    ).updated([], ["i3", "i8"], encode)  # fmt: skip
+    snapshot = Snapshot.build("v", made, whole, np.zeros(0, np.int64))
+    compared = 0
+    for seed in range(8):
+        user = somebody(snapshot, seed)
+        total = follow(snapshot, user)
+        found = candidates(snapshot, user, whole.offered, 30)
+        names = {whole.vocabulary.id(row) for row in found.tolist()}
+        expected = {made.item_ids[item] for item in total} - {"i3", "i8"}
+        assert expected <= names
+        assert not names & {"i3", "i8"}
+        compared += len(expected)
+        scores = score(snapshot, user, np.arange(len(whole)))
+        for row, name in enumerate(whole.vocabulary.ids):
+            followed = name in made.item_ids and made.item_ids.index(name) in total
+            assert bool(scores.transitions[row] != 0) == followed
+    assert compared > 20
+
+
+def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that only the transitions lift comes first also where not all were scored."""
+    model = random_model(22, items=380)
+    with torch.no_grad():
+        model.scale.weight.zero_()
+        model.scale.bias.fill_(1000.0)
+    snapshot = small_snapshot(400, model, index_from=100)
+    monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
+    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 20)
+    allowed = np.ones(400, dtype=np.bool_)
+    for seed in range(10):
+        user = somebody(snapshot, seed)
+        ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=NONE)
+        assert ranked.mode == "coarse"
+        assert set(ranked.rows.tolist()) <= follow(snapshot, user).keys()
+        assert ranked.rows.tolist() == ranking(snapshot, user)[:3].tolist()
+
+
+def test_coarse_attention_explains_what_it_ranked(snapshot: Snapshot) -> None:
+    """The rows kept for each target follow it into the order."""
+    user = somebody(snapshot, 5, events=60)
+    how = Attending(mode="coarse", k=6)
+    allowed = np.ones(ITEMS, dtype=np.bool_)
+    ranked = recommend(snapshot, user, limit=9, allowed=allowed, excluded=NONE, how=how)
+    assert ranked.scores.within is not None
+    assert ranked.scores.within.shape[0] == ranked.scores.mass.shape[0] == 9
+    for place, row in enumerate(ranked.rows.tolist()):
+        reasons = explain(snapshot, user, row, 60, how, within=ranked.scores.within[place])
+        summed = sum(reason.contribution for reason in reasons)
+        scores = ranked.scores
+        part = float(scores.attention[place]) + float(scores.transitions[place])
+        assert summed == pytest.approx(part, abs=1e-4)

@@ -1,0 +1,599 @@
+"""Search as attention: against a float64 softmax loop over every key of every item."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import models.ranking.search
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import Entry
+from models.catalogue.item_filter import ItemFilter
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import SOFTMAX, Attending, Mode
+from models.history.user_memory import remember
+from models.index import ann_index
+from models.ranking.scoring import Scores, score
+from models.ranking.search import Found, match, nearest, personal_bias
+from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.text.bm25 import Hits
+from tests.support import reference
+from tests.support.small import DIMENSION, catalogue, encode, entries, past
+from tests.support.small import snapshot as small_snapshot
+
+WORDS = ["jazz", "piano", "blues", "opera", "drum", "choir"]
+
+
+def serve(made: Catalogue, **more: int) -> Snapshot:
+    return Snapshot.build("v", None, made, np.zeros(len(made), np.int64), **more)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    """Forty items of which many share words, some are hidden and some say nothing."""
+    rng = np.random.default_rng(0)
+    made = []
+    for n in range(40):
+        fields = {"title": f"title {n}"}
+        fields["tags"] = str(rng.choice(WORDS))
+        if n % 3 == 0:
+            fields["description"] = str(rng.choice(WORDS))
+        if n % 4 == 0:
+            fields["categories"] = "music"
+        embedding = rng.normal(size=DIMENSION).astype(np.float32) if n % 7 == 0 else None
+        if n % 10 == 9:
+            fields = {}
+        categories = ["even"] if n % 2 == 0 else []
+        hidden = n % 11 == 5
+        item = Entry(f"i{n}", "", fields, categories, embedding=embedding, hidden=hidden)
+        made.append(item)
+    return serve(Catalogue.empty(DIMENSION).updated(made, [], encode))
+
+
+def search(
+    snapshot: Snapshot,
+    query: NDArray[np.float32],
+    *,
+    limit: int,
+    allowed: NDArray[np.bool_],
+    how: Attending = SOFTMAX,
+    personal: NDArray[np.float32] | None = None,
+    hits: Hits | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> Found:
+    """Both steps at once."""
+    matches = match(snapshot, query, allowed=allowed, how=how, hits=hits, parameters=parameters)
+    return models.ranking.search.search(matches, limit=limit, personal=personal)
+
+
+def unit(seed: int) -> NDArray[np.float32]:
+    drawn = np.random.default_rng(seed).normal(size=DIMENSION)
+    return (drawn / np.linalg.norm(drawn)).astype(np.float32)
+
+
+class Loop:
+    """What the softmax over keys gives each item, in float64 and plain loops.
+
+    With `k`, over the keys of the items that the k keys of largest cosine belong to.
+    """
+
+    def __init__(
+        self,
+        made: Catalogue,
+        query: NDArray[np.float32],
+        allowed: NDArray[np.bool_],
+        *,
+        how: Attending = SOFTMAX,
+        personal: NDArray[np.float32] | None = None,
+        k: int | None = None,
+        hits: Hits | None = None,
+        parameters: SearchParameters = DEFAULTS,
+    ) -> None:
+        bm25 = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)) if hits else {}
+        places = [p for p in range(len(made.keys)) if allowed[made.keys.owners[p]]]
+        equal = {
+            p: sum(np.array_equal(made.keys.vectors[p], other) for other in made.keys.vectors)
+            for p in places
+        }
+        cosines, logits = [], []
+        for place in places:
+            cosines.append(reference.cosine(query.tolist(), made.keys.vectors[place].tolist()))
+            shared = bm25.get(int(made.keys.owners[place]), 0.0) / max(bm25.values(), default=1.0)
+            name = made.keys.names[made.keys.codes[place]]
+            own = parameters.temperatures.get(name, parameters.temperature)
+            logit = cosines[-1] / own + parameters.lexical * shared / parameters.temperature
+            logit = logit / how.temperature + parameters.fields.get(name, 0.0)
+            logit -= math.log(equal[place])
+            owner = made.keys.owners[place]
+            logits.append(logit + (0.0 if personal is None else float(personal[owner])))
+        ranked = sorted(range(len(places)), key=lambda at: -cosines[at])[:k]
+        # Which of two equal cosines is the k-th is anybody's choice, and so is which of two equal
+        # keys is the best.
+        self.tied = k is not None and any(
+            abs(cosines[ranked[-1]] - cosines[at]) < 1e-6
+            for at in range(len(places)) if at not in ranked
+        )  # fmt: skip
+        named = {int(made.keys.owners[places[at]]) for at in ranked}
+        named |= set(bm25) if parameters.lexical else set()
+        kept = [at for at in range(len(places)) if made.keys.owners[places[at]] in named]
+        best = sorted(logits[at] for at in kept)[-2:]
+        self.tied |= how.hard and len(best) == 2 and 0 < best[1] - best[0] < 1e-4
+        full = reference.softmax(logits, 1.0, how.hard)
+        self.mass = math.fsum(full[at] for at in kept)
+        self.keys = len(kept)
+        self.weight: dict[int, float] = {}
+        self.share: dict[int, dict[str, float]] = {}
+        self.score: dict[int, float] = {}
+        weights = reference.softmax([logits[at] for at in kept], 1.0, how.hard)
+        for at, weight in zip(kept, weights, strict=True):
+            place, logit = places[at], logits[at]
+            row, name = int(made.keys.owners[place]), made.keys.names[made.keys.codes[place]]
+            self.weight[row] = self.weight.get(row, 0.0) + weight
+            fields = self.share.setdefault(row, {})
+            fields[name] = fields.get(name, 0.0) + weight
+            self.score[row] = np.logaddexp(self.score.get(row, -math.inf), logit)
+
+    def order(self) -> list[int]:
+        return sorted((r for r in self.weight if self.weight[r] > 0),
+                      key=lambda row: (-self.weight[row], row))  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- the softmax
+
+
+def check(found: Found, loop: Loop, *, hard: bool) -> None:
+    """Of every item: weight, score and each field's share; over all items they sum to 1."""
+    assert set(found.rows.tolist()) <= set(loop.order())
+    assert all(loop.weight[row] < 1e-30 for row in set(loop.order()) - set(found.rows.tolist()))
+    if loop.weight:
+        assert sum(found.weights.tolist()) == pytest.approx(1, abs=1e-5)
+    assert found.weights.tolist() == sorted(found.weights.tolist(), reverse=True)
+    for place, row in enumerate(found.rows.tolist()):
+        assert found.weights[place] == pytest.approx(loop.weight[row], rel=1e-4, abs=1e-7)
+        shares = {k: v / loop.weight[row] for k, v in loop.share[row].items() if v > 0}
+        assert sum(found.matched[place].values()) == pytest.approx(1, abs=1e-5)
+        for name, share in found.matched[place].items():
+            assert share == pytest.approx(shares.get(name, 0.0), abs=1e-4)
+        if not hard:
+            assert found.scores[place] == pytest.approx(loop.score[row], abs=1e-4)
+    assert found.keys == loop.keys
+
+
+def some_hits(rng: np.random.Generator, allowed: NDArray[np.bool_]) -> Hits | None:
+    """What the words of a query might have found: nothing, or some items that are allowed."""
+    rows = rng.permutation(np.flatnonzero(allowed))[: rng.integers(0, 7)]
+    scores = np.sort(rng.gamma(2.0, 3.0, len(rows)))[::-1].astype(np.float32)
+    return Hits(rows, scores) if rng.random() < 0.8 else None
+
+
+drawn = {
+    "seed": st.integers(0, 1000),
+    "temperature": st.sampled_from([0.5, 1.0, 4.0, 100.0]),
+    "hard": st.booleans(),
+    "biased": st.booleans(),
+    "barred": st.sets(st.integers(0, 39), max_size=38),
+    "parameters": st.sampled_from(
+        [
+            DEFAULTS,
+            SearchParameters(0.2, 0.1, {"title": 0.5, "nobody's": 3.0}, {"tags": 0.1}),
+            SearchParameters(0.05, 0.0, {}, {"title": 0.08, "description": 0.5}),
+        ]
+    ),
+}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(**drawn, mode=st.sampled_from(["exact", "auto"]))
+def test_weights_equal_the_loop(
+    snapshot: Snapshot,
+    seed: int,
+    temperature: float,
+    hard: bool,
+    biased: bool,
+    barred: set[int],
+    parameters: SearchParameters,
+    mode: Mode,
+) -> None:
+    """Over every key of what may be answered, whether most of them may be or few.
+
+    The words that an item shares with a query speak for all of its keys.
+    """
+    made = snapshot.catalogue
+    allowed = made.listed.copy()
+    allowed[list(barred)] = False
+    rng = np.random.default_rng(seed)
+    personal = rng.normal(size=40).astype(np.float32) if biased else None
+    hits = some_hits(rng, allowed)
+    query = unit(seed)
+    how = Attending(temperature, hard, mode=mode, k=3)
+    found = search(
+        snapshot, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits,
+        parameters=parameters,
+    )  # fmt: skip
+    loop = Loop(made, query, allowed, how=how, personal=personal, hits=hits, parameters=parameters)
+    assume(not loop.tied)
+    check(found, loop, hard=hard)
+    assert (found.mode, found.mass) == ("exact", 1)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(**drawn, k=st.integers(1, 90), indexed=st.booleans())
+def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
+    snapshot: Snapshot,
+    seed: int,
+    temperature: float,
+    hard: bool,
+    biased: bool,
+    barred: set[int],
+    parameters: SearchParameters,
+    k: int,
+    indexed: bool,
+) -> None:
+    """The k nearest keys, those of what the words found, the others of their items, and no more;
+    and the mass is what they hold.
+
+    So few keys are scanned exactly, with an index or without one.
+    """
+    made = snapshot.catalogue
+    allowed = made.listed.copy()
+    allowed[list(barred)] = False
+    rng = np.random.default_rng(seed)
+    personal = rng.normal(size=40).astype(np.float32) if biased else None
+    hits = some_hits(rng, allowed)
+    query = unit(seed)
+    how = Attending(temperature, hard, mode="coarse", k=k)
+    loop = Loop(
+        made, query, allowed, how=how, personal=personal, k=k, hits=hits, parameters=parameters
+    )
+    assume(not loop.tied)
+    served = serve(made, index_from=1) if indexed else snapshot
+    found = search(
+        served, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits,
+        parameters=parameters,
+    )  # fmt: skip
+    check(found, loop, hard=hard)
+    assert found.mode == "coarse"
+    assert found.mass == pytest.approx(loop.mass, abs=1e-5)
+
+
+def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
+    """Weights are shares of all that matched, however many are shown."""
+    query, allowed = unit(1), snapshot.catalogue.listed
+    whole = search(snapshot, query, limit=100, allowed=allowed)
+    few = search(snapshot, query, limit=3, allowed=allowed)
+    np.testing.assert_array_equal(few.rows, whole.rows[:3])
+    np.testing.assert_array_equal(few.weights, whole.weights[:3])
+    np.testing.assert_array_equal(few.scores, whole.scores[:3])
+    assert few.matched == whole.matched[:3]
+
+
+def test_fields_are_named_by_falling_share(snapshot: Snapshot) -> None:
+    """The one that matched most comes first."""
+    found = search(snapshot, unit(2), limit=100, allowed=snapshot.catalogue.listed)
+    several = [list(shares.values()) for shares in found.matched if len(shares) > 1]
+    assert several
+    assert all(shares == sorted(shares, reverse=True) for shares in several)
+
+
+def test_an_item_that_matches_in_two_fields_gathers_both() -> None:
+    """Two half matches outweigh one match of the same strength."""
+    mixed = {"a": ("one", "two"), "b": ("one", "far away"), "c": ("far off", "two")}
+    made = Catalogue.empty(DIMENSION).updated(
+        [Entry(id_, fields={"title": f"{id_} {t}", "description": f"{id_} {d}"})
+         for id_, (t, d) in mixed.items()],
+        [],
+        lambda texts: np.stack([near(text) for text in texts]),
+    )  # fmt: skip
+    found = search(serve(made), near("one"), limit=3, allowed=made.listed)
+    by_row = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
+    assert found.rows[0] == 0
+    assert by_row[0] == pytest.approx(by_row[1] + by_row[2], rel=1e-3)
+    assert found.matched[0].keys() == {"title", "description"}
+
+
+def near(text: str) -> NDArray[np.float32]:
+    """Texts that end in "one" or "two" lie along the first axis, each a little off on its own."""
+    word = text.rsplit(maxsplit=1)[-1]
+    own = encode([text])[0]
+    own[:2] = 0
+    axis = np.zeros(DIMENSION, np.float32)
+    axis[0 if word in {"one", "two"} else 1] = 1
+    mixed = axis + np.float32(0.01) * own / np.linalg.norm(own)
+    return np.asarray(mixed / np.linalg.norm(mixed), np.float32)
+
+
+def test_a_shared_key_is_one_key() -> None:
+    """What five items say alike weighs as much as what one item says alone, split among them."""
+    items = [Entry(f"i{n}", fields={"title": "music"}) for n in range(5)]
+    made = Catalogue.empty(DIMENSION).updated(
+        [*items, Entry("alone", fields={"title": "opera"})], [], encode
+    )
+    between = encode(["music"])[0] + encode(["opera"])[0]
+    found = search(serve(made), between, limit=6, allowed=made.listed)
+    by_row = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
+    assert by_row[5] == pytest.approx(0.5, abs=1e-4)
+    assert [by_row[row] for row in range(5)] == pytest.approx([0.1] * 5, abs=1e-4)
+
+
+def test_labels_say_less_than_titles() -> None:
+    """The same words in tags and in categories weigh less by their field's bias."""
+    made = Catalogue.empty(DIMENSION).updated(
+        [Entry(name, fields={name: "jazz"}) for name in ("categories", "tags", "title")],
+        [], encode,
+    )  # fmt: skip
+    found = search(serve(made), encode(["jazz"])[0], limit=3, allowed=made.listed)
+    assert [made.vocabulary.id(row) for row in found.rows] == ["title", "tags", "categories"]
+    ratios = np.log(found.weights[1:] / found.weights[0])
+    np.testing.assert_allclose(
+        ratios, [DEFAULTS.fields["tags"], DEFAULTS.fields["categories"]], atol=1e-4
+    )
+
+
+def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
+    """Cosines are of directions."""
+    query, allowed = unit(3), snapshot.catalogue.listed
+    found, longer = (search(snapshot, q, limit=9, allowed=allowed) for q in (query, 9 * query))
+    np.testing.assert_array_equal(found.rows, longer.rows)
+    np.testing.assert_allclose(found.weights, longer.weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool) -> None:
+    """A zero vector is like nothing at all."""
+    served = serve(snapshot.catalogue, index_from=1) if indexed else snapshot
+    how = Attending(mode="coarse" if indexed else "exact")
+    found = search(served, np.zeros(DIMENSION, np.float32), limit=5,
+                   allowed=snapshot.catalogue.listed, how=how)  # fmt: skip
+    assert found.rows.tolist() == []
+    assert found.matched == ()
+    assert (found.mode, found.keys, found.mass) == (how.mode, 0, 1)
+
+
+def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
+    """One item with all the weight, matched in one field."""
+    made = snapshot.catalogue
+    query = encode(["title 12"])[0]
+    found = search(snapshot, query, limit=9, allowed=made.listed, how=Attending(hard=True))
+    assert found.rows.tolist() == [12]
+    assert found.weights.tolist() == [1]
+    assert found.matched == ({"title": 1.0},)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e6])
+def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: float) -> None:
+    """Near the limits of what is accepted: the best item alone, and nearly no difference."""
+    query, allowed = encode(["title 12"])[0], snapshot.catalogue.listed
+    how = Attending(temperature)
+    found = search(snapshot, query, limit=100, allowed=allowed, how=how)
+    assert np.isfinite(found.weights).all()
+    assert np.isfinite(found.scores).all()
+    assert found.weights.sum() == pytest.approx(1, abs=1e-5)
+    if temperature < 1:
+        assert found.rows[0] == 12
+        assert found.weights[0] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", [SOFTMAX, Attending(hard=True), Attending(mode="coarse")])
+def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, how: Attending) -> None:
+    """Nor in a catalogue without any text; and nothing was left out."""
+    nothing = np.zeros(40, dtype=np.bool_)
+    bare = serve(Catalogue.empty(DIMENSION).updated([Entry("a")], [], encode))
+    for served, allowed in (
+        (snapshot, nothing),
+        (serve(snapshot.catalogue, index_from=1), nothing),
+        (bare, bare.catalogue.listed),
+    ):
+        found = search(served, unit(5), limit=5, allowed=allowed, how=how)
+        assert found.rows.tolist() == []
+        assert (found.keys, found.mass) == (0, 1)
+        assert nearest(match(served, unit(5), allowed=allowed, how=how), 5).tolist() == []
+
+
+# ---------------------------------------------------------------------------- coarse
+
+
+@pytest.fixture(scope="module")
+def large() -> Snapshot:
+    """Six hundred items, whose twelve hundred keys are indexed."""
+    return serve(catalogue(600), index_from=100)
+
+
+COARSE = Attending(mode="coarse")
+
+
+def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred keys from the index give the best items nearly the weights of all keys."""
+    monkeypatch.setattr(models.ranking.search, "COARSE_KEYS", 150)
+    allowed = large.catalogue.listed
+    for seed in range(10):
+        found = search(large, unit(seed), limit=1000, allowed=allowed, how=COARSE)
+        true = search(large, unit(seed), limit=1000, allowed=allowed)
+        assert (found.mode, true.mode) == ("coarse", "exact")
+        assert len(set(found.rows[:10].tolist()) & set(true.rows[:10].tolist())) >= 9
+        weight = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
+        for row, expected in zip(true.rows[:5].tolist(), true.weights[:5], strict=True):
+            assert weight[row] == pytest.approx(expected, rel=0.15)
+        # Weights are shares of what was attended, and the mass says of how much of it all.
+        held = [w for row, w in zip(true.rows, true.weights.tolist(), strict=True) if row in weight]
+        assert found.mass == pytest.approx(sum(held), abs=1e-4)
+        assert found.keys == 2 * len(weight) < true.keys == 1200
+
+
+def test_more_keys_hold_more(large: Snapshot) -> None:
+    """`k` is how many keys the coarse step names: of that many items each, or of fewer."""
+    masses = []
+    for k in (1, 10, 100, 1000):
+        how = Attending(mode="coarse", k=k)
+        found = search(large, unit(4), limit=1000, allowed=large.catalogue.listed, how=how)
+        assert k <= found.keys <= 2 * k
+        masses.append(found.mass)
+    assert masses == sorted(masses)
+    assert masses[0] < 0.5
+    assert masses[-1] > 0.99
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("k", [1200, 1201, 100_000])
+def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, k: int) -> None:
+    """With room for every key, finding keys first changes nothing."""
+    allowed = large.catalogue.listed
+    served = large if indexed else serve(large.catalogue)
+    how = Attending(mode="coarse", k=k)
+    found = search(served, unit(3), limit=50, allowed=allowed, how=how)
+    true = search(large, unit(3), limit=50, allowed=allowed)
+    np.testing.assert_array_equal(found.rows, true.rows)
+    np.testing.assert_array_equal(found.weights, true.weights)
+    np.testing.assert_array_equal(found.scores, true.scores)
+    assert (found.matched, found.keys, found.mass) == (true.matched, true.keys, true.mass)
+    assert (found.mode, true.mode) == ("coarse", "exact")
+
+
+def test_probes_are_how_much_of_the_index_is_searched(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cluster holds less of the softmax than the nearest keys of all of them."""
+    monkeypatch.setattr(ann_index, "_NARROW_ROWS", 0)
+    masses = {}
+    for probes in (1, 1000):
+        how = Attending(mode="coarse", k=200, probes=probes)
+        masses[probes] = [
+            search(large, unit(seed), limit=9, allowed=large.catalogue.listed, how=how).mass
+            for seed in range(5)
+        ]
+    assert sum(masses[1]) < sum(masses[1000])
+    scanned = Attending(mode="coarse", k=200)
+    for seed, mass in enumerate(masses[1000]):
+        every = serve(large.catalogue)
+        found = search(every, unit(seed), limit=9, allowed=every.catalogue.listed, how=scanned)
+        assert mass == pytest.approx(found.mass, abs=1e-5)
+
+
+def test_auto_is_exact_up_to_so_many_keys_of_what_may_be_answered(large: Snapshot) -> None:
+    """The rule of every memory: two keys each of 600 items, and of the 3 that pass a filter."""
+    few = np.zeros(600, dtype=np.bool_)
+    few[[3, 77, 500]] = True
+    for allowed, keys in ((large.catalogue.listed, 1200), (few, 6)):
+        for limit, mode in ((keys, "exact"), (keys - 1, "coarse")):
+            how = Attending(exact_up_to=limit, k=2)
+            found = search(large, unit(6), limit=9, allowed=allowed, how=how)
+            assert found.mode == mode
+            assert (found.keys == keys) is (mode == "exact")
+
+
+def test_coarse_search_keeps_to_the_filter(large: Snapshot) -> None:
+    """A filter few pass is exact: all of them, and no other."""
+    few = np.zeros(600, dtype=np.bool_)
+    few[[3, 77, 500]] = True
+    how = Attending(mode="coarse", k=20)
+    found = search(large, unit(6), limit=10, allowed=few, how=how)
+    assert sorted(found.rows.tolist()) == [3, 77, 500]
+    loop = Loop(large.catalogue, unit(6), few)
+    assert found.rows.tolist() == loop.order()
+    np.testing.assert_allclose(found.weights, [loop.weight[r] for r in loop.order()], rtol=1e-4)
+    assert (found.keys, found.mass) == (6, 1)
+
+
+def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
+    """Their keys stand beside it."""
+    how = Attending(mode="coarse", k=20)
+    later = large.catalogue.updated(entries(3, first=600), [], encode)
+    now = large.refreshed(later, large.counts)
+    assert now.key_index is not None
+    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.listed, how=how)
+    assert found.rows.tolist() == [601]
+    assert found.mode == "coarse"
+    hidden = later.allowed(ItemFilter())
+    hidden[601] = False
+    other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden, how=how)
+    assert 601 not in other.rows
+
+
+# ---------------------------------------------------------------------------- personal
+
+
+def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
+    """Between two items, by e to its difference; an item it lifts enough comes first."""
+    query, allowed = unit(7), snapshot.catalogue.listed
+    plain = search(snapshot, query, limit=100, allowed=allowed)
+    bias = np.zeros(40, np.float32)
+    bias[plain.rows[4]] = 2.0
+    lifted = search(snapshot, query, limit=100, allowed=allowed, personal=bias)
+    before, after = (dict(zip(f.rows.tolist(), f.weights.tolist(), strict=True))
+                     for f in (plain, lifted))  # fmt: skip
+    first, fifth = int(plain.rows[0]), int(plain.rows[4])
+    change = after[fifth] / after[first] / (before[fifth] / before[first])
+    assert change == pytest.approx(math.exp(2), rel=1e-3)
+    bias[fifth] = 50.0
+    assert search(snapshot, query, limit=1, allowed=allowed, personal=bias).rows[0] == fifth
+
+
+@pytest.mark.parametrize("how", [SOFTMAX, Attending(3.0), Attending(mode="coarse", k=9)])
+def test_a_bias_of_nothing_is_the_impersonal_search(snapshot: Snapshot, how: Attending) -> None:
+    """To the last bit, in weights and in order."""
+    allowed = snapshot.catalogue.listed
+    plain = search(snapshot, unit(8), limit=100, allowed=allowed, how=how)
+    zero = np.zeros(40, np.float32)
+    found = search(snapshot, unit(8), limit=100, allowed=allowed, how=how, personal=zero)
+    np.testing.assert_array_equal(found.rows, plain.rows)
+    np.testing.assert_array_equal(found.weights, plain.weights)
+    np.testing.assert_array_equal(found.scores, plain.scores)
+
+
+@pytest.mark.parametrize("how", [SOFTMAX, Attending(50.0), Attending(hard=True)])
+def test_the_nearest_items_are_those_of_the_plain_search(
+    snapshot: Snapshot, how: Attending
+) -> None:
+    """Whom a memory may re-rank depends on the text, not on the softmax that is asked for."""
+    allowed = snapshot.catalogue.listed
+    plain = Loop(snapshot.catalogue, unit(9), allowed).order()
+    matches = match(snapshot, unit(9), allowed=allowed, how=how)
+    assert nearest(matches, 7).tolist() == plain[:7]
+    assert nearest(matches, 100).tolist() == plain
+
+
+def test_a_query_is_compared_with_the_keys_once(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weighing them by text alone and then with a memory takes no second product."""
+    compared = []
+    product = models.ranking.search._of_units
+
+    def counting(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        compared.append(len(keys))
+        return product(query, keys)
+
+    monkeypatch.setattr(models.ranking.search, "_of_units", counting)
+    matches = match(snapshot, unit(9), allowed=snapshot.catalogue.listed)
+    nearest(matches, 7)
+    models.ranking.search.search(matches, limit=9, personal=np.ones(40, np.float32))
+    models.ranking.search.search(matches, limit=9)
+    assert compared == [len(snapshot.catalogue.keys)]
+
+
+def test_the_personal_bias_is_a_standardised_score() -> None:
+    """Mean 0 and spread 1 over the items scored, in their order; 0 elsewhere."""
+    snapshot = small_snapshot(15)
+    rows = np.array([2, 14, 7, 9])
+    user = remember(snapshot, past([1, 3], [0, 5]), 9)
+    scores = score(snapshot, user, rows)
+    bias = personal_bias(snapshot, scores, rows)
+    assert bias.shape == (15,)
+    assert bias.dtype == np.float32
+    assert bias[rows].mean() == pytest.approx(0, abs=1e-6)
+    assert bias[rows].std() == pytest.approx(1, abs=1e-5)
+    order = scores.total.numpy().argsort().tolist()
+    assert bias[rows].argsort().tolist() == order
+    assert not bias[[row for row in range(15) if row not in rows]].any()
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [2.0, 2.0, 2.0]])
+def test_scores_that_do_not_differ_are_no_bias(values: list[float]) -> None:
+    """None, one, and equal ones: nothing to divide by."""
+    snapshot = small_snapshot(15)
+    total = torch.tensor(values)
+    scores = Scores(total, total, total, total, total, total, None, "exact", 1)
+    assert not personal_bias(snapshot, scores, np.arange(len(values))).any()

@@ -1,0 +1,163 @@
+"""Items like one: against loops in float64 over both spaces."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.catalogue.item_entry import Entry
+from models.catalogue.snapshot import Snapshot
+from models.ranking.similar_items import SPACES, Alike, Space, similar, spaces_of
+from models.recommender.recommender import Recommender
+from tests.support.reference import cosine, softmax
+from tests.support.small import catalogue, encode, random_model, trained
+
+ITEMS, TRAINED = 30, 24  # the last six are known by their text alone
+MUTE = "i3"  # in training, and without any text
+
+
+@pytest.fixture(scope="module")
+def model() -> Recommender:
+    return random_model(21, items=TRAINED)
+
+
+@pytest.fixture(scope="module")
+def snapshot(model: Recommender) -> Snapshot:
+    made = catalogue(ITEMS).updated([Entry(MUTE), Entry("hidden", hidden=True)], [], encode)
+    return Snapshot.build("v", trained(model), made, np.zeros(ITEMS + 1, np.int64))
+
+
+def loop(
+    snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: tuple[Space, ...] = SPACES
+) -> dict[int, tuple[float, float, dict[str, tuple[float, float]]]]:
+    """What each allowed item is given: score, weight, and cosine and share by space."""
+    tables = {
+        "content": (snapshot.catalogue.content, snapshot.catalogue.described),
+        "trained": (snapshot.tables.vectors.numpy(), snapshot.trained_rows.numpy() >= 0),
+    }
+    logits: dict[tuple[int, str], float] = {}
+    cosines: dict[tuple[int, str], float] = {}
+    for space in spaces:
+        vectors, there = tables[space]
+        if not there[row]:
+            continue
+        every = {
+            other: cosine(vectors[row].tolist(), vectors[other].tolist())
+            for other in range(len(vectors))
+            if there[other] and snapshot.catalogue.listed[other] and other != row
+        }
+        mean = math.fsum(every.values()) / len(every)
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in every.values()) / len(every))
+        for other, value in every.items():
+            if allowed[other]:
+                cosines[other, space] = value
+                logits[other, space] = (value - mean) / std
+    weights = dict(zip(logits, softmax(list(logits.values())), strict=True))
+    found = {}
+    for other in {other for other, _ in logits}:
+        own = {space: weights[other, space] for at, space in logits if at == other}
+        gathered = math.fsum(own.values())
+        score = math.log(math.fsum(math.exp(logits[other, space]) for space in own))
+        parts = {space: (cosines[other, space], own[space] / gathered) for space in own}
+        found[other] = (score, gathered, parts)
+    return found
+
+
+def everything(snapshot: Snapshot) -> NDArray[np.bool_]:
+    return np.ones(len(snapshot.catalogue), dtype=np.bool_)
+
+
+def check(found: Alike, true: dict[int, tuple[float, float, dict[str, tuple[float, float]]]],
+          limit: int) -> None:  # fmt: skip
+    """The best of the loop's items, in its order, with its numbers."""
+    order = sorted(true, key=lambda row: -true[row][0])[:limit]
+    assert found.rows.tolist() == order
+    for at, row in enumerate(order):
+        score, weight, parts = true[row]
+        assert found.scores[at] == pytest.approx(score, abs=1e-4)
+        assert found.weights[at] == pytest.approx(weight, abs=1e-5)
+        told: dict[str, tuple[float, float]]
+        told = {space: (one.cosine, one.share) for space, one in found.spaces[at].items()}
+        assert told.keys() == parts.keys()
+        for space, numbers in parts.items():
+            assert told[space] == pytest.approx(numbers, abs=1e-4)
+
+
+@pytest.mark.parametrize("spaces", [SPACES, ("content",), ("trained",)])
+@pytest.mark.parametrize("row", [0, 3, 9, 23, 24, 29])
+def test_similar_is_one_softmax_over_the_keys_of_both_spaces(
+    snapshot: Snapshot, row: int, spaces: tuple[Space, ...]
+) -> None:
+    """Trained or not, with a text or without, with some of the items allowed or all."""
+    some = everything(snapshot)
+    some[[2, 9, 11, 26]] = False
+    for allowed in (everything(snapshot), some):
+        for limit in (7, 100):
+            found = similar(snapshot, row, limit=limit, allowed=allowed, spaces=spaces)
+            check(found, loop(snapshot, row, allowed, spaces), limit)
+
+
+def test_weights_are_shares_of_everything_that_may_be_answered(snapshot: Snapshot) -> None:
+    """Of all the items they sum to one; and the shares of an item's keys do."""
+    found = similar(snapshot, 0, limit=100, allowed=everything(snapshot))
+    assert len(found.rows) == ITEMS - 1  # all that are listed but itself
+    assert float(found.weights.sum()) == pytest.approx(1, abs=1e-5)
+    for keys in found.spaces:
+        assert sum(one.share for one in keys.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
+    """New ones by their content alone, those without a text by training alone."""
+    mute = snapshot.catalogue.row(MUTE)
+    assert spaces_of(snapshot, 0) == ("content", "trained")
+    assert spaces_of(snapshot, mute) == ("trained",)
+    assert spaces_of(snapshot, 29) == ("content",)
+    by_row = {
+        row: dict(zip(found.rows.tolist(), found.spaces, strict=True))
+        for row in (0, mute, 29)
+        for found in [similar(snapshot, row, limit=100, allowed=everything(snapshot))]
+    }
+    assert {space for keys in by_row[29].values() for space in keys} == {"content"}
+    assert mute not in by_row[29]
+    assert {space for keys in by_row[mute].values() for space in keys} == {"trained"}
+    assert sorted(by_row[mute]) == [row for row in range(TRAINED) if row != mute]
+    assert set(by_row[0][29]) == {"content"}
+    assert set(by_row[0][mute]) == {"trained"}
+    assert set(by_row[0][1]) == {"content", "trained"}
+
+
+def test_similar_leaves_out_what_has_no_key(model: Recommender) -> None:
+    """Listed or not; and gives no more than there is."""
+    made = catalogue(ITEMS).updated([Entry("blank")], [], encode)
+    snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
+    found = similar(snapshot, 3, limit=100, allowed=made.listed)
+    assert sorted(found.rows.tolist()) == [row for row in range(ITEMS) if row != 3]
+    nothing = np.zeros(ITEMS + 1, dtype=np.bool_)
+    none = similar(snapshot, 3, limit=5, allowed=nothing)
+    assert (none.rows.tolist(), len(none.scores), none.spaces) == ([], 0, ())
+    assert similar(snapshot, 29, limit=5, allowed=made.listed, spaces=("trained",)).spaces == ()
+
+
+def test_similar_before_training_is_likeness_of_text() -> None:
+    """The same text first, with a cosine of 1."""
+    made = catalogue(5).updated(
+        [Entry("twin", fields={"title": "title 2", "description": "about 2"})], [], encode
+    )
+    snapshot = Snapshot.build("v", None, made, np.zeros(6, np.int64))
+    found = similar(snapshot, 2, limit=2, allowed=made.listed)
+    assert found.rows[0] == 5
+    assert [set(keys) for keys in found.spaces] == [{"content"}, {"content"}]
+    assert found.spaces[0]["content"].cosine == pytest.approx(1, abs=1e-6)
+    assert found.spaces[1]["content"].cosine < 0.99
+
+
+def test_items_that_are_all_alike_share_the_weight() -> None:
+    """Where every cosine is the same none stands above the mean, and nothing is divided by zero."""
+    same = [Entry(f"i{n}", fields={"title": "one title"}) for n in range(4)]
+    made = catalogue(0).updated(same, [], encode)
+    snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))
+    found = similar(snapshot, 1, limit=9, allowed=made.listed)
+    assert found.rows.tolist() == [0, 2, 3]
+    assert found.scores.tolist() == [0, 0, 0]
+    assert found.weights.tolist() == pytest.approx([1 / 3] * 3)

@@ -1,0 +1,176 @@
+"""What a model makes of types and dislikes: small worlds in which they decide what comes next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.data.interactions import Interactions
+from models.evaluation.full_ranking import evaluate
+from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.splits import leave_one_out
+from models.recommender.recommender import Recommender
+from tests.support.small import SECOND
+from tests.support.training import QUICK, content, drawn_log, tiny, train
+
+MINUTE = 60 * SECOND
+ITEMS = 24
+VIEW, PURCHASE = 0, 1
+LIKE, DISLIKE = 0, 1
+CLUSTERS, EACH = 4, 6  # items of a cluster
+PACE = replace(QUICK, epochs=10, batch_tokens=200, attention_tokens=200)
+
+
+def in_order(events: list[tuple[int, int, int]], dislike: int = -1) -> Interactions:
+    """User, item and type of each event, a minute after the other."""
+    users, items, types = np.array(events).T
+    times = np.arange(len(events)) * MINUTE
+    n_users = int(users.max()) + 1
+    return Interactions.from_columns(
+        users, items, times, types=types, n_users=n_users, n_items=ITEMS, dislike=dislike
+    )
+
+
+# ---------------------------------------------------------------------------- types
+
+
+def shop(seed: int) -> Interactions:
+    """Everyone buys the items in one order, from a place of their own, and looks at any between."""
+    rng = np.random.default_rng(seed)
+    events = []
+    for user in range(120):
+        item = int(rng.integers(ITEMS))
+        for number in range(7):
+            looks = rng.integers(ITEMS, size=rng.integers(0, 4) if number else 0)
+            events += [(user, int(look), VIEW) for look in looks]
+            item = (item + 1) % ITEMS
+            events.append((user, item, PURCHASE))
+    return in_order(events)
+
+
+def test_a_purchase_is_not_a_view() -> None:
+    """The next purchase follows from the last: who is told which that was ranks it far higher."""
+    log = shop(0)
+    found = {}
+    for name, given in (("told", log), ("untold", replace(log, types=np.zeros_like(log.types)))):
+        split = leave_one_out(given)
+        done = train(split.test.history, PACE, shape=tiny(ITEMS, dim=32))
+        ranker = RecommenderRanker(done.model, content(ITEMS))
+        found[name] = evaluate(ranker, split.test, exclude_seen=False).ndcg
+    assert found["told"] > found["untold"] + 0.15
+
+
+# ---------------------------------------------------------------------------- dislikes
+
+
+def tastes(seed: int) -> Interactions:
+    """Everyone tries each cluster and says what they think of it; what they dislike never follows.
+
+    No item says which cluster it belongs to but by what it is taken with.
+    """
+    rng = np.random.default_rng(seed)
+    events = []
+    for user in range(120):
+        liked = rng.random(CLUSTERS) < 0.5
+        liked[rng.integers(CLUSTERS)] = True
+        for cluster in rng.permutation(CLUSTERS).tolist():
+            item = cluster * EACH + int(rng.integers(EACH))
+            events.append((user, item, LIKE if liked[cluster] else DISLIKE))
+        after = rng.choice(np.flatnonzero(liked), 6) * EACH + rng.integers(EACH, size=6)
+        events += [(user, int(item), LIKE) for item in after]
+    return in_order(events, DISLIKE)
+
+
+def first_tries(seed: int, kind: int) -> tuple[Interactions, list[int]]:
+    """Histories of a try of each cluster, all liked but one, which is of this kind: which it is."""
+    rng = np.random.default_rng(seed)
+    events, odd = [], []
+    for user in range(40):
+        order = rng.permutation(CLUSTERS).tolist()
+        odd.append(order[user % CLUSTERS])
+        for cluster in order:
+            item = cluster * EACH + int(rng.integers(EACH))
+            events.append((user, item, kind if cluster == odd[-1] else LIKE))
+    return in_order(events, DISLIKE), odd
+
+
+def standing(ranker: RecommenderRanker, kind: int) -> NDArray[np.float64]:
+    """Of each history, the mean score of the odd cluster over that of all items."""
+    log, odd = first_tries(7, kind)
+    scores = ranker.scores(log, np.arange(40, dtype=np.int32), None).astype(np.float64)
+    own = [scores[user, at * EACH : (at + 1) * EACH].mean() for user, at in enumerate(odd)]
+    over: NDArray[np.float64] = np.array(own) - scores.mean(1)
+    return over
+
+
+def test_what_is_disliked_counts_against_its_like() -> None:
+    """A cluster stands lower for who dislikes one of its items than for who likes the same one.
+
+    So it does by the target attention alone, in which a head of its own speaks against it.
+    """
+    done = train(tastes(1), replace(PACE, attention_epochs=4), shape=tiny(ITEMS, dim=32))
+    assert done.model.config.dislike_heads == 1
+    whole, rest = (
+        RecommenderRanker(done.model, content(ITEMS), attention=attention)
+        for attention in (True, False)
+    )
+    liked, disliked = (standing(whole, kind) for kind in (LIKE, DISLIKE))
+    assert disliked.mean() < liked.mean() - 0.5
+    assert (disliked < liked).mean() > 0.8
+    attended = [standing(whole, kind) - standing(rest, kind) for kind in (LIKE, DISLIKE)]
+    assert attended[1].mean() < min(0.0, attended[0].mean()) - 0.25
+
+
+# ---------------------------------------------------------------------------- nothing to tell
+
+
+def test_one_type_and_unit_weights_train_the_model_of_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit what is trained where types and weights cannot enter at all."""
+    log = drawn_log(5, [9, 6, 7, 8, 5], 12)
+    log = replace(log, weights=np.ones_like(log.weights))
+    found = train(log, replace(QUICK, epochs=3)).model.state_dict()
+
+    def read(_: Recommender, vectors: Tensor, *said: Tensor) -> Tensor:
+        assert len(said) == 2
+        return vectors
+
+    def bias(model: Recommender, distance: Tensor, age: Tensor, *said: Tensor) -> Tensor:
+        assert len(said) == 2
+        recency: Tensor = model.recency(distance, age)
+        return recency
+
+    monkeypatch.setattr(Recommender, "read", read)
+    monkeypatch.setattr(Recommender, "memory_bias", bias)
+    expected = train(log, replace(QUICK, epochs=3)).model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+    assert not found["kinds.loudness"].any()
+    assert "kinds.kind" not in found
+    assert "kind_bias.bias" not in found
+
+
+def test_the_shape_follows_the_log() -> None:
+    """How many types there are, and a head for dislikes where there are any and it is not alone."""
+    log = tastes(2)
+    one = replace(QUICK, epochs=1)
+    shapes = [
+        train(given, one, shape=tiny(ITEMS, heads=heads)).model.config
+        for given in (log, replace(log, dislike=-1), log.liked())
+        for heads in (2, 1)
+    ]
+    told = [(shape.types, shape.dislike, shape.dislike_heads) for shape in shapes]
+    # A model that knows of dislikes but was shown none leaves them out.
+    assert told == [(2, 1, 1), (2, 1, 0), (2, -1, 0), (2, -1, 0), (2, 1, 0), (2, 1, 0)]
+
+
+def test_a_log_of_dislikes_teaches_nothing() -> None:
+    """There is nothing to predict."""
+    log = tastes(3)
+    with pytest.raises(ValueError, match="nothing to learn an order from"):
+        train(replace(log, types=np.full_like(log.types, DISLIKE)))

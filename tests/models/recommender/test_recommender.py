@@ -1,0 +1,429 @@
+"""The recommender: every part against a float64 loop over its weights."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.snapshot import Snapshot
+from models.encoder.history_encoder import UNTOLD
+from models.history.user_memory import remember
+from models.index.mips import unit
+from models.ranking.scoring import score
+from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import Recommender, identity
+from models.recommender.target_attention import (
+    ItemTables,
+    candidate_keys,
+    candidate_query,
+    target_attention,
+    target_attention_prefixes,
+)
+from models.recommender.transition_counts import followed
+from tests.support import reference
+from tests.support.reference_model import ReferenceModel
+from tests.support.small import (
+    DAY,
+    DIMENSION,
+    encode,
+    entries,
+    past,
+    random_followers,
+    random_model,
+)
+from tests.support.small import catalogue as small_catalogue
+
+HEADS, LENGTH = 3, 7
+
+
+@pytest.fixture(scope="module")
+def content() -> Tensor:
+    return torch.from_numpy(encode([f"item {n}" for n in range(15)]))
+
+
+def projected(model: Recommender, content: Tensor) -> ItemTables:
+    with torch.inference_mode():
+        rows = torch.arange(len(content))
+        trained = rows < model.config.items
+        return model.tables(rows.where(trained, -1), content)
+
+
+# ---------------------------------------------------------------------------- item tower
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_equal_the_loop(content: Tensor, tied: bool) -> None:
+    """Vectors, queries, keys, values and outputs of trained items and of ones known by text."""
+    model = random_model(1, tied=tied)
+    tables = projected(model, content)
+    expected = ReferenceModel(model, HEADS)
+    for row in range(15):
+        vector = expected.vector(row if row < 12 else -1, content[row].numpy())
+        np.testing.assert_allclose(tables.vectors[row], vector, atol=1e-5)
+        parts = expected.project(vector)
+        found = (tables.queries, tables.keys, tables.values, tables.outputs)
+        for table, name in zip(found, ("query", "key", "value", "output"), strict=True):
+            np.testing.assert_allclose(table[:, row], parts[name], atol=1e-5)
+    assert (tables.keys is tables.values) == tied
+
+
+def test_the_prior_of_untrained_items_is_that_of_the_new(content: Tensor) -> None:
+    """Trained items have their own."""
+    model = random_model(1)
+    prior = projected(model, content).prior
+    np.testing.assert_array_equal(prior[:12], model.prior.detach())
+    assert prior[12:].tolist() == [model.new_prior.item()] * 3
+    assert model.new_prior.item()
+
+
+def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:
+    """Dropping the id and never having had one are the same; another id makes another vector."""
+    model = random_model(2)
+    rows = torch.arange(12)
+    with torch.inference_mode():
+        dropped = model.tower(rows, content[:12], torch.zeros(12, dtype=torch.bool))
+        never = model.tower(torch.full((12,), -1), content[:12])
+        kept = model.tower(rows, content[:12], rows % 2 == 0)
+        whole = model.tower(rows, content[:12])
+    np.testing.assert_array_equal(dropped, never)
+    np.testing.assert_array_equal(kept[::2], whole[::2])
+    np.testing.assert_array_equal(kept[1::2], never[1::2])
+    assert not np.allclose(whole, never, atol=1e-2)
+
+
+def test_a_dropped_id_learns_nothing(content: Tensor) -> None:
+    """For that step the gradient goes to the text alone."""
+    model = random_model(2)
+    keep = torch.tensor([True, False])
+    model.tower(torch.tensor([3, 5]), content[:2], keep).sum().backward()  # type: ignore[no-untyped-call]
+    assert model.ids.weight.grad is not None
+    touched = model.ids.weight.grad.abs().sum(1).nonzero().flatten()
+    assert touched.tolist() == [3]
+
+
+# ---------------------------------------------------------------------------- target attention
+
+
+def memory(model: Recommender, seed: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, H, L, d] of events drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    events = torch.randn(batch, LENGTH, 12, generator=generator)
+    with torch.inference_mode():
+        normed = model.norm(events)
+        return model.cross.keys(normed), model.cross.values(normed)
+
+
+def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDArray[np.float64]:
+    """Σ_h ⟨context_h, o_h⟩ of every item for one history, [N], through the float64 `attend`."""
+    total = np.zeros(tables.vectors.shape[0])
+    for head in range(HEADS):
+        added = np.broadcast_to(bias[head].double().numpy(), (len(total), keys.shape[1]))
+        _, context = reference.attend(
+            tables.queries[head].double().numpy(),
+            keys[head].double().numpy(),
+            values[head].double().numpy(),
+            added,
+            np.ones(added.shape, dtype=np.bool_),
+        )
+        total += (context * tables.outputs[head].double().numpy()).sum(1)
+    return total
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_target_attention_equals_the_loop(content: Tensor, tied: bool) -> None:
+    """Each history of a batch for itself; hidden rows do not exist; one that sees nothing has 0."""
+    model = random_model(4, tied=tied)
+    tables = projected(model, content)
+    keys, values = memory(model, 0, 3)
+    bias = torch.randn(3, HEADS, LENGTH, generator=torch.Generator().manual_seed(1))
+    bias[0, :, 4:] = -math.inf  # a shorter history, padded
+    bias[2] = -math.inf
+    with torch.inference_mode():
+        got = target_attention(tables, keys, values, bias)
+    assert got.shape == (3, 15)
+    for row in range(3):
+        expected = loop(tables, keys[row], values[row], bias[row])
+        np.testing.assert_allclose(got[row], expected, atol=1e-5)
+    assert (got[2] == 0).all()
+    short = loop(tables, keys[0, :, :4], values[0, :, :4], bias[0, :, :4])
+    np.testing.assert_allclose(got[0], short, atol=1e-5)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1000),
+    spread=st.sampled_from([0.0, 1.0, 8.0]),
+    hidden=st.sampled_from([0.0, 0.4]),
+)
+def test_all_prefixes_at_once_equal_one_by_one(
+    content: Tensor, seed: int, spread: float, hidden: float
+) -> None:
+    """Each prefix of each history under its own biases and masks, against the float64 loop."""
+    model = random_model(seed % 5, tied=bool(seed % 2))
+    tables = projected(model, content)
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = memory(model, seed, 2)
+    bias = spread * torch.randn(2, HEADS, LENGTH, LENGTH, generator=generator)
+    position = torch.arange(LENGTH)
+    masked = torch.rand(2, 1, LENGTH, LENGTH, generator=generator) < hidden
+    masked |= position > position[:, None]
+    masked &= position != position[:, None]  # every prefix sees its own last event
+    bias = bias.masked_fill(masked, -math.inf)
+    with torch.inference_mode():
+        got = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
+    assert got.shape == (2, LENGTH, 15)
+    for row in range(2):
+        for place in range(LENGTH):
+            expected = loop(tables, keys[row], values[row], bias[row, :, place])
+            np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
+    """Other items for each of a batch: each against the float64 loop over its own."""
+    model = random_model(3)
+    tables = projected(model, content)
+    keys, values = memory(model, 3, 2)
+    bias = torch.randn(2, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    position = torch.arange(LENGTH)
+    bias = bias.masked_fill(position > position[:, None], -math.inf)
+    picked = torch.tensor([[3, 14, 3, 0], [7, 1, 2, 9]])
+    with torch.inference_mode():
+        queries, outputs = (
+            table[:, picked].transpose(0, 1) for table in (tables.queries, tables.outputs)
+        )
+        got = target_attention_prefixes(queries, outputs, keys, values, bias)
+    assert got.shape == (2, LENGTH, 4)
+    for row, place in np.ndindex(2, LENGTH):
+        expected = loop(tables, keys[row], values[row], bias[row, :, place])[picked[row]]
+        np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
+    """In one head or in all: 0 as in the float64 loop, and its gradients are 0, not NaN."""
+    model = random_model(3)
+    tables = ItemTables(*(table.clone() for table in projected(model, content)))
+    keys, values = (x.clone().requires_grad_() for x in memory(model, 3, 2))
+    raw = torch.randn(2, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    raw.requires_grad_()
+    position = torch.arange(LENGTH)
+    hidden = (position > position[:, None]).expand(raw.shape).clone()
+    hidden[:, 2, :, :4] = True  # a head that sees nothing at first
+    hidden[1] = True
+    bias = raw.masked_fill(hidden, -math.inf)
+    got = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
+    for row, place in np.ndindex(2, LENGTH):
+        found = keys.detach()[row], values.detach()[row], bias.detach()[row, :, place]
+        np.testing.assert_allclose(got.detach()[row, place], loop(tables, *found), atol=1e-5)
+    got.sum().backward()  # type: ignore[no-untyped-call]
+    for each in (keys.grad, values.grad, raw.grad):
+        assert each is not None
+        assert torch.isfinite(each).all()
+        assert each[0].any()
+        assert not each[1].any()
+
+
+def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
+    """A later event that scores 60 more than all others leaves earlier prefixes as they were."""
+    model = random_model(6)
+    tables = projected(model, content)
+    keys, values = memory(model, 6, 1)
+    last = keys[0, :, -1:].clone()  # (H, 1, d)
+    ahead = (tables.queries @ last.mT).amax((1, 2), keepdim=True) / last.shape[2] ** 0.5
+    keys = torch.cat([torch.zeros_like(keys[:, :, :-1]), (60 / ahead * last)[None]], 2)
+    position = torch.arange(LENGTH)
+    bias = torch.zeros(1, HEADS, LENGTH, LENGTH)
+    bias = bias.masked_fill(position > position[:, None], -math.inf)
+    tables = ItemTables(*(table.clone() for table in tables))
+    keys.requires_grad_()
+    got = target_attention_prefixes(tables.queries, tables.outputs, keys, values.clone(), bias)
+    for place in range(LENGTH):
+        expected = loop(tables, keys.detach()[0], values[0], bias[0, :, place])
+        np.testing.assert_allclose(got.detach()[0, place], expected, atol=1e-4, rtol=1e-4)
+    got.sum().backward()  # type: ignore[no-untyped-call]
+    assert keys.grad is not None
+    assert torch.isfinite(keys.grad).all()
+
+
+def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
+    """The gradients of keys, values and biases are those of attending prefix by prefix."""
+    model = random_model(7)
+    tables = projected(model, content)
+    tables = ItemTables(*(table.clone() for table in tables))
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(1, LENGTH, 15, generator=generator)
+    position = torch.arange(LENGTH)
+    future = position > position[:, None]
+    gradients = []
+    for way in ("together", "apart"):
+        keys, values = (x.clone().requires_grad_() for x in memory(model, 7, 1))
+        raw = torch.randn(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(8))
+        raw.requires_grad_()
+        bias = raw.masked_fill(future, -math.inf)
+        if way == "together":
+            out = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
+        else:
+            rows = [target_attention(tables, keys, values, bias[:, :, t])
+                    for t in range(LENGTH)]  # fmt: skip
+            out = torch.stack(rows, 1)
+        (out * weight).sum().backward()  # type: ignore[no-untyped-call]
+        gradients.append((keys.grad, values.grad, raw.grad))
+    for together, apart in zip(*gradients, strict=True):
+        assert together is not None
+        assert apart is not None
+        np.testing.assert_allclose(together, apart, atol=2e-5)
+
+
+# ---------------------------------------------------------------------------- summaries
+
+
+def test_without_an_encoder_there_is_no_sequence_part() -> None:
+    """Summaries are zero, as they are of no events at all."""
+    events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
+    assert (random_model(1, blocks=0).summaries(events, times, times) == 0).all()
+    assert random_model(1).summaries(events[:, :0], times[:, :0], times[:, :0]).shape == (2, 0, 12)
+
+
+def test_a_request_is_within_the_horizon() -> None:
+    """As it is up to the horizon after the newest event, no later than that; for each its own."""
+    model = random_model(1)
+    model.memorise(model.followers, horizon=3 * DAY)
+    newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
+    asked = torch.tensor([DAY, 3 * DAY, 3 * DAY + 1, 9 * DAY, 2**60])
+    expected = [DAY, 3 * DAY, 3 * DAY, 9 * DAY, 13 * DAY]
+    assert model.within(asked, newest).tolist() == expected
+    fresh = Recommender(RecommenderConfig(items=2, followers=3))
+    assert fresh.within(torch.tensor(2**59), torch.tensor(0)) == 2**59
+
+
+# ---------------------------------------------------------------------------- transitions
+
+
+def test_transitions_equal_the_loop() -> None:
+    """λ(h) log(1 + 2F) of drawn summaries and items, known and unknown ones."""
+    model = random_model(8)
+    reference_ = ReferenceModel(model, HEADS)
+    generator = np.random.default_rng(8)
+    for _ in range(20):
+        summary = generator.normal(size=12)
+        recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
+        with torch.inference_mode():
+            total = followed(model.followers, torch.tensor(recent))
+            got = model.transitions(torch.from_numpy(summary).float(), 2 * total[None])
+        expected = [reference_.transitions(summary, recent, item) for item in range(12)]
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}, {"blocks": 0, "followers": 0}])
+def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None:
+    """Without an encoder, or with no followers kept, there is no such part."""
+    assert random_model(1).has_transitions
+    assert not random_model(1, **shape).has_transitions
+
+
+def test_followers_of_another_shape_are_refused() -> None:
+    """The message says which were wanted and which came; the model stays as it was."""
+    model = random_model(1)
+    before = model.followers
+    for items, most in ((11, 5), (12, 4)):
+        with pytest.raises(ValueError, match=rf"must be \(12, 5\), not \({items}, {most}\)"):
+            model.memorise(random_followers(0, items, most), 0)
+    assert torch.equal(model.followers.columns, before.columns)
+
+
+# ---------------------------------------------------------------------------- candidates
+
+
+def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor) -> None:
+    """With W_Q = 0 all targets attend alike: the product is the score but for transitions."""
+    model = random_model(9)
+    with torch.no_grad():
+        model.cross.w_q.weight.zero_()
+    tables = projected(model, content[:12])
+    made = past([3, 1, 4, 1, 5], [0, 5, DAY, DAY, 2 * DAY], [1, 2, 0.5, 1, 1])
+    with torch.inference_mode():
+        rows = torch.from_numpy(made.rows.astype(np.int64))
+        times = torch.from_numpy(made.timestamps)
+        asked = torch.full((1, 5), UNTOLD)
+        summary = model.summaries(tables.vectors[rows][None], times[None], asked)[0, -1]
+        bias = model.recency(torch.arange(4, -1, -1), 3 * DAY - times)
+        bias = bias + torch.from_numpy(made.weights).log()
+        keys, values = tables.keys[:, rows], tables.values[:, rows]
+        attention = target_attention(tables, keys[None], values[None], bias[None])[0]
+        full = tables.vectors @ summary + attention + tables.prior
+        query = candidate_query(summary, values, bias)
+        short = candidate_keys(tables) @ query
+    assert query.shape == (12 + 12 + 1,)
+    np.testing.assert_allclose(short, full, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------- before training
+
+
+def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
+    """One event: the attention part is the cosine of its text with the target's, exactly."""
+    made = small_catalogue(10)
+    snapshot_ = Snapshot.build("v", None, made, np.zeros(10, np.int64))
+    user = remember(snapshot_, past([4], [0]), 0)
+    scores = score(snapshot_, user, np.arange(10))
+    # LayerNorm takes the mean out of each vector: the cosine is that of centred vectors.
+    centred = made.content - made.content.mean(1, keepdims=True)
+    centred /= np.linalg.norm(centred, axis=1, keepdims=True)
+    np.testing.assert_allclose(scores.attention, centred @ centred[4], atol=1e-3)
+    assert int(scores.total.argmax()) == 4
+    assert (scores.sequence == 0).all()
+    assert (scores.transitions == 0).all()
+
+
+def test_identity_prefers_what_is_like_more_of_the_past() -> None:
+    """Items of the theme that was seen come before items of another."""
+    themes = [f"theme {n % 2}" for n in range(8)]
+
+    def themed(texts: Sequence[str]) -> NDArray[np.float32]:
+        theme = encode([themes[int(text.split()[-1])] for text in texts])
+        return unit(theme + np.float32(0.3) * encode(texts))
+
+    made = small_catalogue(0).updated(entries(8), [], themed)
+    snapshot_ = Snapshot.build("v", None, made, np.zeros(8, np.int64))
+    user = remember(snapshot_, past([1, 3], [0, DAY]), 2 * DAY)
+    total = score(snapshot_, user, np.arange(8)).total
+    assert float(total[1::2].min()) > float(total[::2].max())
+
+
+def test_identity_holds_nothing_trained() -> None:
+    """It knows no item, costs no encoder, and gives numbers for items without any text."""
+    model = identity(DIMENSION)
+    assert model.config.items == 0
+    assert model.encoder is None
+    assert not model.training
+    with torch.inference_mode():
+        tables = model.tables(torch.full((2,), -1), torch.zeros(2, DIMENSION))
+    assert all(torch.isfinite(table).all() for table in tables)
+
+
+def test_the_shape_travels_as_plain_values() -> None:
+    """`as_dict` rebuilds the same configuration."""
+    config = RecommenderConfig(items=3, tied=True, blocks=1)
+    assert RecommenderConfig(**config.as_dict()) == config
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"items": -1}, {"dim": 0}, {"dim": 1.5}, {"heads": 0}, {"heads": 5}, {"blocks": -1},
+        {"window": 0}, {"content": 0}, {"followers": -1}, {"followers": 2.0},
+        {"dropout": 1}, {"dropout": "half"}, {"tied": 1}, {"types": 0}, {"types": 1.5},
+        {"dislike": -2}, {"dislike": 0}, {"dislike_heads": -1}, {"dislike_heads": 1},
+    ],
+)  # fmt: skip
+def test_a_shape_that_no_model_can_have_is_refused(wrong: dict[str, Any]) -> None:
+    """By the name of the field."""
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        RecommenderConfig(**{"items": 3, "dim": 12} | wrong)

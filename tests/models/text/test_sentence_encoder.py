@@ -1,0 +1,211 @@
+"""Text to vectors by a sentence-transformers model: a tiny one of random weights, made here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import models.text.sentence_encoder
+from models.text.sentence_encoder import SentenceEncoder
+from models.text.static_encoder import TextEncoder
+from tests.support import tiny_bert
+from tests.support.tiny_bert import CUT, WIDTH
+
+TEXTS = ["a cat and a dog", "the boat below the sea", "bread", "dog", "a violin of strings " * 9]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bert.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> SentenceEncoder:
+    return SentenceEncoder(folder)
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """The same model in a folder of another name, to be changed."""
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
+    folder: Path, encoder: SentenceEncoder
+) -> None:
+    """Against a float64 loop over what the bare BERT says of each text alone, unpadded."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    bert = transformers.AutoModel.from_pretrained(folder).eval()
+    for text, vector in zip(TEXTS, encoder.encode(TEXTS), strict=True):
+        ids = tokenizer(text, truncation=True, max_length=CUT)["input_ids"]
+        with torch.inference_mode():
+            states = bert(torch.tensor([ids])).last_hidden_state[0].double().numpy()
+        total = np.zeros(WIDTH)
+        for state in states:
+            total += state
+        np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)
+
+
+def test_vectors_are_float32_of_unit_length(encoder: SentenceEncoder) -> None:
+    """One row a text, of the dimension and type that were promised; no texts, no rows."""
+    vectors = encoder.encode(TEXTS)
+    assert vectors.shape == (len(TEXTS), encoder.dimension) == (len(TEXTS), WIDTH)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert encoder.encode([]).shape == (0, WIDTH)
+
+
+def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
+    """Weights that are kept in half precision give unit vectors all the same."""
+    bert = transformers.AutoModel.from_pretrained(copy, dtype=torch.float16)
+    bert.save_pretrained(copy)
+    vectors = SentenceEncoder(copy).encode(TEXTS)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_a_text_without_tokens_has_a_zero_vector(encoder: SentenceEncoder) -> None:
+    """Alone, first, last and in the middle, without disturbing its neighbours."""
+    alone = encoder.encode(["cat"])[0]
+    mixed = encoder.encode(["", "cat", " \n\t", "cat", "\u200b"])
+    assert not mixed[::2].any()
+    np.testing.assert_allclose(mixed[1::2], [alone, alone], atol=1e-6)
+    assert not encoder.encode([""]).any()
+
+
+def test_a_long_text_is_cut(encoder: SentenceEncoder) -> None:
+    """What comes after the tokens that the model reads says nothing; what comes before does."""
+    words = ["cat", "sea"] * CUT
+    whole, cut, shorter = encoder.encode(
+        [" ".join(words), " ".join(words[: CUT - 2]), " ".join(words[: CUT - 3])]
+    )
+    np.testing.assert_allclose(whole, cut, atol=1e-6)
+    assert np.abs(whole - shorter).max() > 1e-3
+
+
+def test_neighbours_and_batches_do_not_matter(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text has one vector, whatever is encoded beside it and however it is cut into batches."""
+    texts = [*TEXTS, "", *TEXTS[:2]]
+    together = encoder.encode(texts)
+    monkeypatch.setattr(models.text.sentence_encoder, "_BATCH", 2)
+    monkeypatch.setattr(models.text.sentence_encoder, "_CHUNK", 3)
+    np.testing.assert_allclose(encoder.encode(texts), together, atol=1e-5)
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+def test_threads_share_it(folder: Path) -> None:
+    """Many at once get the vectors that each would get alone."""
+    encoder = SentenceEncoder(folder)
+    lists = [[f"{text} {number}" for text in TEXTS] for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(encoder.encode, lists))
+    for texts, vectors in zip(lists, found, strict=True):
+        np.testing.assert_allclose(vectors, encoder.encode(texts), atol=1e-5)
+
+
+def test_the_name_is_the_models_own(encoder: SentenceEncoder, copy: Path) -> None:
+    """The same model has one name wherever it lies, whatever is written about it."""
+    promised: TextEncoder = encoder
+    (copy / "README.md").write_text("Much is said of it here.")
+    assert promised.name == SentenceEncoder(copy).name
+    assert promised.name.startswith(f"bert-{WIDTH}-")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("config.json", '"layer_norm_eps": 1e-12', '"layer_norm_eps": 0.1'),
+        ("tokenizer.json", '"cat"', '"rat"'),
+        ("1_Pooling/config.json", '"mean"', '"max"'),
+    ],
+)
+def test_whatever_decides_the_vectors_is_in_the_name(
+    encoder: SentenceEncoder, copy: Path, file: str, old: str, new: str
+) -> None:
+    """Another layer, another word, another pooling: another space, in the same folder."""
+    content = (copy / file).read_text()
+    (copy / file).write_text(content.replace(old, new))
+    other = SentenceEncoder(copy)
+    assert np.abs(other.encode(["cat"]) - encoder.encode(["cat"])).max() > 1e-3
+    assert other.name != encoder.name
+
+
+def test_other_weights_are_another_space(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    """Of the same shape and in a folder of the same name."""
+    other = SentenceEncoder(tiny_bert.make(tmp_path / "tiny", seed=1))
+    assert other.name != encoder.name
+    assert np.abs(other.encode(TEXTS) - encoder.encode(TEXTS)).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("modules.json", "modules.json is missing"),
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", r"\*.safetensors or \*.bin is missing"),
+        ("tokenizer.json", "tokenizer.json or vocab.txt .* is missing"),
+        ("1_Pooling/config.json", "config.json is missing in .*1_Pooling"),
+    ],
+)
+def test_what_is_missing_is_named(copy: Path, gone: str, said: str) -> None:
+    """With the folder, before anything is loaded."""
+    (copy / gone).unlink()
+    with pytest.raises(ValueError, match=f"{copy}.*{said}"):
+        SentenceEncoder(copy)
+
+
+def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
+    """A folder that is not there, and a file."""
+    with pytest.raises(ValueError, match=r"nowhere is no folder"):
+        SentenceEncoder(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file is no folder"):
+        SentenceEncoder(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "3", "{}", "[]", "[3]", '[{"path": ""}]', '[{"type": 3, "path": ""}]']
+)
+def test_a_list_of_modules_that_is_none_is_named(copy: Path, content: str) -> None:
+    """Whatever else is in the file."""
+    (copy / "modules.json").write_text(content)
+    with pytest.raises(ValueError, match=r"copy/modules.json lists no modules"):
+        SentenceEncoder(copy)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_model_is_named(copy: Path, file: str) -> None:
+    """Cut short, it cannot be loaded, and the message says which model that is."""
+    content = (copy / file).read_bytes()
+    (copy / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=f"{copy}: the model cannot be loaded: .+"):
+        SentenceEncoder(copy)
+
+
+def test_loading_leaves_logging_and_the_network_alone(folder: Path) -> None:
+    """In a fresh process without a network: nothing is drawn or logged, and it works."""
+    script = (
+        "import logging, socket\n"
+        "def refuse(*_): raise RuntimeError('network')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from pathlib import Path\n"
+        "from models.text.sentence_encoder import SentenceEncoder\n"
+        f"assert SentenceEncoder(Path({str(folder)!r})).encode(['hello']).any()\n"
+        "root = logging.getLogger()\n"
+        "assert root.handlers == [] and root.level == logging.WARNING, root\n"
+    )
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")

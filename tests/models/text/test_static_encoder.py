@@ -1,0 +1,87 @@
+"""Text to vectors: the static encoder that ships in a wheel."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models.text.static_encoder
+from models.text.static_encoder import StaticEncoder, TextEncoder
+
+
+@pytest.fixture(scope="module")
+def encoder() -> StaticEncoder:
+    return StaticEncoder()
+
+
+def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(encoder: StaticEncoder) -> None:
+    """Against a float64 loop over the tokenizer's ids and the table of embeddings."""
+    texts = ["attention is all you need", "naïve café, 東京!", "a", "word " * 300]
+    got = encoder.encode(texts)
+    for text, vector in zip(texts, got, strict=True):
+        total = np.zeros(256)
+        for token in encoder._tokenizer.encode(text, add_special_tokens=False).ids:
+            total += encoder._weight[token].double().numpy()
+        np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-6)
+
+
+def test_vectors_are_float32_of_unit_length(encoder: StaticEncoder) -> None:
+    """One row a text, of the dimension and type that were promised; no texts, no rows."""
+    vectors = encoder.encode(["one", "two words", "three more words"])
+    assert vectors.shape == (3, encoder.dimension)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert encoder.encode([]).shape == (0, encoder.dimension)
+
+
+def test_a_text_without_tokens_has_a_zero_vector(encoder: StaticEncoder) -> None:
+    """Alone, first, last and in the middle, without disturbing its neighbours."""
+    alone = encoder.encode(["cat"])[0]
+    mixed = encoder.encode(["", "cat", "", "cat", ""])
+    assert not mixed[::2].any()
+    np.testing.assert_allclose(mixed[1::2], [alone, alone], atol=1e-7)
+    assert not encoder.encode([""]).any()
+
+
+def test_neighbours_and_batches_do_not_matter(
+    encoder: StaticEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text has one vector, whatever is encoded beside it and however it is cut into batches."""
+    texts = ["a cat", "", "a much longer text about many things", "dogs", "a cat"]
+    together = encoder.encode(texts)
+    monkeypatch.setattr(models.text.static_encoder, "_BATCH", 2)
+    np.testing.assert_allclose(encoder.encode(texts), together, atol=1e-7)
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    np.testing.assert_allclose(alone, together, atol=1e-7)
+
+
+def test_like_texts_are_near(encoder: StaticEncoder) -> None:
+    """What is about the same thing is nearer than what is not."""
+    dog, puppy, economics = encoder.encode(["a dog", "puppies", "monetary policy"])
+    assert dog @ puppy > dog @ economics + 0.2
+
+
+def test_it_is_a_text_encoder(encoder: StaticEncoder) -> None:
+    """The protocol holds, and the name says which space the vectors are of."""
+    promised: TextEncoder = encoder
+    assert promised.name
+    assert promised.dimension == promised.encode(["x"]).shape[1]
+
+
+def test_loading_leaves_logging_and_the_network_alone() -> None:
+    """In a fresh process without a network: no handler is added, the level stays, and it works."""
+    script = (
+        "import logging, socket\n"
+        "def refuse(*_): raise RuntimeError('network')\n"
+        "socket.socket.connect = refuse\n"
+        "from models.text.static_encoder import StaticEncoder\n"
+        "assert StaticEncoder().encode(['hello']).any()\n"
+        "root = logging.getLogger()\n"
+        "assert root.handlers == [] and root.level == logging.WARNING, root\n"
+    )
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr

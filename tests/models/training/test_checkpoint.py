@@ -1,0 +1,284 @@
+"""Checkpoints: a training that was interrupted ends as if it had not been, or begins anew."""
+
+import hashlib
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.data.interactions import Interactions
+from models.evaluation.full_ranking import Metrics
+from models.evaluation.splits import Holdout, leave_one_out
+from models.training.checkpoint import _MAGIC, CannotResume, Checkpoint
+from models.training.fit import Fitted, Progress, TrainConfig, fit
+from tests.support.small import SECOND, cycle
+from tests.support.training import QUICK, content, tiny
+
+# Dropout, dropped ids, sampled negatives and times that are told or not: all that chance decides.
+CHANCY = replace(
+    QUICK, epochs=3, attention_epochs=2, drop_id=0.3, full_softmax=10, negatives=6,
+    validate_every=2, validation_users=9,
+)  # fmt: skip
+LOG = cycle(users=14, length=7, items=20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small models train faster on one, and the same everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(
+    log: Interactions = LOG, config: TrainConfig = CHANCY, *, blocks: int = 1, seed: int = 3,
+    validated: bool = True, cases: Holdout | None = None, **more: Any
+) -> tuple[Fitted, list[bytes]]:  # fmt: skip
+    """A training and what it saved."""
+    saved: list[bytes] = []
+    split = leave_one_out(log)
+    given = split.validation if validated and cases is None else cases
+    shape = tiny(log.n_items, dropout=0.2, blocks=blocks)
+    texts = more.pop("texts", content(log.n_items))
+    fitted = fit(split.train, texts, shape=shape, config=config, validation=given, seed=seed,
+                 save=saved.append, **more)  # fmt: skip
+    return fitted, saved
+
+
+def same(one: Metrics | None, other: Metrics | None) -> bool:
+    """Whether two evaluations gave the same figures and the same ranks."""
+    if one is None or other is None:
+        return one is other
+    numbers = [getattr(one, name) == getattr(other, name) for name in Metrics.__slots__]
+    return bool(np.all([np.all(equal) for equal in numbers]))
+
+
+def assert_same(one: Fitted, other: Fitted) -> None:
+    """Bit for bit, but for the seconds."""
+    weights, others = one.model.state_dict(), other.model.state_dict()
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        assert weight.numpy().tobytes() == others[name].numpy().tobytes(), name
+    assert one.history == other.history
+    assert one.epoch == other.epoch
+    assert same(one.validation, other.validation)
+    assert one.model.training == other.model.training
+    assert all(weight.requires_grad for weight in other.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "validated", "config"),
+    [
+        (1, True, {}),
+        (1, False, {}),
+        (1, True, {"attention_epochs": 0}),
+        (0, True, {}),
+        # It stops early in the first stage and in the second: nothing it learns is better.
+        (1, True, {"learning_rate": 0.0, "patience": 1, "validate_every": 1}),
+    ],
+)
+def test_an_interrupted_training_ends_as_one_that_was_not(
+    blocks: int, validated: bool, config: dict[str, Any]
+) -> None:
+    """Gone on with after each epoch of each stage: weights, history, metrics, what is saved."""
+    given: dict[str, Any] = {"blocks": blocks, "validated": validated}
+    given["config"] = replace(CHANCY, **config)
+    whole, saved = run(**given)
+    assert len(saved) == len(whole.history) >= 3
+    for epoch, data in enumerate(saved, 1):
+        told: list[Progress] = []
+        resumed, rest = run(**given, resume=data, progress=told.append)
+        assert_same(whole, resumed)
+        assert len(rest) == len(saved) - epoch
+        assert [Checkpoint.from_bytes(each).epoch for each in rest] == [
+            Checkpoint.from_bytes(each).epoch for each in saved[epoch:]
+        ]
+        # What was done is not done again.
+        done = {record["epoch"] for record in whole.history[:epoch]}
+        assert not done & {float(progress.epoch) for progress in told}
+
+
+def test_a_training_may_be_interrupted_again_and_again() -> None:
+    """Killed after every epoch, each time started from what the last one saved."""
+    whole, saved = run()
+    data = None
+    for _ in saved:
+        kept: list[bytes] = []
+
+        def die(state: bytes, kept: list[bytes] = kept) -> None:
+            kept.append(state)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fit(
+                leave_one_out(LOG).train, content(20), shape=tiny(20, dropout=0.2), config=CHANCY,
+                validation=leave_one_out(LOG).validation, seed=3, save=die, resume=data,
+            )  # fmt: skip
+        (data,) = kept
+    resumed, rest = run(resume=data)
+    assert rest == []
+    assert_same(whole, resumed)
+
+
+def test_the_latest_validation_is_told_from_the_first_step() -> None:
+    """As it would have been without the interruption."""
+    _, saved = run()
+    told: list[Progress] = []
+    run(resume=saved[1], progress=told.append)
+    assert told[0].epoch == 3
+    assert told[0].validation is not None
+    assert same(told[0].validation, Checkpoint.from_bytes(saved[1]).latest)
+
+
+def test_without_anyone_to_save_it_the_training_is_the_same() -> None:
+    """Saving draws nothing from any generator."""
+    whole, _ = run()
+    split = leave_one_out(LOG)
+    alone = fit(split.train, content(20), shape=tiny(20, dropout=0.2), config=CHANCY,
+                validation=split.validation, seed=3)  # fmt: skip
+    assert_same(whole, alone)
+
+
+# ---------------------------------------------------------------------------- another training
+
+
+def other_logs() -> dict[str, Interactions]:
+    """The same log but for one column."""
+    items, times, weights = LOG.items.copy(), LOG.timestamps.copy(), LOG.weights.copy()
+    types = LOG.types.copy()
+    items[4], times[1], weights[3], types[2] = (items[4] + 9) % 20, times[1] + SECOND // 2, 2, 1
+    one_more = Interactions.from_columns(
+        np.append(LOG.users, 13), np.append(LOG.items, 3), np.append(LOG.timestamps, 99 * SECOND),
+        n_users=14, n_items=20,
+    )  # fmt: skip
+    return {
+        "items": replace(LOG, items=items),
+        "times": replace(LOG, timestamps=times),
+        "weights": replace(LOG, weights=weights),
+        "types": replace(LOG, types=types),
+        "one more event": one_more,
+        "fewer users": cycle(users=13, length=7, items=20),
+    }
+
+
+@pytest.mark.parametrize("what", other_logs())
+def test_other_events_are_another_training(what: str) -> None:
+    """However little they differ."""
+    _, saved = run(config=replace(CHANCY, epochs=1))
+    with pytest.raises(CannotResume, match="of another training"):
+        run(other_logs()[what], replace(CHANCY, epochs=1), resume=saved[0])
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"seed": 4},
+        {"blocks": 2},
+        {"validated": False},
+        {"texts": 2 * content(20)},
+        {"config": replace(CHANCY, epochs=4)},
+        {"config": replace(CHANCY, learning_rate=2e-2)},
+        {"config": replace(CHANCY, batch_tokens=81)},
+        {"config": replace(CHANCY, patience=9)},
+    ],
+)
+def test_other_settings_are_another_training(what: dict[str, Any]) -> None:
+    """Seed, shape, schedule, texts, and what it is judged by."""
+    _, saved = run()
+    with pytest.raises(CannotResume, match="of another training"):
+        run(**what, resume=saved[0])
+
+
+def test_other_cases_are_another_training() -> None:
+    """The best epoch so far was best on others."""
+    _, saved = run()
+    cases = leave_one_out(LOG).validation
+    fewer = cases.where(np.arange(len(cases)) != 5)
+    with pytest.raises(CannotResume, match="of another training"):
+        run(cases=fewer, resume=saved[0])
+    again = Holdout(cases.users.copy(), cases.targets, cases.timestamps, cases.history)
+    run(cases=again, resume=saved[-1])
+
+
+# ---------------------------------------------------------------------------- damage
+
+
+@pytest.fixture(scope="module")
+def saved() -> bytes:
+    """A checkpoint from the middle of a training."""
+    return run()[1][1]
+
+
+def cannot_resume(data: bytes) -> str:
+    """Why it cannot be gone on from these bytes."""
+    with pytest.raises(CannotResume) as refused:
+        run(resume=data)
+    return str(refused.value)
+
+
+def test_every_damaged_byte_is_noticed(saved: bytes) -> None:
+    """In the head, the archive's structure and the numbers; the archive's reader looks at few."""
+    places = np.linspace(0, len(saved) - 1, 150).astype(int)
+    for place in [*range(60), *places.tolist()]:
+        damaged = bytearray(saved)
+        damaged[place] ^= 1
+        with pytest.raises(CannotResume):
+            Checkpoint.from_bytes(bytes(damaged))
+
+
+def test_a_truncated_file_is_noticed(saved: bytes) -> None:
+    """Wherever it ends, and also where it goes on."""
+    for length in [0, 1, 15, 16, 40, 48, 49, len(saved) // 2, len(saved) - 1]:
+        with pytest.raises(CannotResume):
+            Checkpoint.from_bytes(saved[:length])
+    with pytest.raises(CannotResume):
+        Checkpoint.from_bytes(saved + b"\0")
+
+
+class Bomb:
+    """Runs a command where a pickle of it is read without care."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def sealed(body: bytes) -> bytes:
+    """Bytes that look like a checkpoint's, digest and all."""
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def archived(value: object) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def test_reading_runs_no_code(tmp_path: Path) -> None:
+    """A pickle that would, in an archive or bare, is refused and nothing happens."""
+    path = tmp_path / "made"
+    for body in (archived({"epoch": Bomb(path)}), pickle.dumps(Bomb(path)), archived(Bomb(path))):
+        assert "cannot be read" in cannot_resume(sealed(body))
+        assert "no checkpoint" in cannot_resume(body)
+    assert not path.exists()
+    pickle.loads(pickle.dumps(Bomb(path)))
+    assert path.exists(), "the bomb was to be a real one"
+
+
+def test_what_is_foreign_is_refused(saved: bytes) -> None:
+    """Other archives, other documents, another version's checkpoint."""
+    for foreign in (b"", b"{}", b"PK\3\4", archived({}), archived([1, 2]), archived(None)):
+        assert "no checkpoint" in cannot_resume(foreign)
+        assert "cannot be read" in cannot_resume(sealed(foreign))
+    newer = _MAGIC.replace(b"2", b"3") + saved[len(_MAGIC) :]
+    assert "another version" in cannot_resume(newer)

@@ -1,0 +1,574 @@
+"""Training: what it learns, how it stops, what it tells, and what it refuses."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import models.training.fit
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.snapshot import Snapshot
+from models.data.interactions import Interactions
+from models.encoder.dropout import PooledDropout
+from models.evaluation.baselines import Popularity, Repeats, TransitionCounts
+from models.evaluation.full_ranking import Metrics, evaluate
+from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.protocols import next_basket
+from models.evaluation.splits import Holdout, leave_one_out
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking.scoring import score
+from models.recommender.artifact import Trained
+from models.recommender.recent_popularity import Trends
+from models.recommender.recommender import Recommender
+from models.training.fit import Fitted, Progress, TrainConfig, fit
+from models.training.log_profile import returns
+from models.training.losses import Losses
+from models.training.stage import Pace, Stage, Trainer
+from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries
+from tests.support.training import QUICK, content, drawn_log, tiny, train
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small models train faster on one, and the same everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------------------- what it learns
+
+# People who all take the items in one order, and the last steps of others who do.
+ROUND = cycle(users=40, length=9, items=24)
+OTHERS = leave_one_out(cycle(users=40, length=9, items=24, seed=1)).test
+
+
+def hit_rate(fitted: Fitted, case: Holdout, **more: Any) -> float:
+    """Share of cases whose target comes first."""
+    ranker = RecommenderRanker(fitted.model, content(case.history.n_items))
+    return evaluate(ranker, case, k=1, **more).hr
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ({}, {}),
+        ({"followers": 0}, {}),
+        ({"followers": 0}, {"attention_epochs": 0}),
+        ({"blocks": 0}, {"attention_tokens": 40}),
+        ({"blocks": 0, "followers": 0, "tied": True}, {"attention_tokens": 40}),
+    ],
+)
+def test_it_learns_what_comes_next(shape: dict[str, Any], config: dict[str, Any]) -> None:
+    """An order that popularity cannot see: with transitions, by the encoder or attention alone."""
+    fitted = train(ROUND, replace(QUICK, **config), shape=tiny(24, **shape))
+    assert hit_rate(fitted, OTHERS) > 0.97
+    assert evaluate(Popularity.fit(ROUND), OTHERS, k=1).hr < 0.3
+
+
+def test_the_counts_are_of_what_was_trained_on() -> None:
+    """What follows each item in the log, to be served: the next one most, by hand."""
+    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, followers=2))
+    columns, counts = fitted.model.followers
+    for item in range(24):
+        first, second = columns[item].tolist()
+        assert (first, second) == ((item + 1) % 24, (item + 2) % 24)
+        start = ROUND.items.reshape(40, 9)
+        pairs = [(start[:, :-d] == item).sum() / d**2 for d in (1, 2)]
+        np.testing.assert_allclose(counts[item], pairs, rtol=1e-6)
+
+
+def test_the_horizon_is_the_longest_common_wait() -> None:
+    """Nearly all waits between events of one user are within it; between users there is none."""
+    waits = np.full(2000, SECOND)
+    waits[7] = 100 * DAY
+    times = np.concatenate([np.cumsum(waits), [5 * DAY, 7 * DAY]])
+    users = np.repeat([0, 1], [2000, 2])
+    log = Interactions.from_columns(users, np.arange(2002) % 9, times, n_users=2, n_items=9)
+    fitted = train(log, replace(QUICK, epochs=1, batch_tokens=2000, attention_epochs=0))
+    assert SECOND <= int(fitted.model.horizon) < 2 * DAY
+    one = Interactions.from_columns([0, 0], [1, 2], [5, 8], n_users=1, n_items=9)
+    assert int(train(one, replace(QUICK, epochs=1)).model.horizon) == 3
+
+
+def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
+    """Baskets a week apart: two of a user's three staples, and what is in fashion that month."""
+    rng = np.random.default_rng(seed)
+    events = []
+    for user in range(users):
+        staples = rng.permutation(30)[:3]
+        for week in range(baskets):
+            time = week * 7 * DAY + user * 3600 * SECOND
+            events += [(user, int(item), time) for item in rng.permutation(staples)[:2]]
+            events.append((user, 30 + week // 4, time))
+    taken, items, times = zip(*events, strict=True)
+    return Interactions.from_columns(
+        taken, items, times, n_users=users, n_items=30 + baskets // 4 + 1
+    )
+
+
+def test_baskets_are_asked_for_as_the_cases_ask() -> None:
+    """The next one, from what came before it: what a user takes again, and what all do of late."""
+    task = next_basket(shop(), at=11 * 7 * DAY)
+    assert task.validation is not None
+    given = replace(QUICK, batch_tokens=640, learning_rate=3e-3)
+    fitted = train(task.train, given, validation=task.validation)
+    shape = fitted.model.config
+    assert (shape.baskets, shape.again) == (True, True)
+    judged = {
+        ranker.name: evaluate(ranker, task.test, k=3, exclude_seen=False).ndcg
+        for ranker in (
+            RecommenderRanker(fitted.model, content(task.train.n_items)),
+            Repeats.fit(task.train),
+            TransitionCounts.fit(task.train),
+        )
+    }
+    assert judged["heed"] > 1.05 * max(judged["transitions"], judged["repeats"])
+    alone = train(task.train, given)
+    assert (alone.model.config.baskets, alone.model.config.again) == (False, True)
+
+
+def test_the_popularity_of_late_is_that_of_the_end() -> None:
+    """What it was when training ended, to be served."""
+    task = next_basket(shop(), at=11 * 7 * DAY)
+    fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
+    assert fitted.model.lately is not None
+    np.testing.assert_array_equal(fitted.model.lately, Trends(task.train).now)
+    assert fitted.model.trend is not None
+    assert (fitted.model.trend != 0.2).all(), "it is learned"
+
+
+def waiting(seed: int, users: int) -> Interactions:
+    """Only the wait since the event before says what comes: a second, an hour or a month."""
+    rng = np.random.default_rng(seed)
+    length = 12
+    kinds = rng.integers(0, 3, (users, length))
+    waits = np.array([SECOND, 3600 * SECOND, 30 * DAY])[kinds]
+    # Two items of each kind, which alternate, so that none of them is always the answer.
+    taken = 2 * kinds + (np.arange(length) % 2)
+    return Interactions.from_columns(
+        np.repeat(np.arange(users), length),
+        taken.ravel(),
+        np.cumsum(waits, 1).ravel(),
+        n_users=users,
+        n_items=6,
+    )
+
+
+def test_the_wait_is_learned_where_it_decides() -> None:
+    """Told the time, the model knows what comes; untold, it can only guess among three kinds.
+
+    One model serves both, for half of the windows were told.
+    """
+    split = leave_one_out(waiting(0, 80))
+    shape = tiny(6, followers=0)
+    fitted = train(split.train, replace(QUICK, epochs=20), shape=shape)
+    told = hit_rate(fitted, split.test, exclude_seen=False, use_target_time=True)
+    untold = hit_rate(fitted, split.test, exclude_seen=False)
+    assert told > 0.95
+    assert untold < 0.6
+    never = train(split.train, replace(QUICK, request_time=0.0), shape=shape)
+    assert hit_rate(never, split.test, exclude_seen=False, use_target_time=True) < 0.8
+
+
+def test_a_sampled_denominator_learns_the_same() -> None:
+    """With a fraction of the catalogue in each softmax, beyond `full_softmax` items."""
+    split = leave_one_out(cycle(users=120, length=8, items=60))
+    config = replace(QUICK, epochs=16, full_softmax=10, negatives=20)
+    fitted = train(split.train, config, shape=tiny(60, followers=0))
+    assert hit_rate(fitted, split.test) > 0.9
+
+
+def test_more_negatives_than_items_are_all_of_them() -> None:
+    """A small catalogue above a small `full_softmax` is no error."""
+    config = replace(QUICK, epochs=1, full_softmax=5, negatives=4096)
+    fitted = train(cycle(users=6, length=5, items=12), config)
+    assert all(torch.isfinite(weight).all() for weight in fitted.model.state_dict().values())
+
+
+def test_items_known_by_text_alone_are_ranked() -> None:
+    """People stay with a theme; new items of it, without any event, come before other new ones."""
+    themes = 4
+
+    def about(names: list[str]) -> NDArray[np.float32]:
+        theme = encode([f"theme {int(name[1:]) % themes}" for name in names])
+        mixed = theme + np.float32(0.3) * encode(names)
+        vectors: NDArray[np.float32] = mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
+        return vectors
+
+    rng = np.random.default_rng(0)
+    users, length, items = 48, 10, 40
+    taken = rng.integers(0, items // themes, (users, length)) * themes
+    taken += (np.arange(users) % themes)[:, None]
+    log = Interactions.from_columns(
+        np.repeat(np.arange(users), length), taken.ravel(), np.tile(np.arange(length), users),
+        n_users=users, n_items=items,
+    )  # fmt: skip
+    names = [f"i{n}" for n in range(items)]
+    config = replace(QUICK, epochs=8, drop_id=0.3)
+    fitted = fit(log, about(names), shape=tiny(items), config=config)
+    made = Trained(fitted.model, tuple(names), log.item_counts(), "fake", {})
+    fields = {f"title {n}": f"i{n}" for n in range(items + 8)}
+    whole = Catalogue.empty(DIMENSION).updated(
+        [replace(e, fields={"title": e.title}) for e in entries(items + 8)],
+        [],
+        lambda texts: about([fields[text] for text in texts]),
+    )
+    snapshot = Snapshot.build("v", made, whole, np.zeros(0, np.int64))
+    new = np.arange(items, items + 8)
+    right = 0
+    for user in range(users):
+        mine = log.user(user)
+        user_memory = remember(snapshot, Past(mine.items, mine.timestamps, mine.weights), length)
+        total = score(snapshot, user_memory, new).total.numpy()
+        best = new[np.argsort(-total)[:2]]
+        right += int((best % themes == user % themes).all())
+    assert right > 0.9 * users
+
+
+def test_the_attention_is_trained_last_and_alone() -> None:
+    """The first stage leaves it as it was made, where it adds nothing; the second the rest."""
+    told: list[Progress] = []
+    config = replace(QUICK, epochs=2, attention_epochs=1)
+    without = train(ROUND, replace(config, attention_epochs=0))
+    fitted = train(ROUND, config, progress=told.append)
+    assert not without.model.cross.w_o.weight.any()
+    assert fitted.model.cross.w_o.weight.any()
+    assert without.model.prior.any()
+    before, after = without.model.state_dict(), fitted.model.state_dict()
+    for name, weight in before.items():
+        learned = name.split(".")[0] in {"norm", "cross", "recency"}
+        assert torch.equal(weight, after[name]) != learned, name
+    assert {p.epochs for p in told} == {3}
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
+    assert [record["epoch"] for record in without.history] == [1, 2]
+    assert all(weight.requires_grad for weight in fitted.model.parameters())
+
+
+def test_the_prior_starts_from_how_often_items_are_taken() -> None:
+    """Before any step: the logarithm of the share of events, one more for each, by hand."""
+    log = drawn_log(3, [9, 4, 7], 6)
+    fitted = train(log, replace(QUICK, epochs=1, attention_epochs=0, learning_rate=0.0))
+    counts = [1 + log.items.tolist().count(item) for item in range(6)]
+    expected = [math.log(count / (sum(counts) / 6)) for count in counts]
+    np.testing.assert_allclose(fitted.model.prior.detach(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout is on in the stage that learns, and in that one alone; what has a prior learns it."""
+    dropping: list[tuple[str, bool]] = []
+
+    def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
+        real = getattr(Losses, stage)
+
+        def look(losses: Losses, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+            parts = losses._model.modules()
+            drops = [part.training for part in parts if isinstance(part, PooledDropout)]
+            dropping.append((stage, any(drops)))
+            found: tuple[Tensor, int] = real(losses, spans)
+            return found
+
+        return look
+
+    for stage in ("sequence", "attention"):
+        monkeypatch.setattr(Losses, stage, spied(stage))
+    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, blocks=blocks, dropout=0.3))
+    expected = {("sequence", True), ("attention", False)} if blocks else {("attention", False)}
+    assert set(dropping) == expected
+    assert fitted.model.prior.any()
+
+
+def test_an_attention_that_makes_it_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is then what the first stage left."""
+    fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
+    assert fitted.epoch == 2
+    assert not fitted.model.cross.w_o.weight.any()
+    fitted, script = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.6], epochs=2, attention_epochs=2)
+    assert fitted.epoch == 4
+    assert fitted.model.cross.w_o.weight.any()
+    # It began from the best epoch of the first stage, whose weights it holds still.
+    for name in ("ids.weight", "prior", "encoder.norm_out.weight"):
+        assert torch.equal(script.weights[3][name], script.weights[1][name])
+
+
+# ---------------------------------------------------------------------------- repeating
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_the_same_seed_gives_the_same_weights(blocks: int) -> None:
+    """Bit for bit, with dropout, dropped ids and sampled negatives; another seed does not."""
+    log = cycle(users=20, length=7, items=30)
+    config = replace(QUICK, epochs=2, drop_id=0.2, full_softmax=10, negatives=10)
+    shape = tiny(30, dropout=0.3, blocks=blocks)
+    first, again, other = (
+        train(log, config, shape=shape, seed=seed).model.state_dict() for seed in (5, 5, 6)
+    )
+    for name, weight in first.items():
+        assert weight.numpy().tobytes() == again[name].numpy().tobytes()
+    assert any(not torch.equal(weight, other[name]) for name, weight in first.items())
+
+
+def test_training_leaves_the_callers_chance_alone() -> None:
+    """Neither torch's nor numpy's global generator moves, and the log is not written to."""
+    log = cycle(users=6, length=4, items=10)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
+    columns = log.items.copy(), log.timestamps.copy(), log.weights.copy()
+    train(log, replace(QUICK, epochs=1))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index]  # noqa: NPY002
+    for was, now in zip(columns, (log.items, log.timestamps, log.weights), strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
+# ---------------------------------------------------------------------------- the optimiser
+
+
+def trainer_of(log: Interactions, config: TrainConfig, **shape: Any) -> tuple[Trainer, Recommender]:
+    torch.manual_seed(0)
+    model = Recommender(tiny(log.n_items, **shape))
+    stage = Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
+    pace = Pace(config.learning_rate, config.warmup, config.average)
+    return Trainer(model, log, stage, pace, (0,)), model
+
+
+def distance(model: Recommender) -> tuple[Tensor, int]:
+    """A loss that every parameter has a share in."""
+    return sum(((weight - 1) ** 2).sum() for weight in model.parameters()), 1  # type: ignore[return-value]
+
+
+def test_what_is_served_is_the_running_mean() -> None:
+    """Each step's weights, averaged by hand with the decay of that step."""
+    log = cycle(users=60, length=6, items=10)
+    trainer, model = trainer_of(log, replace(QUICK, batch_tokens=10))
+    mean = {name: weight.double() for name, weight in model.state_dict().items()}
+    count = 0
+    for count, *_ in trainer.epoch(1, lambda _: distance(model)):
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        length = math.sqrt(sum(float((each**2).sum()) for each in gradients))
+        assert length == pytest.approx(1, rel=1e-3), "longer gradients are cut"
+        decay = min(QUICK.average, count / (9 + count))
+        for name, weight in model.named_parameters():
+            mean[name] = decay * mean[name] + (1 - decay) * weight.detach().double()
+    assert count > 20
+    for name, weight in trainer.mean.state_dict().items():
+        np.testing.assert_allclose(weight, mean[name], atol=1e-6)
+    assert not trainer.mean.training
+
+
+def test_the_loss_told_is_the_mean_over_targets() -> None:
+    """Batches count by how many targets they have."""
+    trainer, model = trainer_of(cycle(users=60, length=6, items=10), QUICK)
+    losses: list[float] = []
+    targets: list[int] = []
+    told: list[tuple[int, float]] = []
+    steps = 0
+
+    def loss_of(spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+        losses.append(float(len(losses)))
+        targets.append(len(losses) ** 2)
+        return 0 * distance(model)[0] + losses[-1], targets[-1]
+
+    for number, of, mean in trainer.epoch(1, loss_of):
+        told.append((number, mean))
+        steps = of
+    assert [number for number, _ in told] == list(range(1, steps + 1))
+    for number, mean in told:
+        assert mean == pytest.approx(np.average(losses[:number], weights=targets[:number]))
+
+
+def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
+    """Linear over the warm-up, then half a cosine over all the steps."""
+    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), QUICK)
+    trainer._steps, rates = 200, []
+    for step in range(201):
+        trainer._step = step
+        rates.append(trainer._schedule())
+    assert rates[:10] == pytest.approx([(s + 1) / 10 for s in range(10)], rel=0.02)
+    assert rates[100] == pytest.approx(0.525, abs=1e-6)
+    assert rates[200] == pytest.approx(0.05, abs=1e-6)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
+    """Else a model of few events would never learn at its full rate."""
+    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup=1000))
+    trainer._steps = 50
+    for step, share in ((0, 0.2), (4, 1.0)):
+        trainer._step = step
+        assert trainer._schedule() == pytest.approx(share, rel=0.03)
+
+
+# ---------------------------------------------------------------------------- choosing and telling
+
+
+class Script:
+    """In place of `evaluate`: the NDCGs it is told to give, and what it was asked."""
+
+    def __init__(self, ndcgs: list[float]) -> None:
+        self.ndcgs = list(ndcgs)
+        self.weights: list[dict[str, Tensor]] = []
+        self.cases: list[NDArray[np.int32]] = []
+
+    def __call__(
+        self, ranker: RecommenderRanker, holdout: Holdout, *, exclude_seen: bool, **_: object
+    ) -> Metrics:
+        assert exclude_seen == (not returns(holdout.history))
+        state = ranker._model.state_dict()
+        self.weights.append({name: weight.clone() for name, weight in state.items()})
+        self.cases.append(holdout.users)
+        ndcg = self.ndcgs[len(self.weights) - 1]
+        return Metrics(10, ndcg, ndcg, ndcg, 1.0, len(holdout), np.zeros(0, np.int64))
+
+
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, ndcgs: list[float], **config: Any
+) -> tuple[Fitted, Script]:
+    script = Script(ndcgs)
+    monkeypatch.setattr(models.training.fit, "evaluate", script)
+    split = leave_one_out(cycle(users=8, length=6, items=10))
+    config = {"epochs": len(ndcgs), "patience": 2, "attention_epochs": 0} | config
+    return train(split.train, replace(QUICK, **config), validation=split.test), script
+
+
+def test_the_best_epoch_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, its metrics and its number; training stops when nothing better comes."""
+    fitted, script = scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
+    assert (fitted.epoch, len(script.weights)) == (2, 4)
+    assert fitted.validation is not None
+    assert fitted.validation.ndcg == 0.3
+    assert [record["ndcg"] for record in fitted.history] == [0.1, 0.3, 0.2, 0.3]
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 4]
+    for name, weight in fitted.model.state_dict().items():
+        assert torch.equal(weight, script.weights[1][name])
+    assert not torch.equal(script.weights[1]["ids.weight"], script.weights[3]["ids.weight"])
+    assert not fitted.model.training
+
+
+def test_a_better_epoch_renews_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only validations in a row without a better one count."""
+    fitted, script = scripted(monkeypatch, [0.5, 0.1, 0.6, 0.1, 0.7, 0.1])
+    assert (fitted.epoch, len(script.weights)) == (5, 6)
+
+
+def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With patience of its own, and epochs numbered as if none had been left out."""
+    ndcgs = [0.5, 0.4, 0.3, 0.4, 0.3, 0.9]
+    fitted, script = scripted(monkeypatch, ndcgs, epochs=8, attention_epochs=3)
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 9, 10]
+    assert (fitted.epoch, len(script.weights)) == (1, 5)
+
+
+def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second epoch, and after the last; the attention's few epochs are all looked at."""
+    config = {"epochs": 5, "validate_every": 2, "attention_epochs": 1}
+    fitted, _ = scripted(monkeypatch, [0.1, 0.2, 0.3, 0.4], **config)
+    looked = [("ndcg" in record) for record in fitted.history]
+    assert looked == [False, True, False, True, True, True]
+    assert fitted.epoch == 6
+
+
+def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many cases, the same at each epoch."""
+    _, script = scripted(monkeypatch, [0.1, 0.2], validation_users=3)
+    assert [len(users) for users in script.cases] == [3, 3]
+    assert (script.cases[0] == script.cases[1]).all()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
+    """And there is nothing to report of it. No cases are no validation."""
+    log = cycle(users=6, length=4, items=10)
+    cases = leave_one_out(log).test
+    none = cases.where(np.zeros(len(cases), np.bool_)) if empty else None
+    fitted = train(log, replace(QUICK, epochs=5, patience=1), validation=none)
+    assert fitted.validation is None
+    assert fitted.epoch == 6
+    assert [record.keys() for record in fitted.history] == [{"epoch", "loss"}] * 6
+    assert fitted.seconds > 0
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_progress_is_told_after_every_step(blocks: int) -> None:
+    """Epochs and steps count from 1, seconds never fall, the latest validation is shown."""
+    split = leave_one_out(cycle(users=20, length=8, items=10))
+    told: list[Progress] = []
+    config = replace(QUICK, epochs=3, attention_tokens=30)
+    fitted = train(split.train, config, validation=split.validation, progress=told.append,
+                   shape=tiny(10, blocks=blocks))  # fmt: skip
+    epochs = [1, 2, 3, 4] if blocks else [1, 2, 3]
+    assert list(dict.fromkeys(p.epoch for p in told)) == epochs
+    for epoch in epochs:
+        mine = [p for p in told if p.epoch == epoch]
+        assert [p.step for p in mine] == list(range(1, mine[0].steps + 1))
+        assert len(mine) > 1
+    assert {p.epochs for p in told} == {len(epochs)}
+    assert sorted(p.seconds for p in told) == [p.seconds for p in told]
+    assert all(math.isfinite(p.loss) and p.loss > 0 for p in told)
+    assert [p.validation is None for p in told] == [p.epoch == 1 for p in told]
+    assert [record["loss"] for record in fitted.history] == [
+        [p.loss for p in told if p.epoch == epoch][-1] for epoch in epochs
+    ]
+    assert told[-1].loss < told[0].loss
+    assert math.isnan(told[0].left)
+    assert all(p.left >= 0 for p in told[1:])
+    assert told[-1].left == 0
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("shape", [(9, DIMENSION), (10, DIMENSION + 1), (10,), (10, DIMENSION, 1)])
+def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
+    """The message says what was wanted and what came."""
+    log = cycle(users=3, length=3, items=10)
+    with pytest.raises(ValueError, match=rf"content must be \[10, {DIMENSION}\]"):
+        fit(log, np.zeros(shape, np.float32), shape=tiny(10), config=QUICK)
+
+
+def test_without_a_shape_content_must_still_be_a_table() -> None:
+    """One row for each item."""
+    log = cycle(users=3, length=3, items=10)
+    for shape in ((9, 4), (10,)):
+        with pytest.raises(ValueError, match=r"content must be \[10, "):
+            fit(log, np.zeros(shape, np.float32), config=QUICK)
+
+
+def test_a_shape_of_another_number_of_items_is_refused() -> None:
+    """Its id table would not be the log's."""
+    log = cycle(users=3, length=3, items=10)
+    with pytest.raises(ValueError, match="items"):
+        fit(log, content(10), shape=tiny(11), config=QUICK)
+
+
+def test_content_must_be_finite() -> None:
+    """One NaN would be in every weight after one step."""
+    wrong = content(10)
+    wrong[3, 2] = np.nan
+    with pytest.raises(ValueError, match="content must be finite"):
+        fit(cycle(users=3, length=3, items=10), wrong, config=QUICK)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0])
+def test_weights_must_be_positive(weight: float) -> None:
+    """They enter as log w."""
+    log = cycle(users=3, length=3, items=10)
+    weights = log.weights.copy()
+    weights[4] = weight
+    with pytest.raises(ValueError, match="weights must be greater than 0"):
+        train(replace(log, weights=weights))
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_single_events_teach_no_order(length: int) -> None:
+    """Nobody with two events is an error that says so."""
+    with pytest.raises(ValueError, match="no user has two events"):
+        train(cycle(users=5, length=length, items=10))

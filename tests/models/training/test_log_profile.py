@@ -1,0 +1,129 @@
+"""What is told of a log's users: repeats, baskets, and what a model of them is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.data.interactions import Interactions
+from models.evaluation.protocols import next_basket, next_new
+from models.evaluation.splits import Holdout, leave_one_out
+from models.training.log_profile import (
+    Questions,
+    firsts,
+    hold_out,
+    questions,
+    repeats,
+    returns,
+    ties,
+    worth,
+)
+from tests.support.small import DAY, SECOND, cycle
+
+
+def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
+    """User by user: what another had is no repeat."""
+    users, items = [0, 0, 0, 0, 1, 1, 1, 2], [3, 3, 4, 3, 3, 4, 4, 0]
+    log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=5)
+    assert repeats(log) == pytest.approx(3 / 8)
+    assert firsts(log).tolist() == [True, False, True, False, True, True, False, True]
+    assert repeats(cycle(users=4, length=3, items=5)) == 0
+    nothing = Interactions.from_columns([], [], [], n_users=2, n_items=5)
+    assert repeats(nothing) == 0
+    types = np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int16)  # a return to what was liked and disliked
+    assert repeats(replace(log, types=types, dislike=1)) == pytest.approx(2 / 7)
+
+
+def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
+    """User by user; the first of each has none before it."""
+    log = Interactions.from_columns(
+        [0, 0, 0, 1, 1, 2], range(6), [5, 5, 7, 7, 7, 7], n_users=3, n_items=6
+    )
+    assert ties(log) == pytest.approx(2 / 3)
+    assert ties(Interactions.from_columns([0, 1], [0, 0], [1, 1], n_users=2, n_items=1)) == 0
+
+
+def test_a_target_counts_by_its_weight_over_the_median() -> None:
+    """A tenth at least and tenfold at most; what was not liked counts nothing."""
+    log = Interactions.from_columns(
+        [0] * 6, range(6), range(6), [1, 2, 2, 3, 500, 0.01], [0, 0, 0, 0, 0, 0],
+        n_users=1, n_items=6,
+    )  # fmt: skip
+    assert worth(log).tolist() == pytest.approx([0.5, 1, 1, 1.5, 10, 0.1])
+    disliked = replace(log, types=np.array([0, 1, 0, 0, 0, 0], np.int16), dislike=1)
+    assert worth(disliked)[1] == 0
+
+
+def shop(*, apart: int, every: int = 4) -> Interactions:
+    """480 users with five baskets of four items, a day apart, their events so far apart.
+
+    Each item but every fourth was had before.
+    """
+    rng = np.random.default_rng(0)
+    users, items, times = [], [], []
+    for user in range(480):
+        liked = rng.permutation(60)[:8]
+        for basket in range(5):
+            for at in range(4):
+                users.append(user)
+                items.append(int(rng.integers(60)) if at % every == 0 else int(rng.choice(liked)))
+                times.append(basket * 30 * DAY + user * SECOND + at * apart)
+    return Interactions.from_columns(users, items, times, n_users=480, n_items=60)
+
+
+def test_the_cases_say_whether_a_basket_is_asked_for() -> None:
+    """The last event is one of its basket; what is taken at another time is a basket of its own."""
+    log = shop(apart=0)
+    assert returns(log)
+    assert ties(log) == pytest.approx(15 / 19)
+    split = leave_one_out(log)
+    assert questions(split.train, split.validation) == Questions(baskets=False, again=True)
+    task = next_basket(log, at=4 * 30 * DAY)
+    assert task.validation is not None
+    assert questions(task.train, task.validation) == Questions(baskets=True, again=True)
+    assert questions(task.train) == Questions(baskets=False, again=True)
+
+
+def test_events_at_times_of_their_own_are_no_baskets() -> None:
+    """However they are split."""
+    task = next_basket(shop(apart=SECOND), at=4 * 30 * DAY)
+    assert task.validation is not None
+    assert not questions(task.train, task.validation).baskets
+
+
+def test_the_cases_say_whether_what_was_had_may_be_the_answer() -> None:
+    """Where none of them is on an item the user had, though so many events are."""
+    task = next_new(shop(apart=0), at=4 * 30 * DAY)
+    assert task.validation is not None
+    assert questions(task.train, task.validation) == Questions(baskets=True, again=False)
+    few = task.validation.where(np.arange(len(task.validation)) < 8)
+    assert questions(task.train, few) == Questions(baskets=False, again=True), "too few to tell"
+    new = cycle(users=40, length=5, items=30)
+    assert not questions(new, leave_one_out(new).test).again
+
+
+def test_a_log_of_nothing_asks_for_nothing() -> None:
+    """No events and no cases."""
+    log = Interactions.from_columns([], [], [], n_users=2, n_items=5)
+    none = np.zeros(0, np.int32)
+    cases = Holdout(none, none, none.astype(np.int64), log)
+    assert questions(log, cases) == questions(log) == Questions(baskets=False, again=False)
+
+
+def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
+    """Of events at times of their own the last; of a log of baskets all that was taken last."""
+    log = shop(apart=SECOND)
+    history, cases = hold_out(log)
+    assert len(cases) == 480
+    assert len(history) == len(log) - 480
+    log = shop(apart=0)
+    history, cases = hold_out(log)
+    assert len(history) == len(log) - 480 * 4
+    assert set(cases.users.tolist()) == set(range(480))
+    assert questions(history, cases) == Questions(baskets=True, again=True)
+    without_times = replace(log, timestamps=np.zeros_like(log.timestamps))
+    history, cases = hold_out(without_times)
+    assert len(cases) == 480
+    assert questions(history, cases) == Questions(baskets=False, again=True)

@@ -1,0 +1,416 @@
+"""The losses of training: against float64 loops, and their samples against the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+import models.training.losses
+from models.data.interactions import Interactions
+from models.recommender.recommender import Recommender
+from models.training.log_profile import repeats, returns
+from models.training.losses import Batch, Losses
+from models.training.negatives import Candidates
+from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
+from tests.support.small import DAY, SECOND, TOLD, cycle, random_model
+from tests.support.training import content, counted_model, drawn_log
+
+ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in float32, whatever this machine is fast in."""
+    in_dtype(monkeypatch, torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Losses draw from torch's own generator, which training seeds."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trends as they were on the day, unless a test is about what they may be."""
+    monkeypatch.setattr(models.training.losses, "_STALE", 0)
+
+
+def in_dtype(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(models.training.losses, "product_dtype", lambda device: dtype)
+
+
+def log_of(seed: int, *, again: bool, items: int = 12) -> Interactions:
+    """Users of 9, 2, 4 and 1 events, and some more to count what follows what.
+
+    Of three types, one of them dislikes.
+    """
+    log = drawn_log(seed, [9, 2, 4, 1, 8, 8, 8], items, again=again)
+    types = np.random.default_rng(seed).integers(0, 3, len(log)).astype(np.int16)
+    return replace(log, types=types, dislike=1)
+
+
+def in_baskets(log: Interactions) -> Interactions:
+    """The log with times of every user's own, days apart, several events at most of them."""
+    rng = np.random.default_rng(len(log))
+    times = [
+        np.sort(rng.choice([0, SECOND, DAY, 9 * DAY, 40 * DAY], length))
+        for length in log.lengths.tolist()
+    ]
+    return replace(log, timestamps=np.concatenate(times))
+
+
+def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
+    given: dict[str, Any] = {
+        "drop_id": 0.0, "request_time": 0.0, "full_softmax": 1000, "negatives": 5,
+    }  # fmt: skip
+    return Losses(model, log, content(log.n_items), **given | more)
+
+
+def mean(
+    values: list[float],
+    log: Interactions,
+    spans: NDArray[np.int64] = ALWAYS,
+    *,
+    baskets: bool = False,
+    new: bool = False,
+) -> float:
+    """Of the targets of windows, each by what it counts."""
+    counts = all_worths(log, spans, baskets=baskets, new=new)
+    return math.fsum(np.multiply(values, counts)) / math.fsum(counts)
+
+
+def all_worths(
+    log: Interactions,
+    spans: NDArray[np.int64] = ALWAYS,
+    *,
+    baskets: bool = False,
+    new: bool = False,
+) -> list[float]:
+    """What the targets of windows count, as `worths` says."""
+    each = (worths(log, *span, baskets=baskets, new=new) for span in spans.tolist())
+    return [worth for window in each for worth in window]
+
+
+# ---------------------------------------------------------------------------- against the loops
+
+
+KINDS = [{}, {"baskets": True}, {"again": False}, {"baskets": True, "again": False}]
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 384])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_of_the_sequence_equals_the_loop(
+    told: bool, again: bool, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each target from its own prefix, the user's own pairs taken out, what was seen hidden.
+
+    Where people come back to what they had, nothing is hidden, and how often they had it counts;
+    unless only what is new is asked for. A basket is asked for from what came before it.
+    """
+    monkeypatch.setattr(models.training.losses, "_CHUNK", chunk)
+    log = log_of(1, again=again)
+    log = in_baskets(log) if "baskets" in kind else log
+    assert (repeats(log) >= 0.01) == again
+    model = counted_model(3, log, **TOLD, **kind)
+    assert model.config.again == (again and "again" not in kind)
+    with torch.inference_mode():
+        loss, targets = losses(model, log, request_time=float(told)).sequence(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=told)
+    expected = [
+        cross_entropy(first, target, set() if model.config.again else seen)
+        for begin, end in ALWAYS.tolist()
+        for first, _, target, seen in plain.at(begin, end)
+    ]
+    baskets, new = "baskets" in kind, again and not model.config.again
+    assert len(expected) == (11 if "baskets" in kind else 6 + 5 + 1 + 3)
+    assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
+    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=2e-5)
+
+
+@pytest.mark.parametrize("shape", [{}, TOLD, {"tied": True}, TOLD | {"blocks": 0}, {"most": 0}])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_of_the_attention_equals_the_loop(
+    told: bool, again: bool, shape: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    """The whole score; of so few items all are picked. Without an encoder nothing is counted."""
+    log = log_of(2, again=again)
+    log = in_baskets(log) if "baskets" in kind else log
+    model = counted_model(4, log, **shape, **kind)
+    with torch.inference_mode():
+        loss, targets = losses(model, log, request_time=float(told)).attention(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=told)
+    expected = [
+        cross_entropy(whole, target, set() if model.config.again else seen)
+        for begin, end in ALWAYS.tolist()
+        for _, whole, target, seen in plain.at(begin, end)
+    ]
+    baskets, new = "baskets" in kind, again and not model.config.again
+    assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
+    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["sequence", "attention"])
+@pytest.mark.parametrize("new", [range(12), (0, 3, 4, 9)])
+def test_items_without_their_id_are_as_new_ones(
+    stage: str, new: Collection[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By text alone in the events and the targets, of the new items' prior, following nothing."""
+    log = log_of(5, again=False)
+    model = counted_model(6, log)
+    kept = torch.tensor([item not in new for item in range(12)])
+    trained = losses(model, log)
+    monkeypatch.setattr(trained, "_kept", lambda: kept)
+    monkeypatch.setattr(models.training.losses, "_PICKED", 10**6)  # every item is drawn
+    with torch.inference_mode():
+        loss, _ = getattr(trained, stage)(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=False, new=new)
+    expected = [
+        cross_entropy(first if stage == "sequence" else whole, target, seen)
+        for begin, end in ALWAYS.tolist()
+        for first, whole, target, seen in plain.at(begin, end)
+    ]
+    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+
+
+def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
+    """All of the described ones do where every one is to, none of the others."""
+    log = log_of(5, again=False)
+    texts = content(12)
+    texts[[2, 7]] = 0
+    model = counted_model(6, log)
+    given: dict[str, Any] = {"request_time": 0.0, "full_softmax": 1000, "negatives": 5}
+    drawing = Losses(model, log, texts, drop_id=1.0, **given)
+    assert drawing._kept().nonzero().flatten().tolist() == [2, 7]
+
+
+def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
+    """The same loop over the candidates that were drawn; padding need not be among them."""
+    log = log_of(7, again=False, items=30)
+    model = counted_model(8, log, dim=12)
+    drawing = losses(model, log, full_softmax=10)
+    state = torch.get_rng_state()
+    with torch.inference_mode():
+        loss, _ = drawing.sequence(ALWAYS)
+    again = losses(model, log, full_softmax=10)
+    torch.set_rng_state(state)
+    drawn = again._candidates(again.batch(ALWAYS))
+    assert len(drawn.rows) < 25
+    worth = dict(zip(drawn.rows.tolist(), drawn.correction.exp().tolist(), strict=True))
+    assert 0 not in worth, "the padding's item was to be none of them"
+    plain = PlainLosses(model, log, content(30), told=False)
+    expected = [
+        cross_entropy(first, target, seen, worth)
+        for begin, end in ALWAYS.tolist()
+        for first, _, target, seen in plain.at(begin, end)
+    ]
+    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
+
+
+@pytest.mark.parametrize("loss", ["sequence", "attention"])
+def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 keeps 8 bits: losses within 1 %, gradients within 3 % of their length."""
+    log = log_of(9, again=False)
+    model = counted_model(10, log)
+    found: list[tuple[float, Tensor]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        in_dtype(monkeypatch, dtype)
+        model.zero_grad()
+        value, _ = getattr(losses(model, log), loss)(ALWAYS)
+        value.backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        found.append((value.item(), torch.cat([each.flatten() for each in gradients])))
+    (exact, exact_gradient), (near, near_gradient) = found
+    assert near != exact
+    assert near == pytest.approx(exact, rel=0.01)
+    assert (near_gradient - exact_gradient).norm() < 0.03 * exact_gradient.norm()
+
+
+def test_a_batch_of_dislikes_teaches_nothing() -> None:
+    """Its loss is 0 and counts 0, and no gradient is NaN."""
+    log = log_of(9, again=False)
+    log = replace(log, types=np.where(np.arange(len(log)) < 9, 1, log.types).astype(np.int16))
+    model = counted_model(10, log, **TOLD)
+    for name in ("sequence", "attention"):
+        loss, count = getattr(losses(model, log), name)(np.array([[0, 9]]))
+        loss.backward()
+        assert (loss.item(), count) == (0, 0)
+    assert not any(weight.grad.any() for weight in model.parameters() if weight.grad is not None)
+
+
+# ---------------------------------------------------------------------------- what learns
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_each_loss_teaches_its_own_part(blocks: int) -> None:
+    """With an encoder the attention's loss leaves the rest alone; without one it teaches all."""
+    log = log_of(11, again=False)
+    model = counted_model(12, log, blocks=blocks, **TOLD)
+    attention = ("norm.", "cross.", "recency.", "kind_bias.")
+    if blocks:
+        losses(model, log, request_time=0.5, drop_id=0.3).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+        for name, weight in model.named_parameters():
+            assert (weight.grad is None) == name.startswith(attention), name
+    learned = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    before = {name: model.get_parameter(name).grad.clone() for name in learned}  # type: ignore[union-attr]
+    losses(model, log, drop_id=0.3).attention(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+    for name, weight in model.named_parameters():
+        if not blocks and name.startswith("scale."):
+            assert weight.grad is None, name  # of the transitions, which it has not
+            continue
+        assert weight.grad is not None, name
+        assert torch.isfinite(weight.grad).all(), name
+        assert weight.grad.abs().sum() > 0, name
+        if name in before:
+            assert torch.equal(weight.grad, before[name]), name
+
+
+def calm(model: Recommender) -> Recommender:
+    """With scores that spread by about 1, as early in training."""
+    with torch.no_grad():
+        for weight in (model.ids.weight, model.content.weight, model.prior, model.cross.w_o.weight):
+            weight.mul_(0.4)
+    return model
+
+
+def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, float]:
+    """How far the mean of the gradients [draws, n] is from the exact one, and each, of its length.
+
+    The mean's is at most a little more than its standard error: the logarithm of an unbiased
+    estimate is a little low.
+    """
+    length = np.linalg.norm(exact)
+    each = np.linalg.norm(found - exact, axis=1)
+    return float(np.linalg.norm(found.mean(0) - exact) / length), float(each.mean() / length)
+
+
+def test_the_gradient_of_samples_is_on_average_that_of_the_whole() -> None:
+    """Of the prior it is softmax minus target, here in float64: 12 negatives for 17 others."""
+    items = 40
+    log = drawn_log(13, [9, 5, 7, 3], items, again=False)
+    model = calm(counted_model(14, log))
+    spans = np.array([[0, 9], [9, 14], [14, 21], [21, 24]])
+    plain = PlainLosses(model, log, content(items), told=False)
+    exact, targets = np.zeros(items), 0.0
+    for begin, end in spans.tolist():
+        cases = zip(plain.at(begin, end), worths(log, begin, end), strict=True)
+        for (first, _, target, seen), count in cases:
+            exact += count * probabilities(first, target, seen)
+            exact[target] -= count
+            targets += count
+    drawing = losses(model, log, full_softmax=10, negatives=12)
+    found = [torch.autograd.grad(drawing.sequence(spans)[0], model.prior)[0].numpy()
+             for _ in range(1000)]  # fmt: skip
+    together, each = far(np.array(found, np.float64), exact / targets)
+    assert together < 0.05
+    assert each > 0.4
+
+
+def test_the_attentions_gradient_is_on_average_that_of_all_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the items picked for each window, against every item."""
+    items = 40
+    log = drawn_log(15, [6, 4, 7, 3], items, again=False)
+    model = calm(counted_model(16, log))
+    spans = np.array([[0, 6], [6, 10], [10, 17], [17, 20]])
+    all_of_them = losses(model, log)
+
+    def gradient() -> NDArray[np.float64]:
+        loss, _ = all_of_them.attention(spans)
+        parts = torch.autograd.grad(loss, list(model.cross.parameters()))
+        flat: NDArray[np.float64] = torch.cat([each.flatten() for each in parts]).double().numpy()
+        return flat
+
+    monkeypatch.setattr(models.training.losses, "_PICKED", 100 * items)
+    exact = gradient()
+    assert np.array_equal(exact, gradient())
+    monkeypatch.setattr(models.training.losses, "_PICKED", 20)
+    together, each = far(np.array([gradient() for _ in range(600)]), exact)
+    assert together < 0.06
+    assert each > 0.2
+
+
+# ---------------------------------------------------------------------------- seen and repeated
+
+
+def batch_of(inputs: Tensor, targets: Tensor) -> Batch:
+    zeros = torch.zeros_like(inputs)
+    real = torch.ones(inputs.shape, dtype=torch.bool)
+    plain = zeros.float(), zeros, real.float()  # of weight 1 and one type
+    return Batch(inputs, targets, zeros, zeros, *plain, real, zeros.numpy(), zeros, None)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), items=st.integers(1, 6), length=st.integers(1, 7))
+def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length: int) -> None:
+    """All candidates that came up to a position, but not its target."""
+    rng = np.random.default_rng(seed)
+    inputs, targets = (torch.from_numpy(rng.integers(0, items, (2, length))) for _ in range(2))
+    rows = torch.from_numpy(rng.permutation(items)[: int(rng.integers(1, items + 1))])
+    column = torch.full((items + 1,), len(rows))
+    column[rows] = torch.arange(len(rows))
+    candidates = Candidates(rows, column, torch.zeros(len(rows)))
+    hidden = Losses._seen(batch_of(inputs, targets), candidates, candidates.columns(targets))
+    assert hidden.shape == (2, length, len(rows))
+    for row, place, at in np.ndindex(2, length, len(rows)):
+        item = int(rows[at])
+        before = item in inputs[row, : place + 1].tolist()
+        assert bool(hidden[row, place, at]) == (before and item != int(targets[row, place]))
+
+
+@pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
+def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: bool) -> None:
+    """One event of so many is a repeat; the loss is that of the loop with or without."""
+    items = np.arange(events) % (events - 1)
+    log = Interactions.from_columns(
+        [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
+    )
+    assert returns(log) != hidden
+    model = random_model(17, items=events - 1, followers=0, blocks=1, again=not hidden)
+    with torch.inference_mode():
+        loss, _ = losses(model, log).sequence(np.array([[events - 4, events]]))
+    plain = PlainLosses(model, log, content(events - 1), told=False)
+    expected = [
+        cross_entropy(first, target, seen if hidden else set())
+        for first, _, target, seen in plain.at(events - 4, events)
+    ]
+    whole = np.array([[events - 4, events]])
+    assert float(loss) == pytest.approx(mean(expected, log, whole), abs=2e-5)
+
+
+def test_targets_in_the_padding_are_no_candidates() -> None:
+    """Nobody took what stands there."""
+    drawing = losses(random_model(0, items=40), cycle(users=4, length=3, items=40), full_softmax=10)
+    given = torch.tensor([[3, 7, 0]])
+    batch = batch_of(given, given)._replace(real=torch.tensor([[True, True, False]]))
+    assert sorted(drawing._candidates(batch).rows.tolist())[:2] == [3, 7]
+
+
+def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window's are as old as the model may be by then, from none to all of it."""
+    log = in_baskets(log_of(1, again=True))
+    drawing = losses(counted_model(3, log, baskets=True), log)
+    fresh = drawing.batch(ALWAYS).moments
+    monkeypatch.setattr(models.training.losses, "_STALE", 14 * DAY)
+    ages = torch.stack([fresh - drawing.batch(ALWAYS).moments for _ in range(200)])
+    assert (ages == ages[:, :, :1]).all(), "one age for a window"
+    assert (ages >= 0).all()
+    assert (ages < 14 * DAY).all()
+    assert ages[:, :, 0].float().mean() == pytest.approx(7 * DAY, rel=0.05)

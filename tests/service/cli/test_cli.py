@@ -1,0 +1,460 @@
+"""The command line: what its commands do, and how they say that they cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from models.recommender.artifact import WEIGHTS
+from service import cli
+from service.datasets import lines
+from service.domain.records import Event, Item, User
+from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
+from service.snapshots.registry import Registry
+from service.stores.sqlite import SQLiteStore
+from tests.support.tiny import World, events, items
+
+ROOT = Path(__file__).parents[3]
+
+
+class Said(NamedTuple):
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Heed = Callable[..., Said]
+
+
+@pytest.fixture
+def heed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Heed:
+    """The console script, as a shell would call it, on a data directory of this test's own."""
+    monkeypatch.setenv("HEED_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which commands set, and which is put back
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The small world as files to import."""
+    (tmp_path / "items.jsonl").write_bytes(b"".join(lines(items())))
+    with gzip.open(tmp_path / "events.jsonl.gz", "wb") as packed:
+        packed.writelines(lines(events()))
+    with (tmp_path / "events.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["user_id", "item_id", "timestamp"])
+        rows.writerows((e.user_id, e.item_id, (e.timestamp or 0) // 1000) for e in events())
+    return tmp_path
+
+
+def counts(data: Path) -> dict[str, int]:
+    """What a data directory holds."""
+
+    async def look() -> dict[str, int]:
+        store = SQLiteStore(data / STORE_FILE)
+        try:
+            return await store.counts()
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
+
+
+# ------------------------------------------------------------------ data in and out
+
+
+def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
+    """The second time everything was there already, by its ids or by its place in the file."""
+    for name in ("events.jsonl.gz", "events.csv"):
+        for stored, again in ((480, 0), (0, 480)):
+            how = ("--times", "ms") if name.endswith("csv") else ()
+            said = heed("import", "events", files / name, *how)
+            assert said.code == 0, said.err
+            assert f"{stored} events stored, {again} were there already" in said.out
+    for _ in range(2):
+        said = heed("import", "items", files / "items.jsonl")
+        assert (said.code, "60 items" in said.out) == (0, True)
+    assert counts(files / "data") == {"users": 40, "items": 60, "events": 960}
+
+
+def test_what_was_rated_below_is_a_dislike(heed: Heed, files: Path) -> None:
+    """With the option a rating may stand beside each event; without, it is an unknown column."""
+    path = files / "rated.csv"
+    path.write_text("user_id,item_id,rating\nu,a,2\nu,b,4\n")
+    assert "rating: is unknown" in heed("import", "events", path).err
+    said = heed("import", "events", path, "--dislikes-below", 3)
+    assert (said.code, "2 events stored" in said.out) == (0, True), said.err
+    heed("export", "events", files / "out.jsonl")
+    kinds = [json.loads(line)["type"] for line in (files / "out.jsonl").read_text().splitlines()]
+    assert kinds == ["dislike", "view"]
+
+
+def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
+    """Out, in to another place, and out again: byte for byte the same, packed or not."""
+    heed("import", "items", files / "items.jsonl")
+    heed("import", "events", files / "events.jsonl.gz")
+    for what, count in (("items", 60), ("events", 480)):
+        said = heed("export", what, files / f"{what}-1.jsonl.gz")
+        assert f"{count} {what} written" in said.out
+        copy = ("--data", files / "copy")
+        assert heed("import", what, files / f"{what}-1.jsonl.gz", *copy).code == 0
+        assert heed("export", what, files / f"{what}-2.jsonl", *copy).code == 0
+        once = gzip.decompress((files / f"{what}-1.jsonl.gz").read_bytes())
+        assert (files / f"{what}-2.jsonl").read_bytes() == once
+    assert sorted(once.splitlines()) == sorted(b"".join(lines(events())).splitlines())
+    assert counts(files / "copy") == counts(files / "data")
+
+
+def test_all_that_is_exported_makes_the_same_data_elsewhere(heed: Heed, tmp_path: Path) -> None:
+    """Items, events and profiles of one data directory, imported into another: all are equal."""
+    vector = np.linspace(-1, 1, 256, dtype=np.float32)
+    people = [
+        User("u1", {"country": "NL", "deep": {"ages": [7, 8.5, None]}}, ("space", "music-03")),
+        User("u2"),  # a profile that says nothing is one nevertheless
+        User("no events, naïve", {}, ("cooking",)),
+    ]
+
+    async def fill(store: SQLiteStore) -> None:
+        await store.put_items([*items(), Item("own", embedding=vector, hidden=True)])
+        await store.delete_item("music-14")
+        await store.append(events())
+        await store.append([Event("u1", "own", timestamp=1, weight=0.1, key=vector, value=-vector)])
+        await store.append([Event("u1", "own", f"tie-{n}", "like", timestamp=1) for n in "ba"])
+        for person in people:
+            await store.put_user(person)
+        await store.forget("u3")
+
+    async def everything(store: SQLiteStore) -> dict[str, Any]:
+        ids = sorted({event.user_id for event in store.scan_events()})
+        pages = [await store.page(user_id, limit=1_000) for user_id in ids]
+        return {
+            "items": list(store.scan_items()),
+            "histories": dict(zip(ids, pages, strict=True)),
+            "users": list(store.scan_users()),
+            "counts": await store.counts(),
+        }
+
+    def at(data: Path, work: Callable[[SQLiteStore], Any]) -> Any:
+        async def do() -> Any:
+            store = SQLiteStore(data / STORE_FILE)
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(do())
+
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    at(source, fill)
+    # Profiles come first and last, so that neither way round is a matter of order.
+    for what in ("users", "items", "events", "users"):
+        file = tmp_path / f"{what}.jsonl.xz"
+        assert heed("export", what, file, "--data", source).code == 0
+        said = heed("import", what, file, "--data", copy)
+        assert said.code == 0, said.err
+    before, after = at(source, everything), at(copy, everything)
+    assert after == before
+    assert after["counts"] == {"users": 40, "items": 60, "events": 480 - 12 + 3}
+    assert after["users"] == sorted(people, key=lambda person: person.user_id)
+    assert "u3" not in after["histories"]
+
+
+def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path: Path) -> None:
+    """Interests stand between bars, attributes are JSON; a bad row is told of with its line."""
+    path = tmp_path / "people.csv"
+    path.write_text(
+        "user_id,interests,attributes\n"
+        "ann,space|music,\n"
+        'bob,,"{""age"": 24}"\n'
+        "cleo,,[]\n"
+        "ann,cooking,\n"
+    )
+    said = heed("import", "users", path)
+    assert said.code == 1
+    assert "people.csv, line 4, attributes: must be an object" in said.err
+    assert counts(tmp_path / "data")["users"] == 0
+    said = heed("import", "users", path, "--skip-bad")
+    assert (said.code, "3 profiles stored" in said.out) == (0, True)
+    assert "skipped" in said.err
+    assert "line 4" in said.err
+    assert "2 users written" in heed("export", "users", tmp_path / "out.jsonl").out
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert written == [
+        {"user_id": "ann", "interests": ["cooking"]},
+        {"user_id": "bob", "attributes": {"age": 24}},
+    ]
+
+
+def test_bad_rows_stop_an_import_or_are_told_and_left_out(heed: Heed, files: Path) -> None:
+    """Line, field, what was wrong; with --skip-bad the good ones are stored."""
+    path = files / "some.csv"
+    path.write_text(
+        "user_id,item_id,weight,timestamp\n"
+        "u,a,1,2026-01-01T00:00:00Z\n"
+        "u,b,[bold],2026-01-01T00:00:00Z\n"
+        "u,c,0,2026-01-01T00:00:00Z\n"
+        "u,d,1,2026\n"
+    )
+    said = heed("import", "events", path)
+    assert said.code == 1
+    assert "line 3, weight: must be a number (got '[bold]')" in said.err
+    assert counts(files / "data")["events"] == 0
+    said = heed("import", "events", path, "--skip-bad")
+    assert said.code == 0
+    assert "1 events stored" in said.out
+    for words in (
+        "line 3, weight: must be a number",
+        "line 4, weight: must be",
+        "line 5, timestamp",
+    ):
+        assert f"some.csv, {words}" in said.err
+
+
+def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, files: Path) -> None:
+    """They must be as long as the service is set to serve; the setting is heeded here too."""
+    path = files / "vectors.jsonl"
+    path.write_text('{"item_id": "a", "title": "x"}\n{"item_id": "b", "embedding": [1, 2, 3]}\n')
+    said = heed("import", "items", path)
+    assert said.code == 1
+    assert "line 2, embedding: has 3 dimensions; 256 are allowed" in said.err
+    for key in ("key", "value"):
+        path.write_text(json.dumps({"user_id": "u", "item_id": "a", key: [1.0]}) + "\n")
+        assert f"line 1, {key}: has 1 dimensions" in heed("import", "events", path).err
+
+
+def test_vectors_no_service_could_serve_are_refused_before_they_are_stored(
+    heed: Heed, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They must be as long as the text encoder's; the error names the setting and that length."""
+    path = files / "vectors.jsonl"
+    path.write_text('{"item_id": "b", "embedding": [1, 2, 3]}\n')
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "3")
+    for command in (
+        ("import", "items", path),
+        ("import", "events", files / "events.csv"),
+        ("serve", "--port", 0),
+    ):
+        said = heed(*command)
+        assert said.code == 1
+        assert "HEED_EMBEDDING_DIM is 3, but" in said.err
+        assert "256" in said.err
+    assert counts(files / "data")["items"] == 0
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "256")
+    assert heed("import", "items", files / "items.jsonl").code == 0
+
+
+# ------------------------------------------------------------------ models
+
+
+def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path) -> None:
+    """The star moves with the choice; a name that is none changes nothing."""
+    assert "heed train" in heed("models", "list").out
+    data = world.copy(tmp_path / "world")
+
+    def current() -> list[str]:
+        rows = heed("models", "list", "--data", data).out.splitlines()
+        assert sum(world.first in row or world.second in row for row in rows) == 2
+        return [v for v in (world.first, world.second) for row in rows if v in row and "*" in row]
+
+    assert current() == [world.first]
+    assert heed("models", "activate", world.second, "--data", data).code == 0
+    assert current() == [world.second]
+    for name in ("nothing", "../escape"):
+        said = heed("models", "activate", name, "--data", data)
+        assert said.code == 1
+        assert name in said.err
+    assert current() == [world.second]
+
+
+def test_pruning_keeps_the_newest_and_the_current_version(heed: Heed, tmp_path: Path) -> None:
+    """It names what it removed, which is gone; what serves stays even where nothing else does."""
+    registry = Registry(tmp_path / "data" / MODELS_FOLDER)
+    for age in range(1, 5):
+        registry.publish({"a": b"bytes"}, {}, version=f"v{age}", created=age, activate=age == 2)
+
+    def left() -> list[str]:
+        return sorted(
+            path.name for path in (tmp_path / "data" / MODELS_FOLDER / "versions").iterdir()
+        )
+
+    for keep, removed, stay in (
+        (3, ["v1"], ["v2", "v3", "v4"]),
+        (1, ["v3"], ["v2", "v4"]),
+        (1, [], ["v2", "v4"]),
+        (0, ["v4"], ["v2"]),
+        (0, [], ["v2"]),
+    ):
+        said = heed("models", "prune", "--keep", keep)
+        assert said.code == 0, said.err
+        told = [f"{version} removed" for version in removed] or ["There was nothing to remove."]
+        assert said.out.splitlines() == told
+        assert left() == stay
+    assert registry.current() == "v2"
+    assert heed("models", "activate", "v4").code == 1
+    for wrong in (("--keep", "-1"), ()):
+        said = heed("models", "prune", *wrong)
+        assert (said.code, "--keep" in said.err) == (2, True)
+
+
+def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: Path) -> None:
+    """Each line is a message: stage and step, loss and epoch; the last one is the result."""
+    data = world.copy(tmp_path / "world", trained=False)
+    said = heed("train", "--data", data, "--epochs", 3, "--seed", 5, "--json-progress")
+    assert said.code == 0, said.err
+    *progress, last = [json.loads(line) for line in said.out.splitlines()]
+    version = last["result"]["version"]
+    assert [m["stage"] for m in progress][:1] == ["reading events"]
+    trained = [message for message in progress if message["stage"] == "training"]
+    assert trained
+    assert trained[-1]["step"] == trained[-1]["steps"]
+    # The attention takes two epochs more.
+    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 5
+    assert trained[-1]["loss"] > 0
+    assert trained[-1]["eta_s"] == 0
+    registry = Registry(data / MODELS_FOLDER)
+    assert registry.current() == version
+
+    said = heed("train", "--data", data, "--epochs", 2, "--no-activate")
+    assert said.code == 0
+    assert "Training with the preset quick (64 dimensions, 2 blocks, 2 epochs at most)" in said.out
+    assert "popularity" in said.out
+    assert registry.current() == version
+    assert len(registry.versions()) == 2
+    assert not (data / CHECKPOINT_FILE).exists()
+
+
+def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None:
+    """The larger one for few events, and what is published says so."""
+    data = world.copy(tmp_path / "world", trained=False)
+    said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
+    assert said.code == 0, said.err
+    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs at most)" in said.out
+    (version,) = Registry(data / MODELS_FOLDER).versions()
+    assert version.metadata is not None
+    assert version.metadata["preset"] == "best"
+    assert (version.metadata["shape"]["dim"], version.metadata["shape"]["blocks"]) == (128, 3)
+
+
+def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
+    """As a message where messages are wanted, else in a line; either way it has failed."""
+    said = heed("train", "--json-progress")
+    assert said.code == 1
+    assert "no events" in json.loads(said.out.splitlines()[-1])["error"]
+    said = heed("train")
+    assert said.code == 1
+    assert "error: there are no events to learn from" in said.err
+
+
+def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) -> None:
+    """A table to read, and the same as JSON."""
+    data = world.copy(tmp_path / "world", trained=False)
+    out = tmp_path / "found.json"
+    said = heed("evaluate", "--data", data, "--epochs", 2, "--preset", "quick", "--json", out)
+    assert said.code == 0, said.err
+    assert "40 users, 60 items" in " ".join(said.out.split())
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
+    assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs at most)"
+    assert list(found["models"]) == ["popularity", "EASE", "transition counts", "heed"]
+    for model in found["models"].values():
+        for judged in (model["test"], model["validation"]):
+            (figures,) = judged
+            assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
+        assert min(model["seconds"]) >= 0
+    assert Registry(data / MODELS_FOLDER).versions() == []  # it publishes nothing
+    assert not (data / CHECKPOINT_FILE).exists()
+
+
+# ------------------------------------------------------------------ what cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["import", "events", "missing[/b].csv"], 1, "missing[/b].csv is not a file"),
+        (["import", "events", "{file}.txt"], 1, "must end in one of .jsonl"),
+        (["import", "events", "x.csv", "--times", "moon"], 2, "moon"),
+        (["import", "pyvideo", "{file}.gz"], 1, "file.gz"),
+        (["export", "items", "out.csv"], 1, "must end in .jsonl"),
+        (["export", "items", "/nowhere/[/b].jsonl"], 1, "/nowhere/[/b].jsonl"),
+        (["train", "--data", "{file}.txt"], 1, "file.txt"),
+        (["train", "--data", "{file}.txt/deeper"], 1, "file.txt"),
+        (["train", "--epochs", "0"], 2, "--epochs"),
+        (["train", "--preset", "slow"], 2, "--preset"),
+        (["evaluate", "--preset", "Best"], 2, "--preset"),
+        (["evaluate"], 1, "no events"),
+        (["serve", "--host", "0.0.0.0"], 1, "refusing to bind 0.0.0.0"),
+        (["serve", "--host", "::"], 1, "refusing to bind ::"),
+        (["serve", "--port", "70000"], 1, "HEED_PORT"),
+        (["frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    heed: Heed, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    """No traceback, the thing at fault by name, and an exit code that is not 0."""
+    (tmp_path / "file.txt").touch()
+    said = heed(*(word.replace("{file}", str(tmp_path / "file")) for word in arguments))
+    assert said.code == code
+    assert words in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize("what", ["model", "store"])
+def test_damage_refuses_to_serve_and_names_the_file(
+    world: World, tmp_path: Path, what: str
+) -> None:
+    """A real process ends at once, with a line that says what to look at."""
+    data = world.copy(tmp_path / "data")
+    path = data / MODELS_FOLDER / "versions" / world.first / WEIGHTS
+    if what == "store":
+        path = data / STORE_FILE
+    path.chmod(0o644)
+    path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])
+    ended = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--data", str(data)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert path.name in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_names_every_command_without_loading_any_of_it(heed: Heed) -> None:
+    """Numerical libraries take seconds to import; `heed --help` must not."""
+    said = heed("--help")
+    for name in ("demo", "serve", "import", "train", "evaluate", "models", "export", "loadtest"):
+        assert name in said.out
+    code = "import sys, service.cli; print({'torch', 'numpy', 'fastapi'} & sys.modules.keys())"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "set()"

@@ -1,0 +1,99 @@
+"""What is told of work as it goes on: lines for machines, for pipes, and bars for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.evaluation.full_ranking import Metrics
+from models.training.fit import Progress
+from service.cli import progress_bars
+from service.jobs.job import Job
+
+FOUND = Metrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))
+
+
+def progress(epoch: int, step: int, *, left: float = 3.5, judged: bool = False) -> Progress:
+    """Of three epochs with two steps each."""
+    return Progress(epoch, 3, step, 2, 1.5, 10.0, left, FOUND if judged else None)
+
+
+def test_messages_say_how_long_it_will_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is known, as a job reads them; the latest validation becomes its metrics."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with progress_bars.told(Console(file=io.StringIO()), as_json=True) as told:
+        told("reading events", 7, 0, None)
+        told("training", 1, 6, progress(1, 1, left=math.nan))
+        now[0] = 10.0
+        told("training", 4, 6, progress(2, 2, judged=True))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert json.loads(first) == {"stage": "reading events", "step": 7, "steps": 0}
+    expected: dict[str, Any] = {
+        "stage": "training", "step": 1, "steps": 6, "epoch": 1, "epochs": 3, "loss": 1.5,
+    }  # fmt: skip
+    assert json.loads(second) == expected
+    judged = {"hr": 0.25, "ndcg": 0.125}
+    expected |= {"step": 4, "epoch": 2, "eta_s": 3.5, "validation": judged}
+    assert json.loads(third) == expected
+    job = Job("j", "running", {}, 0)
+    for line in (first, second, third):
+        job = job.heard(line)
+    assert job.progress == expected
+    assert job.metrics == judged
+    assert job.log == ()
+
+
+def test_messages_come_twice_a_second_at_most(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But each stage's first and its last step are told."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with progress_bars.told(Console(file=io.StringIO()), as_json=True) as told:
+        for stage in ("one", "two"):
+            for step in range(1, 11):
+                told(stage, step, 10, None)
+                now[0] += 0.2
+    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for stage in ("one", "two"):
+        assert [m["step"] for m in messages if m["stage"] == stage] == [1, 4, 7, 10]
+
+
+def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
+    """With the loss, and the validation as soon as there is one."""
+    out = Console(file=io.StringIO(), width=200)
+    with progress_bars.told(out, as_json=False) as told:
+        told("reading events", 10, 0, None)
+        told("reading events", 20, 0, None)
+        for epoch in (1, 2):
+            for step in (1, 2):
+                told("training", 0, 6, progress(epoch, step, judged=epoch == 2))
+    assert isinstance(out.file, io.StringIO)
+    assert out.file.getvalue().splitlines() == [
+        "reading events",
+        "training",
+        "training  epoch 1/3  loss 1.500",
+        "training  epoch 2/3  loss 1.500  validation NDCG@10 0.1250",
+    ]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    """One for the stage that is under way, at its share, with the epoch and the loss."""
+    out = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with progress_bars.told(out, as_json=False) as told:
+        told("reading events", 12_345, 0, None)
+        told("training", 3, 6, progress(2, 1, judged=True))
+    assert isinstance(out.file, io.StringIO)
+    shown = out.file.getvalue()
+    assert " 50%" in shown
+    assert "epoch 2/3  loss 1.500  validation NDCG@10 0.1250" in shown

@@ -1,0 +1,551 @@
+"""One's own files: every format reads alike, says what is wrong, and reads back its own export."""
+
+import errno
+import gzip
+import json
+import lzma
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.datasets import EventsFile, ItemsFile, UsersFile, batches, lines, write
+from service.datasets.files import TOLD
+from service.datasets.rows import ITEM, row
+from service.domain.errors import Invalid, StoreFull, Unavailable
+from service.domain.records import Event, Item, User
+
+MOMENT = 978_300_760_500_000  # 2000-12-31T22:12:40.5Z
+
+EVENTS = [
+    Event("ann", "i1", "e1", "view", 0.5, MOMENT),
+    Event("bob", "naïve, item", "e2", "like", 1.0, MOMENT + 1_000_000),
+    Event(
+        "ann",
+        "i2",
+        "e3",
+        key=np.array([0.1, -2.0], np.float32),
+        value=np.array([1.0], np.float32),
+    ),
+]
+ITEMS = [
+    Item(
+        "i1",
+        title='Say "hi"\nthere',
+        description="a, b",
+        tags=("x", "y z"),
+        categories=("c",),
+        attributes={"year": 1995, "deep": {"list": [1.5, True, "é"]}},
+        embedding=np.array([0.1, 1e-30, 3e38], np.float32),
+        hidden=True,
+        published_at=MOMENT,
+    ),
+    Item("i2"),
+]
+
+EVENTS_JSON = """\
+{"user_id":"ann","item_id":"i1","event_id":"e1","weight":0.5,"timestamp":"2000-12-31T22:12:40.5Z"}
+
+{"user_id":"bob","item_id":"naïve, item","event_id":"e2","type":"like","weight":1,\
+"timestamp":"2000-12-31T23:12:41.5+01:00"}
+{"user_id":"ann","item_id":"i2","event_id":"e3","timestamp":null,"key":[0.1,-2],"value":[1]}"""
+
+EVENTS_CSV = """\
+event_id,user_id,item_id,type,weight,timestamp,key,value\r
+e1,ann,i1,,0.5,2000-12-31T22:12:40.5Z,,\r
+e2,bob,"naïve, item",like,1,2000-12-31T23:12:41.5+01:00,,\r
+e3,ann,i2,,,,"[0.1,-2]",[1]\r
+"""
+
+ITEMS_CSV = """\
+item_id,title,description,tags,categories,attributes,embedding,hidden,published_at
+i1,"Say ""hi""
+there","a, b",x| y z |,c,"{""year"":1995,""deep"":{""list"":[1.5,true,""é""]}}",\
+"[0.1,1e-30,3e38]",true,2000-12-31T22:12:40.5Z
+i2,,,,,,,false,
+"""
+
+EVENTS_TABLE = {
+    "event_id": ["e1", "e2", "e3"],
+    "user_id": ["ann", "bob", "ann"],
+    "item_id": ["i1", "naïve, item", "i2"],
+    "type": [None, "like", None],
+    "weight": [0.5, 1.0, None],
+    "key": [None, None, [0.1, -2.0]],
+    "value": [None, None, [1.0]],
+}
+ITEMS_TABLE = {
+    "item_id": ["i1", "i2"],
+    "title": ['Say "hi"\nthere', ""],
+    "description": ["a, b", None],
+    "tags": [["x", "y z"], []],
+    "categories": ["c", None],
+    "attributes": ['{"year":1995,"deep":{"list":[1.5,true,"é"]}}', ""],
+    "embedding": pa.array([[0.1, 1e-30, 3e38], None], pa.list_(pa.float32())),
+    "hidden": [True, None],
+    "published_at": pa.array([MOMENT * 1000, None], pa.timestamp("ns", "Europe/Berlin")),
+}
+
+Put = Callable[..., Path]
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Put:
+    """Write text, bytes or a table under a name; returns the path."""
+
+    def put(name: str, content: str | bytes | dict[str, Any]) -> Path:
+        path = tmp_path / name
+        if isinstance(content, dict):
+            pq.write_table(pa.table(content), path)
+        else:
+            data = content.encode() if isinstance(content, str) else content
+            packs: dict[str, Callable[[bytes], bytes]]
+            packs = {".gz": gzip.compress, ".xz": lzma.compress}
+            pack = packs.get(path.suffix)
+            path.write_bytes(pack(data) if pack else data)
+        return path
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", EVENTS_JSON),
+        ("a.NDJSON", EVENTS_JSON + "\n"),
+        ("a.jsonl", "\ufeff" + EVENTS_JSON.replace("\n", "\r\n")),
+        ("a.jsonl.gz", EVENTS_JSON),
+        ("a.jsonl.xz", EVENTS_JSON),
+        ("a.csv", EVENTS_CSV),
+        ("a.csv", "\ufeff" + EVENTS_CSV.replace("\r", "")),
+        ("a.csv.gz", EVENTS_CSV),
+        ("a.csv.xz", EVENTS_CSV),
+        ("a.tsv", EVENTS_CSV.replace(",", "\t").replace("naïve\t", "naïve,").replace(
+            '"[0.1\t-2]"', "[0.1,-2]").replace('"', "")),
+    ],
+)  # fmt: skip
+def test_events_read_alike_from_every_text_format(put: Put, name: str, text: str) -> None:
+    """The same events come from JSON lines, CSV and TSV, packed or not, with any line ends."""
+    file = EventsFile(put(name, text))
+    assert list(file.events()) == EVENTS
+    assert list(file.event_batches(2)) == [EVENTS[:2], EVENTS[2:]]
+    assert list(file.items()) == []
+    assert file.counts == (0, None)
+    size = (file.progress.done, file.progress.total)
+    assert size == ((file._path.stat().st_size,) * 2)
+
+
+RATED = """user_id,item_id,type,rating,event_id
+u,a,watch,2,1
+u,b,watch,3,2
+u,c,,2.5,3
+u,d,watch,,4
+u,e,,,5
+u,f,,-1e3,6
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_ratings_below_a_number_are_dislikes(put: Put, form: str) -> None:
+    """Whatever type a row names; what is rated higher, or not at all, keeps its own."""
+    head, *cells = [line.split(",") for line in RATED.splitlines()]
+    rows = [{k: v for k, v in zip(head, row, strict=True) if v} for row in cells]
+    numbers = [row | ({"rating": float(row["rating"])} if "rating" in row else {}) for row in rows]
+    if form == "csv":
+        path = put("r.csv", RATED)
+    elif form == "jsonl":
+        path = put("r.jsonl", "\n".join(json.dumps(row) for row in numbers))
+    else:
+        path = put("r.parquet", {name: [row.get(name) for row in numbers] for name in head})
+    found = list(EventsFile(path, dislikes_below=3).events())
+    kinds = ["dislike", "watch", "dislike", "watch", "view", "dislike"]
+    assert [event.type for event in found] == kinds
+    assert [event.item_id for event in found] == list("abcdef")
+    assert found[1] == Event("u", "b", "2", "watch")
+    with pytest.raises(Invalid, match="rating: is unknown"):
+        list(EventsFile(path).events())
+
+
+@pytest.mark.parametrize("rating", ['"3"', "true", "[3]"])
+def test_a_rating_is_a_number(put: Put, rating: str) -> None:
+    """Named with its line, as every other field."""
+    path = put("r.jsonl", f'{{"user_id":"u","item_id":"i","rating":{rating}}}')
+    with pytest.raises(Invalid, match=r"line 1, rating: must be a finite number"):
+        list(EventsFile(path, dislikes_below=3).events())
+
+
+@pytest.mark.parametrize("cell", ["good", "nan", "inf"])
+def test_a_rating_in_a_cell_is_a_number(put: Put, cell: str) -> None:
+    """Also where cells are text."""
+    path = put("r.csv", f"user_id,item_id,rating\nu,i,{cell}\n")
+    with pytest.raises(Invalid, match=r"line 2, rating: must be a (finite )?number"):
+        list(EventsFile(path, dislikes_below=3).events())
+
+
+def test_items_read_alike_from_csv_and_json(put: Put) -> None:
+    """Lists split on "|", JSON cells, quoted line ends and booleans give the items of the JSON."""
+    assert list(ItemsFile(put("a.csv", ITEMS_CSV)).items()) == ITEMS
+    text = b"".join(lines(ITEMS))
+    assert list(ItemsFile(put("a.jsonl", text)).items()) == ITEMS
+    assert list(ItemsFile(put("a.jsonl", text)).events()) == []
+
+
+def test_events_and_items_read_alike_from_parquet(put: Put) -> None:
+    """Parquet gives the same records, knows its counts, and keeps instants whatever the zone."""
+    times = pa.array([MOMENT, MOMENT + 1_000_000, None], pa.timestamp("us", "UTC"))
+    events = EventsFile(put("e.parquet", {**EVENTS_TABLE, "timestamp": times}))
+    assert list(events.events()) == EVENTS
+    assert events.counts == (0, 3)
+    assert events.progress.done == events.progress.total > 0
+    items = ItemsFile(put("i.parquet", ITEMS_TABLE))
+    assert list(items.items()) == ITEMS
+    assert items.counts == (2, 0)
+
+
+def test_structs_and_maps_of_parquet_are_attributes(put: Put) -> None:
+    """A struct's nulls are members that a row does not have; maps are objects too."""
+    table: dict[str, Any] = {
+        "item_id": ["a", "b"],
+        "attributes": [{"year": 1995, "by": None}, {"year": None, "by": "Ann"}],
+    }
+    found = [item.attributes for item in ItemsFile(put("s.parquet", table)).items()]
+    assert found == [{"year": 1995}, {"by": "Ann"}]
+    table["attributes"] = pa.array(
+        [[("year", 1)], [("month", 2)]], pa.map_(pa.string(), pa.int64())
+    )
+    found = [item.attributes for item in ItemsFile(put("m.parquet", table)).items()]
+    assert found == [{"year": 1}, {"month": 2}]
+
+
+@pytest.mark.parametrize(
+    ("times", "values", "expected"),
+    [
+        ("s", [978_300_760, None], [978_300_760_000_000, None]),
+        ("ms", [978_300_760_500], [MOMENT]),
+        ("us", [MOMENT, -1], [MOMENT, -1]),
+        ("utc", ["2000-12-31 22:12:40.5", "1970-01-02"], [MOMENT, 86_400_000_000]),
+        ("utc", ["2000-12-31T23:12:40.5+01:00"], [MOMENT]),
+        ("rfc3339", ["2000-12-31T23:12:40.5+01:00"], [MOMENT]),
+    ],
+)
+def test_times_are_read_as_the_caller_says(
+    put: Put, times: Any, values: list[Any], expected: list[int | None]
+) -> None:
+    """Units and missing zones are the caller's word, alike in JSON lines and CSV."""
+    rows = [{"user_id": "u", "item_id": "i", "timestamp": value} for value in values]
+    json_path = put("t.jsonl", "\n".join(json.dumps(row) for row in rows))
+    cells = "".join(f"u,i,{'' if value is None else value}\n" for value in values)
+    csv_path = put("t.csv", "user_id,item_id,timestamp\n" + cells)
+    for path in (json_path, csv_path):
+        found = [event.timestamp for event in EventsFile(path, times=times).events()]
+        assert found == expected
+
+
+def test_naive_times_of_parquet_need_the_callers_word(put: Put) -> None:
+    """A timestamp column without zone and a date column are UTC when said so, else an error."""
+    for values in ([datetime(1970, 1, 2)], [date(1970, 1, 2)]):  # noqa: DTZ001 (the point)
+        path = put("n.parquet", {"item_id": ["i"], "published_at": values})
+        assert next(ItemsFile(path, times="utc").items()).published_at == 86_400_000_000
+        with pytest.raises(Invalid, match=r"row 1, published_at: must have a zone.*times=utc"):
+            list(ItemsFile(path).items())
+    path = put("z.parquet", {"item_id": ["i"], "published_at": [datetime(1970, 1, 2, tzinfo=UTC)]})
+    assert next(ItemsFile(path).items()).published_at == 86_400_000_000
+
+
+BAD_EVENTS = [
+    ("{", "must be JSON"),
+    ("[1]", "must be a JSON object, not list"),
+    ('{"item_id":"i"}', "user_id: is required"),
+    ('{"user_id":null,"item_id":"i"}', "user_id: is required"),
+    ('{"user_id":"","item_id":"i"}', "user_id: must be 1 to 256 bytes"),
+    ('{"user_id":7,"item_id":"i"}', r"user_id: must be a string, not int \(got 7\)"),
+    ('{"user_id":"u\\u0000","item_id":"i"}', "user_id: must not contain NUL"),
+    ('{"user_id":"\\ud800","item_id":"i"}', "must be JSON"),
+    ('{"user_id":"u","item_id":"i","weight":"1"}', r"weight: must be a number.*\(got '1'\)"),
+    ('{"user_id":"u","item_id":"i","weight":true}', "weight: must be a number, not bool"),
+    ('{"user_id":"u","item_id":"i","weight":1e300}', "weight: must be finite"),
+    ('{"user_id":"u","item_id":"i","weight":NaN}', "must be JSON"),
+    ('{"user_id":"u","item_id":"i","timestamp":978300760}', "timestamp: .* times=s, ms or us"),
+    ('{"user_id":"u","item_id":"i","timestamp":"2000-12-31T22:12:40"}', "timestamp: .* its zone"),
+    ('{"user_id":"u","item_id":"i","timestamp":1.5}', "timestamp: must be an RFC 3339 time, not"),
+    ('{"user_id":"u","item_id":"i","when":1}', "when: is unknown; allowed are event_id, user_id"),
+    ('{"user_id":"u","item_id":"i","key":[]}', "key: must be one row of at least one number"),
+    ('{"user_id":"u","item_id":"i","key":[1,"2"]}', "key: must be a list of numbers"),
+    ('{"user_id":"u","item_id":"i","key":[1e300]}', "key: must hold finite numbers only"),
+]
+
+
+@pytest.mark.parametrize(("bad", "problem"), BAD_EVENTS)
+def test_a_bad_line_of_json_names_place_field_and_rule(put: Put, bad: str, problem: str) -> None:
+    """Reading stops with file, line, field, the value and what is allowed."""
+    path = put("b.jsonl", '{"user_id":"u","item_id":"i"}\n\n' + bad + "\n")
+    with pytest.raises(Invalid, match=rf"b\.jsonl, line 3[,:] {problem}"):
+        list(EventsFile(path).events())
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ("i,t", "has 2 cells, must have 7"),
+        ("i,,,,,yes,", r"hidden: must be true or false \(got 'yes'\)"),
+        ("i,,,{,,,", r"attributes: must be JSON.*\(got '\{'\)"),
+        ("i,,,[1],,,", r"attributes: must be an object, not list \(got \[1\]\)"),
+        ("i,,,,0.5,,", r"embedding: must be a list of numbers \(got 0\.5\)"),
+        ("i,,,,,,978300760", "published_at: .* times=s, ms or us"),
+        (",,,,,,", "item_id: is required"),
+        ('"i"x,,,,,,', "must be CSV"),
+        ('i,"never closed,,,,,', "must be CSV"),
+        (b"i\xff,,,,,,", "item_id: has a lone surrogate"),
+        ('i,,,"{""a"":{""b"":18446744073709551615}}",,,', "attributes/a/b: .* 64 bits"),
+    ],
+)
+def test_a_bad_line_of_csv_names_place_field_and_rule(
+    put: Put, bad: str | bytes, problem: str
+) -> None:
+    """Line numbers count the lines inside quoted cells."""
+    head = b'item_id,title,tags,attributes,embedding,hidden,published_at\na,"1\n2",,,,,\n'
+    data = bad.encode() if isinstance(bad, str) else bad
+    path = put("b.csv", head + data + b"\n")
+    with pytest.raises(Invalid, match=rf"b\.csv, line 4[,:] {problem}"):
+        list(ItemsFile(path).items())
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ("user_id,item", "column item: is unknown; allowed are event_id, user_id, item_id"),
+        ("user_id", "column item_id: is required; there are user_id"),
+        ("user_id,item_id,user_id", "column user_id: must not stand twice"),
+        ("", "column user_id: is required; there are none"),
+    ],
+)
+def test_wrong_columns_stop_even_a_lenient_reading(put: Put, header: str, problem: str) -> None:
+    """A header that does not fit is no bad line: skipping could only lose everything."""
+    for path in (put("h.csv", header + "\n"), put("h.csv.gz", header + "\n")):
+        with pytest.raises(Invalid, match=problem):
+            list(EventsFile(path, skip_bad=True).events())
+    with pytest.raises(Invalid, match="column item: is unknown"):
+        list(EventsFile(put("h.parquet", {"item": ["i"]})).events())
+
+
+def test_a_batch_with_a_bad_line_is_not_given(put: Put) -> None:
+    """Whole batches before the bad line come; of its own batch nothing does."""
+    rows = [f'{{"user_id":"u","item_id":"{n}"}}' for n in range(5)] + ["oops"]
+    given_batches = EventsFile(put("b.jsonl", "\n".join(rows))).event_batches(2)
+    assert [event.item_id for event in next(given_batches)] == ["0", "1"]
+    assert [event.item_id for event in next(given_batches)] == ["2", "3"]
+    with pytest.raises(Invalid, match="line 6"):
+        next(given_batches)
+
+
+def test_bad_lines_can_be_left_out_and_are_told_of(put: Put) -> None:
+    """All good lines come; all bad ones are counted and the first ones described, each reading."""
+    bad = [line for line, _ in BAD_EVENTS]
+    good = '{"user_id":"u","item_id":"i"}'
+    file = EventsFile(put("b.jsonl", "\n".join([good, *bad * 10, good])), skip_bad=True)
+    for _ in range(2):
+        assert len(list(file.events())) == 2
+        assert file.skipped.count == len(bad) * 10 > TOLD
+        assert len(file.skipped.first) == TOLD
+        assert "b.jsonl, line 2: must be JSON" in file.skipped.first[0]
+    bad_csv = 'user_id,item_id,weight\nu,i,1\n"u"x,i,1\nu,i,heavy\nu,i\nu,i,2\n'
+    csv_file = EventsFile(put("b.csv", bad_csv), skip_bad=True)
+    assert [event.weight for event in csv_file.events()] == [1.0, 2.0]
+    assert [told.split(":")[0].split(", ")[1:] for told in csv_file.skipped.first] == [
+        ["line 3"],
+        ["line 4", "weight"],
+        ["line 5"],
+    ]
+    table = {"user_id": ["u", None, "u"], "item_id": ["i", "i", "j"]}
+    parquet = EventsFile(put("b.parquet", table), skip_bad=True)
+    assert [event.item_id for event in parquet.events()] == ["i", "j"]
+    assert parquet.skipped.first[0].endswith("b.parquet, row 2, user_id: is required")
+
+
+def test_events_without_id_get_one_that_lasts(put: Put) -> None:
+    """The same file gives the same ids again, repeated lines differ, other content differs."""
+    line = '{"user_id":"u","item_id":"i"}\n'
+    first = [event.event_id for event in EventsFile(put("a.jsonl", line * 2)).events()]
+    again = [event.event_id for event in EventsFile(put("a.jsonl", line * 3)).events()]
+    assert again[:2] == first
+    assert len(set(again)) == 3
+    other = line.replace("}", ',"type":"like"}')
+    changed = [event.event_id for event in EventsFile(put("a.jsonl", line + other)).events()]
+    assert changed[0] == first[0]
+    assert changed[1] != first[1]
+    elsewhere = next(EventsFile(put("b.jsonl", line)).events())
+    assert elsewhere.event_id not in again
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.ndjson", "x.jsonl.gz", "x.jsonl.xz"])
+def test_what_is_written_reads_back_the_same(tmp_path: Path, name: str) -> None:
+    """Events, items and users survive export and import, packed or not."""
+    users = [User("ann", {"age": 24, "zip": "012"}, ("drama", "i1")), User("bob")]
+    path = tmp_path / name
+    assert write(path, EVENTS) == 3
+    assert list(EventsFile(path).events()) == EVENTS
+    assert write(path, ITEMS) == 2
+    assert list(ItemsFile(path).items()) == ITEMS
+    assert write(path, users) == 2
+    assert list(UsersFile(path).records()) == users
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+IDS = TEXTS.filter(lambda text: text != "" and "\0" not in text)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXTS
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+VECTORS = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4
+)
+
+
+@given(
+    st.builds(
+        Item,
+        item_id=IDS,
+        title=TEXTS,
+        description=TEXTS,
+        tags=st.lists(IDS, max_size=3).map(tuple),
+        attributes=st.dictionaries(TEXTS, JSON, max_size=3),
+        embedding=st.none() | VECTORS.map(lambda v: np.array(v, np.float32)),
+        hidden=st.booleans(),
+        published_at=st.none() | st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+    )
+)
+def test_any_item_is_the_same_after_a_line_of_json(item: Item) -> None:
+    """Whatever an item may hold is equal, bit for bit, after export and import."""
+    (line,) = lines([item])
+    assert line.count(b"\n") == 1
+    assert ITEM.record(json.loads(line)) == item
+
+
+def test_a_row_leaves_out_what_is_empty() -> None:
+    """Export is short: defaults that say nothing are not written, weights and types are."""
+    assert row(Item("i")) == {"item_id": "i"}
+    assert row(Event("u", "i", "e", weight=0.0, timestamp=0)) == {
+        "event_id": "e",
+        "user_id": "u",
+        "item_id": "i",
+        "type": "view",
+        "weight": 0.0,
+        "timestamp": "1970-01-01T00:00:00Z",
+    }
+
+
+def test_a_broken_export_leaves_the_old_file(tmp_path: Path) -> None:
+    """When the records stop with an error, the file keeps what it had and nothing else stays."""
+    path = tmp_path / "x.jsonl"
+    write(path, ITEMS)
+
+    def broken() -> Any:
+        yield Item("new")
+        raise RuntimeError("the store went away")
+
+    with pytest.raises(RuntimeError, match="went away"):
+        write(path, broken())
+    assert list(ItemsFile(path).items()) == ITEMS
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+def test_packed_files_that_end_early_are_an_error(put: Put) -> None:
+    """A cut gzip or xz stream is told of, never taken for a shorter file."""
+    for name in ("c.jsonl.gz", "c.jsonl.xz", "c.csv.gz", "c.csv.xz"):
+        head = "" if "jsonl" in name else "user_id,item_id\n"
+        line = '{"user_id":"u%d","item_id":"i"}\n' if "jsonl" in name else "u%d,i\n"
+        path = put(name, head + "".join(line % n for n in range(1000)))
+        path.write_bytes(path.read_bytes()[:-40])
+        with pytest.raises(Invalid, match=f"{name} is damaged or ends early"):
+            list(EventsFile(path, skip_bad=True).events())
+        path.write_bytes(b"this is not packed")
+        with pytest.raises(Invalid, match=f"{name} is damaged or ends early"):
+            list(EventsFile(path, skip_bad=True).events())
+
+
+def test_a_line_without_end_does_not_fill_the_memory(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line beyond the limit stops the reading, even a lenient one."""
+    monkeypatch.setattr("service.datasets.formats.MAX_LINE", 64)
+    with pytest.raises(Invalid, match=r"l\.jsonl, line 1: must be shorter than 64 bytes"):
+        list(EventsFile(put("l.jsonl", "x" * 65), skip_bad=True).events())
+
+
+def test_a_full_disk_is_told_of_in_the_domains_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export for which there is no room is a `StoreFull`, and leaves nothing."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("service.runtime.durable_files.os.fsync", full)
+    with pytest.raises(StoreFull, match=r"no room to write .*x\.jsonl"):
+        write(tmp_path / "x.jsonl", ITEMS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.xlsx", "a", "a.gz", "a.parquet.gz", "a.csv.zip"])
+def test_unknown_endings_are_refused_with_the_known(put: Put, name: str) -> None:
+    """The format is never guessed from the content."""
+    with pytest.raises(Invalid, match=r"must end in one of \.jsonl \.ndjson \.csv"):
+        EventsFile(put(name, b""))
+    with pytest.raises(Invalid, match=r"must end in \.jsonl or \.ndjson"):
+        write(put(name, b""), [])
+
+
+def test_files_that_are_not_there_or_not_parquet_are_told_of(tmp_path: Path, put: Put) -> None:
+    """The error names the path at once, before anything is read."""
+    with pytest.raises(Invalid, match=r"none\.csv is not a file"):
+        EventsFile(tmp_path / "none.csv")
+    with pytest.raises(Invalid, match=r"p\.parquet cannot be read as Parquet"):
+        EventsFile(put("p.parquet", b"PAR1 not really"))
+
+
+def test_parquet_without_pyarrow_says_how_to_install_it(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet is an extra; without it only Parquet fails."""
+    path = put("e.parquet", EVENTS_TABLE)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(Unavailable, match=r"pip install 'heed\[parquet\]'"):
+        EventsFile(path)
+    assert len(list(EventsFile(put("e.jsonl", EVENTS_JSON)).events())) == 3
+
+
+def test_empty_files_hold_nothing(put: Put) -> None:
+    """No line is no record, and no error where no header is needed."""
+    assert list(EventsFile(put("a.jsonl", "")).events()) == []
+    assert list(EventsFile(put("a.csv", "user_id,item_id\n")).events()) == []
+    table = {"user_id": pa.array([], pa.string()), "item_id": pa.array([], pa.string())}
+    assert list(EventsFile(put("a.parquet", table)).events()) == []
+
+
+def test_progress_moves_while_a_file_is_read(put: Put) -> None:
+    """A bar sees bytes between nothing and all while rows remain."""
+    file = ItemsFile(put("p.csv", "item_id,title\n" + f"i,{'x' * 998}\n" * 1000))
+    stream = file.items()
+    next(stream)
+    assert 0 < file.progress.done < file.progress.total
+    assert len(list(stream)) == 999
+    assert file.progress.done == file.progress.total == 14 + 1000 * 1001
+
+
+def test_a_batch_holds_at_least_one_record() -> None:
+    """Sizes below 1 are refused; the last batch may be short; no records give no batch."""
+    assert list(batches(range(5), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(batches([], 2)) == []
+    with pytest.raises(ValueError, match="at least 1 record, got n=0"):
+        batches([1], 0)

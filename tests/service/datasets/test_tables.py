@@ -1,0 +1,136 @@
+"""Tables that the service writes: every format holds the same rows, and a broken one nothing."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from service.datasets import table
+from service.domain.errors import Invalid, StoreFull, Unavailable
+
+KINDS = {"user_id": str, "rank": int, "score": float}
+ROWS = [
+    ("ann", 1, float(np.float32(0.1))),
+    ('naïve, "quoted"\nid', 2, -1e-30),
+    ("", 2**31 - 1, 1e30),
+]
+
+
+def write(path: Path, *groups: list[tuple[Any, ...]]) -> None:
+    with table(path, KINDS, {"heed.model_version": "v1"}) as rows:
+        for group in groups:
+            rows(group)
+
+
+def test_parquet_keeps_types_groups_and_metadata(tmp_path: Path) -> None:
+    """Strings and 32 bits of integers and floats, none null; what is written at once is a group."""
+    write(tmp_path / "x.parquet", ROWS[:2], ROWS[2:])
+    file = pq.ParquetFile(tmp_path / "x.parquet")
+    assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [2, 1]
+    schema = file.schema_arrow
+    assert schema.metadata[b"heed.model_version"] == b"v1"
+    assert schema.names == list(KINDS)
+    assert schema.types == [pa.string(), pa.int32(), pa.float32()]
+    assert not any(field.nullable for field in schema)
+    read = [tuple(row.values()) for row in file.read().to_pylist()]
+    assert read == [(user, rank, float(np.float32(score))) for user, rank, score in ROWS]
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ".ndjson"])
+def test_text_formats_hold_every_digit(tmp_path: Path, form: str, packing: str) -> None:
+    """Whatever is in an id, and however it is packed."""
+    path = tmp_path / f"x{form}{packing}"
+    write(path, ROWS[:1], [], ROWS[1:])
+    content = path.read_bytes()
+    if packing:
+        content = (gzip if packing == ".gz" else lzma).decompress(content)
+    if form in (".csv", ".tsv"):
+        text = content.decode().splitlines(keepends=True)
+        header, *cells = csv.reader(text, delimiter="," if form == ".csv" else "\t", strict=True)
+        assert header == list(KINDS)
+        read = [(user, int(rank), float(score)) for user, rank, score in cells]
+    else:
+        lines = [json.loads(line) for line in content.splitlines()]
+        assert all(list(line) == list(KINDS) for line in lines)
+        read = [tuple(line.values()) for line in lines]
+    assert read == ROWS
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.gz"])
+def test_no_rows_are_a_table_too(tmp_path: Path, name: str) -> None:
+    """It has its columns, where the format has a place for them."""
+    write(tmp_path / name, [])
+    if name == "x.parquet":
+        assert pq.read_table(tmp_path / name).schema.names == list(KINDS)
+        assert pq.read_table(tmp_path / name).num_rows == 0
+    elif name == "x.csv":
+        assert (tmp_path / name).read_text() == "user_id,rank,score\n"
+    else:
+        assert gzip.decompress((tmp_path / name).read_bytes()) == b""
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.tsv.xz", "x.jsonl.gz", "x.jsonl"])
+@pytest.mark.parametrize("before", [None, b"as it was"])
+def test_what_breaks_off_leaves_what_was_there(
+    tmp_path: Path, name: str, before: bytes | None
+) -> None:
+    """Not half a file under that name, nor any other beside it, even when somebody interrupts."""
+    path = tmp_path / name
+    if before is not None:
+        path.write_bytes(before)
+
+    def break_off() -> None:
+        with table(path, KINDS, {}) as rows:
+            rows(ROWS)
+            assert path.exists() == (before is not None)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert [entry.name for entry in tmp_path.iterdir()] == ([name] if before else [])
+    assert before is None or path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.xz"])
+def test_a_full_disk_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And leaves nothing."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("service.runtime.durable_files.os.fsync", full)
+    with pytest.raises(StoreFull, match="no room to write"):
+        write(tmp_path / name, ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x", "x.json", "x.parquet.gz", "x.csv.zip", ".csv"])
+def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    """With the endings that there are; nothing is written."""
+    with pytest.raises(Invalid, match=r"must end in one of .*\.csv"):
+        write(tmp_path / name, ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_without_pyarrow_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet is an extra; without it only Parquet fails."""
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(Unavailable, match=r"writing Parquet .*pip install 'heed\[parquet\]'"):
+        write(tmp_path / "x.parquet", ROWS)
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "x.csv", ROWS)

@@ -1,0 +1,78 @@
+"""Texts with the words of a query marked, and the part of a long one that is shown."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.text.bm25 import Document, WordIndex
+from service.domain.queries import Marked
+from service.domain.records import Item
+from service.engine.highlight import WIDTH, highlights, marked, snippet
+
+words = st.lists(st.sampled_from(["ant", "bee", "cats", "dögs", "🚀", "a-b"]), max_size=120)
+
+
+def spans_of(text: str, wanted: set[str]) -> list[tuple[int, int]]:
+    """Where whole words stand, by cutting at spaces."""
+    spans, at = [], 0
+    for word in text.split(" "):
+        if word in wanted:
+            spans.append((at, at + len(word)))
+        at += len(word) + 1
+    return spans
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(words, st.sets(st.sampled_from(["ant", "bee", "dögs", "🚀"])))
+def test_the_parts_are_the_text(found: list[str], wanted: set[str]) -> None:
+    """In order, and what is marked is what was wanted."""
+    text = " ".join(found)
+    parts = marked(text, spans_of(text, wanted))
+    assert "".join(part.text for part in parts) == text
+    assert [part.text for part in parts if part.match] == [w for w in found if w in wanted]
+    assert all(part.text for part in parts)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(words, st.sets(st.sampled_from(["ant", "bee", "dögs", "🚀"])))
+def test_a_snippet_is_a_part_of_the_text(found: list[str], wanted: set[str]) -> None:
+    """Of whole words, no longer than it may be, with an ellipsis where something is left out."""
+    text = " ".join(found)
+    parts = snippet(text, spans_of(text, wanted))
+    shown = "".join(part.text for part in parts)
+    core = shown.removeprefix("… ").removesuffix(" …")
+    assert core in text
+    assert len(core) <= WIDTH
+    assert set(core.split()) <= set(found)
+    assert shown.startswith("… ") == (not text.startswith(core))
+    assert {part.text for part in parts if part.match} <= wanted
+
+
+def test_a_snippet_shows_the_most_words_of_the_query() -> None:
+    """Not the first that matches, but where the most different ones do."""
+    far = "filler " * 100
+    text = f"ant {far}bee and ant {far}ant bee and cats {far}"
+    parts = snippet(text, spans_of(text, {"ant", "bee", "cats"}))
+    assert [part.text for part in parts if part.match] == ["ant", "bee", "cats"]
+    plain = snippet(far, [])
+    assert plain[0].text.startswith("filler")
+    assert plain[-1] == Marked(" …", match=False)
+
+
+def test_words_are_marked_by_their_stem_where_they_stand() -> None:
+    """In the text as it was written, whatever its letters are made of."""
+    index = WordIndex().updated([Document(0, "Running naïvely", [])])
+    text = "Größe 🚀: RUNS, naïve — and ran"
+    spans = index.marks(index.read("running naively"), text)
+    assert [text[start:end] for start, end in spans] == ["RUNS", "naïve"]
+    assert index.marks(index.read("zebra"), text) == []
+
+
+def test_an_item_without_texts_has_nothing_to_show() -> None:
+    """A field that it lacks is left out."""
+    assert highlights(Item("a"), lambda _: []) == {}
+    found = highlights(Item("a", title="ant", description="a  bee\n ant"),
+                       lambda text: spans_of(text, {"ant"}))  # fmt: skip
+    assert found == {
+        "title": (Marked("ant", match=True),),
+        "description": (Marked("a bee ", match=False), Marked("ant", match=True)),
+    }

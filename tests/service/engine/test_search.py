@@ -1,0 +1,111 @@
+"""What a memory re-ranks of what a text finds, and what is said of the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.history.attention_options import SOFTMAX, Attending
+from models.history.user_memory import UserMemory, remember
+from models.ranking.scoring import score
+from service.domain.queries import Answer, Asker, Contribution, SearchQuery
+from service.engine import search
+from service.engine.search import Searched, found_answer, search_items
+from tests.support.small import encode, past, random_past, snapshot
+
+SERVED = snapshot(15)
+USER = remember(SERVED, past([1, 3], [0, 5]), 9)
+NOBODY = remember(SERVED, past([], []), 9)
+
+
+def find(
+    text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX, personal: float = 1.0
+) -> Searched:
+    """What is found, with every reason."""
+    query = SearchQuery(Asker(explain=50), text, limit, personal=personal)
+    allowed = SERVED.catalogue.listed
+    return search_items(
+        query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, how=how
+    )
+
+
+def answer(found: Searched, asker: Asker) -> Answer:
+    """The answer, with a reason's numbers for its name."""
+    named = [
+        tuple(Contribution(None, None, "", "", None, *reason[1:]) for reason in each)
+        for each in found.reasons
+    ]
+    return found_answer(asker, SERVED, found, named)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    """As many as are answered, at the least. Some that are further down come up all the same.
+
+    That is by their text, and so without a reason.
+    """
+    monkeypatch.setattr(search, "PERSONAL", least)
+    moved = 0
+    for n in range(15):
+        text = f"about {n}"
+        plain = find(text, 15, NOBODY).found
+        near = plain.rows[:2].tolist()
+        total = score(SERVED, USER, np.array(near)).total.numpy()
+        added = dict(zip(near, (total - total.mean()) / total.std(), strict=True))
+        expected = {
+            row: value + added.get(row, 0.0)
+            for row, value in zip(plain.rows.tolist(), plain.scores.tolist(), strict=True)
+        }
+        found = find(text, 2, USER)
+        order = sorted(expected, key=lambda row: -expected[row])[:2]
+        assert found.found.rows.tolist() == order
+        assert found.found.scores == pytest.approx([expected[row] for row in order], abs=1e-4)
+        told = answer(found, Asker("u", explain=50)).items
+        for row, reasons, item in zip(order, found.reasons, told, strict=True):
+            assert len(reasons) == (2 if row in near else 0)
+            assert [reason.weight for reason in item["explanation"]] == [r.weight for r in reasons]
+            assert item.get("mass") == (pytest.approx(1) if row in near else None)
+            moved += row not in near
+    assert moved
+
+
+def test_a_memory_that_counts_for_nothing_changes_nothing() -> None:
+    """To the last bit: the impersonal order, weights and scores."""
+    plain, found = (find("about 3", 15, user, personal=0).found for user in (NOBODY, USER))
+    np.testing.assert_array_equal(found.rows, plain.rows)
+    np.testing.assert_array_equal(found.weights, plain.weights)
+    np.testing.assert_array_equal(found.scores, plain.scores)
+    assert found.matched == plain.matched
+
+
+def test_the_answer_is_exact_where_both_memories_were() -> None:
+    """Of thirty keys and of three hundred events, either may be too many."""
+    user = remember(SERVED, random_past(7, 300, 15), 9)
+    modes = {}
+    for limit in (300, 30, 29):
+        found = find("about 3", 5, user, Attending(exact_up_to=limit, k=4))
+        told = answer(found, Asker("u"))
+        modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
+        assert (told.keys, told.mass) == (found.found.keys, found.found.mass)
+    assert modes == {
+        300: ("exact", "exact", "exact"),
+        30: ("exact", "coarse", "coarse"),
+        29: ("coarse", "coarse", "coarse"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("asker", "explained"),
+    [
+        (Asker(explain=5), False),
+        (Asker("u"), False),
+        (Asker("u", explain=5), True),
+        (Asker(history=(), explain=5), True),
+    ],
+)
+def test_reasons_are_given_to_somebody_who_asks(asker: Asker, explained: bool) -> None:
+    """There is a list for each item, though it may be empty, or there is none."""
+    found = find("about 3", 4, NOBODY)
+    assert [item.get("explanation") for item in answer(found, asker).items] == (
+        [()] * 4 if explained else [None] * 4
+    )

@@ -1,0 +1,73 @@
+"""A log without a catalogue is enough: its items are what can be recommended."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from service.domain.errors import NotFound
+from service.domain.queries import Asker, RecommendQuery, ScoreQuery, SimilarQuery
+from service.domain.records import Event, Item
+from service.domain.settings import Settings
+from service.domain.stage_clock import Stages
+from service.engine.engine import open_engine
+from service.runtime.data_layout import STORE_FILE
+from service.stores.sqlite import SQLiteStore
+from tests.support import tiny
+
+
+def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
+    """Before training by popularity, after training for each user, until there is a catalogue."""
+
+    async def fill() -> None:
+        store = SQLiteStore(tmp_path / STORE_FILE)
+        await store.append(tiny.events())
+        await store.append([Event("x", tiny.item_id(2, 7)) for _ in range(99)])
+        await store.close()
+
+    async def ask(reason: str) -> list[str]:
+        engine = await open_engine(Settings(data=tmp_path))
+        try:
+            query = RecommendQuery(Asker(user_id="u0"), limit=5, exclude_seen=False)
+            answer = await engine.recommend(query, Stages())
+            assert {item["reason"] for item in answer.items} == {reason}
+            return [item["item_id"] for item in answer.items]
+        finally:
+            await engine.close()
+
+    async def catalogue() -> None:
+        engine = await open_engine(Settings(data=tmp_path))
+        try:
+            await engine.put_items([Item("space-01", "a rocket"), Item("new", "a comet")])
+            answer = await engine.recommend(RecommendQuery(Asker(user_id="u0")), Stages())
+            assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
+        finally:
+            await engine.close()
+
+    asyncio.run(fill())
+    assert asyncio.run(ask("popular"))[0] == tiny.item_id(2, 7)
+    tiny.train(tmp_path)
+    found = asyncio.run(ask("personal"))
+    assert sum(item.startswith("space") for item in found) >= 4  # the genre that u0 walks through
+    asyncio.run(catalogue())
+
+
+def test_a_removed_item_cannot_be_asked_for(world: tiny.World, tmp_path: Path) -> None:
+    """Neither its score nor its neighbours, although the model was trained on it."""
+
+    async def story() -> None:
+        engine = await open_engine(Settings(data=world.copy(tmp_path / "data")))
+        item = tiny.item_id(0, 1)
+        try:
+            assert (await engine.score(ScoreQuery(Asker(user_id="u0"), (item,)), Stages())).items
+            await engine.delete_item(item)
+            with pytest.raises(NotFound, match="/item_ids/0"):
+                await engine.score(ScoreQuery(Asker(user_id="u0"), (item,)), Stages())
+            with pytest.raises(NotFound, match=item):
+                await engine.similar(SimilarQuery(item), Stages())
+            await engine.put_items([Item(item, "it is back")])
+            assert (await engine.similar(SimilarQuery(item), Stages())).items
+        finally:
+            await engine.close()
+
+    asyncio.run(story())

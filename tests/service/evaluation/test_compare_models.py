@@ -1,0 +1,82 @@
+"""Heed beside the baselines: all on the same cases, and an order that beats popularity."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from models.evaluation.protocols import protocol_a
+from models.text.static_encoder import StaticEncoder
+from service.evaluation import compare_models
+from service.runtime.data_layout import STORE_FILE
+from service.snapshots.text_embeddings import Embeddings
+from service.stores.sqlite import SQLiteStore
+from service.training import train_and_publish, training_corpus
+from tests.support.tiny import QUICK, World
+
+FAST = replace(QUICK, config=replace(QUICK.config, epochs=6, attention_epochs=1))
+
+
+@pytest.fixture(scope="module")
+def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> training_corpus.Corpus:
+    """The small world, as it is learned from."""
+    data = world.copy(tmp_path_factory.mktemp("compared") / "data", trained=False)
+    store = SQLiteStore(data / STORE_FILE)
+    try:
+        return training_corpus.read(store, Embeddings(StaticEncoder()))
+    finally:
+        asyncio.run(store.close())
+
+
+def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training_corpus.Corpus) -> None:
+    """All on the same users and items, test and validation apart; order beats popularity here."""
+    task = protocol_a(corpus.log)
+    stages: list[str] = []
+    table = compare_models.compare(
+        task, corpus.content[task.items], FAST, told=lambda stage, *_: stages.append(stage)
+    )
+    assert list(table) == ["popularity", "EASE", "transition counts", "heed"]
+    for row in table.values():
+        assert [metrics.n for metrics in row.test + row.validation] == [40, 40]
+        assert row.seconds[0] >= 0
+    assert [len(row.told) for row in table.values()] == [0, 0, 0, 1]
+    ndcg = {name: row.test[0].ndcg for name, row in table.items()}
+    assert ndcg["heed"] > ndcg["popularity"]
+    assert ndcg["transition counts"] > ndcg["popularity"]
+    assert list(dict.fromkeys(stages)) == [
+        "baseline: popularity", "baseline: EASE", "baseline: transition counts", "training",
+    ]  # fmt: skip
+
+
+def test_what_each_part_is_worth_is_trained_without_it(
+    corpus: training_corpus.Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each training lacks what its row says and nothing else; all are judged on the same cases."""
+    lacking: list[list[str]] = []
+    real = train_and_publish.fitted
+
+    def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any) -> Any:
+        lacks = {
+            "transitions": not preset.followers,
+            "times": not log.timestamps.any() and not cases.timestamps.any(),
+            "times of requests": preset.config.request_time == 0,
+            "requests at no time": preset.config.request_time == 1,
+            "text": not content.any(),
+            "the encoder": not preset.blocks,
+        }
+        lacking.append([name for name, lacks_it in lacks.items() if lacks_it])
+        return real(log, content, cases, preset, *more)
+
+    monkeypatch.setattr(compare_models, "fitted", seen)
+    task = protocol_a(corpus.log)
+    short = replace(FAST, config=replace(FAST.config, epochs=1))
+    table = compare_models.compare(task, corpus.content[task.items], short, ablate=True)
+    assert lacking[0] == []
+    names = [name for (name,) in lacking[1:]]
+    rows = [name.removeprefix("heed without ") for name in list(table)[3:]]
+    assert rows == ["heed", "target attention", *names]
+    assert len(set(names)) == 6
+    assert {metrics.n for row in table.values() for metrics in row.test} == {40}

@@ -1,0 +1,287 @@
+"""Search held against judgments: the figures against plain loops, and what is fitted on them."""
+
+import json
+import math
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.text.bm25 import TITLE
+from models.text.static_encoder import StaticEncoder
+from service.datasets import Judged
+from service.domain.errors import Corrupt, Invalid
+from service.domain.records import Item
+from service.evaluation import search_quality
+from service.evaluation.search_quality import WAYS, differences, judge, searchable, tune
+from service.runtime.data_layout import SEARCH_FILE
+from service.snapshots.search_parameters import keep, parameters
+from service.snapshots.text_embeddings import Embeddings
+from tests.service.cli.test_cli import Heed, heed
+from tests.support.judged import beir
+from tests.support.reference import bm25, cosine
+from tests.support.server import Server
+from tests.support.tiny import World
+
+__all__ = ["heed"]
+
+TEXTS = [
+    ("violin", "a wooden instrument with four strings and a bow"),
+    ("cello", "a large wooden instrument between the knees"),
+    ("trumpet", "brass and valves and breath"),
+    ("submarine", "a boat that goes below the sea"),
+    ("whale", "the largest animal of the sea"),
+    ("bread", "flour and water and heat"),
+    ("", "strings of a harp"),
+    ("sea", ""),
+]
+QUERIES = [
+    Judged("wooden strings", {"0": 2.0, "6": 1.0, "1": 1.0}),
+    Judged("sea", {"7": 3.0, "4": 1.0, "5": -1.0}),
+    Judged("orchestra", {"2": 1.0, "9": 1.0}),
+]
+ITEMS = [Item(str(n), title=title, description=text) for n, (title, text) in enumerate(TEXTS)]
+EMBEDDINGS = Embeddings(StaticEncoder())
+
+
+def ideal(gains: list[float]) -> float:
+    return sum(gain / math.log2(2 + at) for at, gain in enumerate(gains))
+
+
+def ndcg(ranking: list[int], gains: dict[str, float]) -> float:
+    """The formula in a loop, with what is worth nothing or less left out."""
+    found = [max(gains.get(str(row), 0.0), 0.0) for row in ranking[:10]]
+    return ideal(found) / ideal(sorted((g for g in gains.values() if g > 0), reverse=True)[:10])
+
+
+def scores(query: str) -> tuple[list[float], list[float]]:
+    """BM25 of each text, and its best cosine."""
+    words = [(f"{title} " * TITLE + text).split() for title, text in TEXTS]
+    asked = EMBEDDINGS.query(query).tolist()
+    near = [
+        max(cosine(asked, EMBEDDINGS.encode([text])[0].tolist()) for text in each if text)
+        for each in TEXTS
+    ]
+    return bm25(words, query.split()), near
+
+
+def test_words_alone_rank_by_bm25() -> None:
+    """nDCG and recall are those of a loop over the formula."""
+    found = judge(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES, "BM25 alone")
+    for at, (query, gains) in enumerate(QUERIES):
+        worth, _ = scores(query)
+        ranking = sorted((n for n in range(8) if worth[n] > 0), key=lambda n: -worth[n])
+        assert found.ndcg[at] == pytest.approx(ndcg(ranking, dict(gains)))
+        relevant = {name for name, gain in gains.items() if gain > 0}
+        share = len(relevant & {str(n) for n in ranking}) / len(relevant)
+        assert found.recall[at] == pytest.approx(share)
+        first = [place for place, n in enumerate(ranking) if str(n) in relevant]
+        assert found.ranks[at] == (first[0] if first else 100)
+        assert found.success[at] == (bool(first) and first[0] < 3)
+    assert found.ndcg[0] > 0
+
+
+def test_meaning_alone_ranks_by_cosines() -> None:
+    """At a low temperature an item is worth its best field, whatever its words are."""
+    sharp = SearchParameters(temperature=0.012, fields={})
+    snapshot = searchable(ITEMS, EMBEDDINGS)
+    found = judge(snapshot, EMBEDDINGS.query, QUERIES, "meaning alone", sharp)
+    for at, (query, gains) in enumerate(QUERIES):
+        _, near = scores(query)
+        ranking = sorted(range(8), key=lambda n: -near[n])
+        assert found.ndcg[at] == pytest.approx(ndcg(ranking, dict(gains)))
+
+
+def test_both_are_compared_with_each() -> None:
+    """By the same queries, paired."""
+    snapshot = searchable(ITEMS, EMBEDDINGS)
+    found = {way: judge(snapshot, EMBEDDINGS.query, QUERIES, way) for way in WAYS}
+    for way, difference in differences(found).items():
+        expected = (found["both"].ndcg - found[way].ndcg).mean()
+        assert difference.difference == pytest.approx(float(expected))
+    assert set(differences(found)) == {"BM25 alone", "meaning alone"}
+
+
+def lying(count: int) -> tuple[list[Item], list[Judged]]:
+    """Items whose titles lie: what is asked for is in the description, in other words."""
+    rng = np.random.default_rng(0)
+    pairs = [("car", "automobile"), ("film", "movie"), ("doctor", "physician"), ("sea", "ocean")]
+    items, judged = [], []
+    for n in range(count):
+        word, other = pairs[n % len(pairs)]
+        lie = pairs[(n + 1 + int(rng.integers(3))) % len(pairs)][0]
+        items.append(Item(str(n), title=f"{lie} {n}", description=f"{other} number {n}"))
+        judged.append(Judged(f"{word} {n}", {str(n): 1.0}))
+    return items, judged
+
+
+def test_what_is_fitted_is_of_use_to_queries_it_was_not_fitted_on() -> None:
+    """From parameters that are bad for a catalogue it comes to better ones."""
+    items, judged = lying(60)
+    bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
+    told: list[tuple[int, int]] = []
+    tuned = tune(
+        searchable(items, EMBEDDINGS),
+        EMBEDDINGS.query,
+        judged,
+        start=bad,
+        told=lambda _stage, done, total, _: told.append((done, total)),
+    )
+    assert tuned.better
+    assert tuned.after.ndcg.mean() > tuned.before.ndcg.mean() + 0.2
+    assert tuned.parameters.lexical > 0
+    assert len(tuned.after.ndcg) == 30
+    assert told[-1][0] == told[-1][1] == len(told)
+
+
+def test_nothing_is_fitted_on_a_few_queries() -> None:
+    """They say too little, and the message says how many are needed."""
+    with pytest.raises(Invalid, match="3 judged queries say too little: 20 are needed"):
+        tune(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"temperature": 0.07}', '{"a": {"heat": 1}}', '{"a": {"temperature": 0}}',
+     '{"a": {"lexical": "a"}}', '{"a": {"fields": 3}}', '{"a": {"fields": {"title": null}}}',
+     '{"a": {"temperatures": {"title": -1}}}'],
+)  # fmt: skip
+def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: str) -> None:
+    """Searching otherwise than was fitted, and not saying so, would be worse."""
+    path = tmp_path / SEARCH_FILE
+    assert parameters(path, "a") == DEFAULTS
+    path.write_text(content)
+    for use in (lambda: parameters(path, "b"), lambda: keep(path, "b", DEFAULTS)):
+        with pytest.raises(Corrupt, match=r"search.json: .*delete it, .*heed tune-search"):
+            use()
+    assert path.read_text() == content
+
+
+def test_parameters_come_back_as_they_were_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them, for the encoder that they were fitted with; another gets its own, or none."""
+    path = tmp_path / SEARCH_FILE
+    kept = SearchParameters(0.05, 0.3, {"title": 1.0}, {"tags": 0.2})
+    keep(path, "first", kept)
+    assert parameters(path, "first") == kept
+    assert caplog.text == ""
+    assert parameters(path, "second") == DEFAULTS
+    for text in ("search.json", "fitted for the text encoder first", "second", "tune-search"):
+        assert text in caplog.text
+    keep(path, "second", SearchParameters(0.1))
+    assert parameters(path, "first") == kept
+    assert parameters(path, "second") == SearchParameters(0.1)
+
+
+# ---------------------------------------------------------------------------- the commands
+
+
+def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
+    """Of a collection in a folder, and as JSON."""
+    documents = {item.item_id: (item.title, item.description) for item in ITEMS}
+    queries = {str(n): judged.query for n, judged in enumerate(QUERIES)}
+    grades = [
+        (str(n), id_, int(gain))
+        for n, judged in enumerate(QUERIES) for id_, gain in judged.gains.items()
+    ]  # fmt: skip
+    folder = beir(tmp_path / "orchestra", documents, queries, grades)
+    report = tmp_path / "report.json"
+    said = heed("evaluate-search", folder, "--json", report)
+    assert said.code == 0, said.err
+    for text in ("orchestra: 8 items, 3 queries", *WAYS, "both over BM25 alone"):
+        assert text in said.out
+    found = json.loads(report.read_text())
+    both = judge(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
+    assert found["ways"]["both"]["ndcg"] == pytest.approx(float(both.ndcg.mean()), abs=1e-6)
+    ranks = [None if rank == 100 else rank + 1 for rank in both.ranks.tolist()]
+    assert found["ranks"] == [
+        {"query": judged.query, "rank": rank} for judged, rank in zip(QUERIES, ranks, strict=True)
+    ]
+    hits = sum(rank is not None and rank <= 3 for rank in ranks)
+    assert f"found in the first 3 by both: {hits} of 3" in said.out
+    assert found["encoder"] == StaticEncoder.name
+
+
+def test_a_folder_is_searched_with_judgments_of_ones_own(heed: Heed, tmp_path: Path) -> None:
+    """In the place of those that it has; the digest tells its items from any others."""
+    digests = set()
+    for name, text in (("one", "x"), ("two", "y")):
+        documents = {"a": ("violin", text), "b": ("bread", "flour")}
+        folder = beir(tmp_path / name, documents, {"1": "violin"}, [("1", "a", 1)])
+        judgments = tmp_path / "own.csv"
+        judgments.write_text("query,item_id\nflour,b\nviolin,b\n")
+        report = tmp_path / "report.json"
+        said = heed("evaluate-search", folder, "--judgments", judgments, "--json", report)
+        assert said.code == 0, said.err
+        found = json.loads(report.read_text())
+        assert (found["collection"], found["queries"]) == (name, 2)
+        assert found["ranks"] == [{"query": "flour", "rank": 1}, {"query": "violin", "rank": 2}]
+        digests.add(found["digest"])
+    assert len(digests) == 2
+
+
+def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:
+    """A folder or judgments, and a query that something answers."""
+    said = heed("evaluate-search")
+    assert (said.code, "name a folder with a collection" in said.err) == (1, True)
+    folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 0)])
+    said = heed("evaluate-search", folder)
+    assert (said.code, "no query has a relevant item" in said.err) == (1, True)
+
+
+def test_fitted_parameters_are_kept_and_served(
+    heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the judgments of the stored items; a server that starts then searches with them."""
+    stored, judged = lying(60)
+    rows = [{"item_id": i.item_id, "title": i.title, "description": i.description} for i in stored]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "judged.jsonl").write_text(
+        "".join(
+            json.dumps({"query": query, "item_id": id_}) + "\n"
+            for query, gains in judged for id_ in gains
+        )
+    )  # fmt: skip
+    data = tmp_path / "data"
+    assert heed("import", "items", tmp_path / "items.jsonl").code == 0
+    bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
+    keep(data / SEARCH_FILE, StaticEncoder.name, bad)
+    before = _found(data)
+    said = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
+    assert said.code == 0, said.err
+    assert "Kept in" in said.out
+    kept = parameters(data / SEARCH_FILE, StaticEncoder.name)
+    assert kept != bad
+    after = _found(data)
+    expected = search_quality.judge(
+        searchable(stored, EMBEDDINGS), EMBEDDINGS.query, [judged[5]], "both", kept
+    )
+    assert before != after
+    assert (after[0] == "5") == (expected.ndcg[0] == 1)
+    again = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
+    assert "Nothing is changed" in again.out
+    assert parameters(data / SEARCH_FILE, StaticEncoder.name) == kept
+
+
+def _found(data: Path) -> list[str]:
+    with Server(data) as server, server.client() as http:
+        return _ids(http)
+
+
+def _ids(http: httpx.Client) -> list[str]:
+    answer = http.post("/v1/search", json={"query": "film 5", "limit": 5}).json()
+    return [item["item_id"] for item in answer["items"]]
+
+
+def test_a_server_refuses_to_start_with_damaged_parameters(
+    heed: Heed, world: World, tmp_path: Path
+) -> None:
+    """And names the file."""
+    data = world.copy(tmp_path / "data")
+    (data / SEARCH_FILE).write_text("{")
+    said = heed("serve", "--port", 0)
+    assert said.code == 1
+    assert "search.json" in said.err

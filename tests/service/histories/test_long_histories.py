@@ -1,0 +1,201 @@
+"""Long histories through the whole service: put together, kept, and never older than the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.history import collapsed_history
+from service.domain.queries import (
+    Answer,
+    Asker,
+    RecommendQuery,
+    Retrieval,
+    ScoreQuery,
+    SearchQuery,
+    Visible,
+)
+from service.domain.records import Event, Item
+from service.domain.settings import Settings
+from service.domain.stage_clock import Stages
+from service.engine.engine import Engine, open_engine
+from service.histories import long_histories
+from tests.support import tiny
+
+LENGTH = 2_600
+HOUR = 3_600_000_000
+ITEMS = tuple(tiny.item_id(genre, number) for genre in (0, 1) for number in range(6))
+AT = (LENGTH + 100) * HOUR
+EVERYTHING = Visible(since=-(1 << 60))  # a mask, which asks for every event one by one
+
+
+@pytest.fixture(autouse=True)
+def _long_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_histories, "LONG", 1_500)
+    monkeypatch.setattr(collapsed_history, "CELLS_FROM", 64)
+
+
+def events(count: int, start: int = 0, items: tuple[str, ...] = ITEMS) -> list[Event]:
+    """One an hour, on items that come again and again."""
+    chosen = np.random.default_rng(start).integers(0, len(items), count)
+    made = []
+    for at, item in enumerate(chosen.tolist(), start):
+        made.append(Event("ann", items[item], f"long-{at}", timestamp=at * HOUR, weight=1 + at % 3))
+    return made
+
+
+async def told(engine: Engine, made: list[Event]) -> None:
+    """Ingest, a thousand at a time."""
+    for at in range(0, len(made), 1_000):
+        await engine.ingest(made[at : at + 1_000])
+
+
+async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
+    """Scores and reasons are those of every event; what was found."""
+    asker = Asker(user_id="ann", at=AT, explain=5, **more)
+    query = ScoreQuery(asker, ITEMS)
+    found = await engine.score(query, Stages())
+    wanted = await engine.score(
+        replace(query, asker=replace(asker, visible=EVERYTHING, retrieval=Retrieval("exact"))),
+        Stages(),
+    )
+    assert wanted.scanned is None
+    for one, other in zip(found.items, wanted.items, strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=tolerance)
+        assert sum(x.contribution for x in one["explanation"]) == pytest.approx(
+            sum(x.contribution for x in other["explanation"]), abs=5 * tolerance
+        )
+        if tolerance < 1e-3:
+            named = {x.event_id: x.without for x in other["explanation"]}
+            for reason in one["explanation"]:
+                if reason.event_id in named:
+                    assert reason.without == pytest.approx(named[reason.event_id], abs=1e-4)
+    return found
+
+
+def test_nothing_that_happens_to_a_history_makes_an_answer_old(
+    world: tiny.World, tmp_path: Path
+) -> None:
+    """Appends, late arrivals, deletions, merges, changed items, another model: each is seen."""
+
+    async def story(engine: Engine) -> None:
+        await told(engine, events(LENGTH))
+        await engine.ingest([Event("bob", ITEMS[1], "bob-1", timestamp=77)])
+        changes: list[Callable[[], Awaitable[Any]]] = [
+            lambda: engine.ingest(events(3, LENGTH)),
+            lambda: told(engine, events(700, LENGTH + 10)),
+            lambda: engine.ingest([Event("ann", ITEMS[0], "late", timestamp=5)]),
+            lambda: engine.delete_event("ann", "long-17"),
+            lambda: engine.delete_event("ann", f"long-{LENGTH + 2}"),
+            lambda: engine.put_items([Item(ITEMS[2], "quite another title")]),
+            lambda: engine.put_items([Item("new", "a new one")]),
+            lambda: engine.merge("ann", "bob"),
+            lambda: engine.activate(world.second),
+        ]
+        found = await agree(engine)
+        assert found.scanned is not None
+        assert found.scanned < 2_000
+        for change in changes:
+            await change()
+            found = await agree(engine)
+            assert found.scanned is not None
+        await agree(engine, explain_exact=True)
+        await agree(engine, exclude_self=True)
+        await engine.forget("ann")
+        query = ScoreQuery(Asker(user_id="ann", at=AT), ITEMS)
+        assert (await engine.score(query, Stages())).scanned is None
+
+    _run(world.copy(tmp_path / "data"), story)
+
+
+def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_path: Path) -> None:
+    """Many items go into cells; answers say their error, which a share of them is held to."""
+
+    async def story(engine: Engine) -> None:
+        many = tuple(f"many-{n}" for n in range(900))
+        await engine.put_items(
+            [Item(name, f"{name} about subject {n % 37}") for n, name in enumerate(many)]
+        )
+        await told(engine, events(4_000, items=many))
+        errors: list[tuple[float, float]] = []
+        engine.tell_errors(lambda true, stated: errors.append((true, stated)))
+        coarse = Retrieval("coarse", max_error=0.05)
+        asker = Asker(user_id="ann", at=AT, retrieval=coarse)
+        first = await engine.score(ScoreQuery(asker, ITEMS), Stages())
+        assert first.retrieval == "exact"  # cells are not waited for
+        await asyncio.to_thread(engine._memories.long.settle)
+        found = await agree(engine, tolerance=0.01, retrieval=coarse)
+        assert found.retrieval == "coarse"
+        for item in found.items:
+            assert 0 < item["error"] <= 0.05
+            assert 0 < item["mass"] < 1
+        answer = await engine.recommend(RecommendQuery(asker, limit=5), Stages())
+        assert len(answer.items) == 5
+        answer = await engine.search(SearchQuery(asker, "many 3", limit=5), Stages())
+        assert len(answer.items) == 5
+        exact = await engine.score(
+            ScoreQuery(replace(asker, retrieval=Retrieval("exact")), ITEMS), Stages()
+        )
+        assert exact.retrieval == "exact"
+        top = await engine.score(
+            ScoreQuery(replace(asker, retrieval=Retrieval("coarse", order=0)), ITEMS), Stages()
+        )
+        assert top.scanned is None
+        stats = await engine.stats()
+        assert stats["long_histories"] == 1
+        assert stats["long_history_bytes"] > 0
+        await asyncio.to_thread(engine._memories.true_error.settle)
+        assert errors
+        assert all(true <= stated for true, stated in errors)
+
+    _run(world.copy(tmp_path / "data"), story, check_share=1.0)
+
+
+def test_without_room_answers_are_the_same(world: tiny.World, tmp_path: Path) -> None:
+    """A cache of no bytes keeps nothing and changes nothing."""
+
+    async def story(engine: Engine) -> None:
+        await told(engine, events(LENGTH))
+        await agree(engine)
+        assert (await engine.stats())["long_histories"] == 0
+
+    _run(world.copy(tmp_path / "data"), story, long_history_bytes=0)
+
+
+def test_many_ask_while_it_grows(world: tiny.World, tmp_path: Path) -> None:
+    """Questions beside appends: each answer is that of a history as it was at some moment."""
+
+    async def story(engine: Engine) -> None:
+        await told(engine, events(LENGTH))
+        query = ScoreQuery(Asker(user_id="ann", at=AT), ITEMS[:3])
+
+        async def ask() -> list[Answer]:
+            return [await engine.score(query, Stages()) for _ in range(20)]
+
+        asked = [asyncio.create_task(ask()) for _ in range(4)]
+        for start in range(LENGTH, LENGTH + 1_200, 100):
+            await engine.ingest(events(100, start))
+        answers = [answer for task in asked for answer in await task]
+        assert all(
+            np.isfinite([item["score"] for item in answer.items]).all() for answer in answers
+        )
+        await agree(engine)
+
+    _run(world.copy(tmp_path / "data"), story)
+
+
+def _run(data: Path, story: Callable[[Engine], Awaitable[None]], **more: Any) -> None:
+    async def told_to_engine() -> None:
+        engine = await open_engine(Settings(data=data, **more))
+        try:
+            await story(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(told_to_engine())

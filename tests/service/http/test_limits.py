@@ -1,0 +1,257 @@
+"""Bounds: past each, the answer comes at once and the service goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service.domain.settings import Settings
+from service.http.app import create_app
+from service.http.limits import is_unhurried
+from tests.support.http_fake import Client, FakeEngine, serving
+
+SCORE = {"item_ids": ["a"]}
+JSON = {"content-type": "application/json"}
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def test_a_body_too_long_is_refused_by_its_length_alone() -> None:
+    """A Content-Length above the limit is 413 before a byte of the body is asked for."""
+    with serving(max_body=100) as client:
+        sent = client.runner.run(call(client, {**JSON, "content-length": "101"}, []))
+    assert sent[0]["status"] == 413
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+async def call(client: Client, headers: dict[str, str], messages: list[Any]) -> list[Any]:
+    """Post to /v1/score with these body messages; asking for more than there are is an error."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not messages:
+            raise AssertionError("the app asked for more of the body")
+        message = messages.pop(0)
+        return await message if asyncio.iscoroutine(message) else message
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/score",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+    }
+    await client.app(scope, receive, send)
+    return sent
+
+
+def test_a_chunked_body_is_counted_as_it_comes() -> None:
+    """Without a length the limit holds all the same, and reading stops where it is passed."""
+    part = {"type": "http.request", "body": b" " * 60, "more_body": True}
+    with serving(max_body=100) as client:
+        sent = client.runner.run(call(client, JSON, [part, part]))
+        exact = client.post(
+            "/v1/score", content=chunks(b" " * 78, b'{"item_ids": ["a"]}'[:-1], b"}")
+        )
+    assert sent[0]["status"] == 413
+    assert exact.status_code == 415  # of a hundred bytes: not too large
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    """What is held of unfinished bodies counts; when one is done there is room for the next."""
+    with serving(max_held=150) as client:
+
+        async def crowd() -> tuple[list[Any], list[Any]]:
+            waiting, finish = asyncio.Event(), asyncio.Event()
+
+            async def end() -> Any:
+                waiting.set()
+                await finish.wait()
+                return {"type": "http.request", "body": b"}"}
+
+            start = {"type": "http.request", "body": b'{"item_ids": []' + b" " * 85}
+            first = asyncio.create_task(call(client, JSON, [{**start, "more_body": True}, end()]))
+            await waiting.wait()
+            second = await call(client, JSON, [{**start, "more_body": True}])
+            finish.set()
+            return await first, second
+
+        first, second = client.runner.run(crowd())
+        third = client.post("/v1/score", content=b" " * 100 + b'{"item_ids": []}', headers=JSON)
+    assert (first[0]["status"], second[0]["status"], third.status_code) == (200, 429, 200)
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    """A sender that stops in the middle gets 408 and holds no place among the requests."""
+    with serving(body_timeout=0.05, max_in_flight=1) as client:
+
+        async def slow() -> tuple[list[Any], httpx.Response]:
+            asked = asyncio.Event()
+
+            async def never() -> Any:
+                asked.set()
+                await asyncio.Event().wait()
+
+            begun = {"type": "http.request", "body": b"{", "more_body": True}
+            sender = asyncio.create_task(call(client, JSON, [begun, never()]))
+            await asked.wait()
+            other = await client.http.post("/v1/score", json=SCORE)
+            return await sender, other
+
+        sent, other = client.runner.run(slow())
+    assert sent[0]["status"] == 408
+    assert other.status_code == 200
+
+
+def test_too_many_requests_are_refused_at_once() -> None:
+    """The one beyond the bound gets 429 with Retry-After while the others finish undisturbed."""
+    with serving(max_in_flight=2, deadline=30) as client:
+        client.engine.gate = asyncio.Event()
+
+        async def crowd() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
+            assert client.engine.gate is not None
+            admitted = [
+                asyncio.create_task(client.http.post("/v1/score", json=SCORE)) for _ in range(2)
+            ]
+            await client.engine.arrived.acquire()
+            await client.engine.arrived.acquire()
+            refused = await client.http.post("/v1/score", json=SCORE)
+            health = await client.http.get("/health/live")
+            client.engine.gate.set()
+            return await asyncio.gather(*admitted), refused, health
+
+        admitted, refused, health = client.runner.run(crowd())
+        after = client.post("/v1/score", json=SCORE)
+    assert [answer.status_code for answer in admitted] == [200, 200]
+    assert (refused.status_code, refused.json()["title"]) == (429, "Overloaded")
+    assert refused.headers["retry-after"] == "1"
+    assert (health.status_code, after.status_code) == (200, 200)
+    assert len(client.engine.asked) == 3  # the refused one never reached the engine
+
+
+def test_the_deadline_ends_a_request() -> None:
+    """What is not done in time is 503 with Retry-After, and its place is free again."""
+    with serving(deadline=0.05, max_in_flight=1) as client:
+        client.engine.gate = asyncio.Event()
+        late = client.post("/v1/score", json=SCORE)
+        client.engine.gate = None
+        after = client.post("/v1/score", json=SCORE)
+    assert (late.status_code, late.json()["title"]) == (503, "Deadline Exceeded")
+    assert late.headers["retry-after"] == "1"
+    assert late.headers["x-request-id"] == late.json()["request_id"]
+    assert after.status_code == 200
+
+
+def test_an_activation_has_no_deadline() -> None:
+    """Begun before a question that runs out of time, it outlasts it and ends well."""
+    with serving(deadline=0.01) as client:
+        client.engine.gate = asyncio.Event()
+
+        async def both() -> tuple[httpx.Response, httpx.Response]:
+            assert client.engine.gate is not None
+            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate"))
+            await client.engine.arrived.acquire()
+            late = await client.http.post("/v1/score", json=SCORE)
+            client.engine.gate.set()
+            return await begun, late
+
+        activated, late = client.runner.run(both())
+    assert (late.status_code, late.json()["title"]) == (503, "Deadline Exceeded")
+    assert (activated.status_code, activated.json()["version"]) == (200, "v1")
+
+
+def test_an_activation_takes_a_place() -> None:
+    """While it goes on there is room for one request less, and afterwards again for all."""
+    with serving(max_in_flight=1) as client:
+        client.engine.gate = asyncio.Event()
+
+        async def crowd() -> tuple[httpx.Response, httpx.Response]:
+            assert client.engine.gate is not None
+            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate"))
+            await client.engine.arrived.acquire()
+            refused = await client.http.post("/v1/score", json=SCORE)
+            client.engine.gate.set()
+            return await begun, refused
+
+        activated, refused = client.runner.run(crowd())
+        after = client.post("/v1/score", json=SCORE)
+    assert (activated.status_code, refused.status_code, after.status_code) == (200, 429, 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "unhurried"),
+    [
+        ("POST", "/v1/models/v1/activate", True),
+        ("POST", "/behind/v1/models/v1/activate", True),
+        ("GET", "/v1/models/v1/activate", False),
+        ("POST", "/v1/models/train", False),
+        ("POST", "/v1/models/v1/activate/", False),
+        ("POST", "/v1/models/v1/more/activate", False),
+        ("POST", "/v1/users/u/activate", False),
+        ("POST", "/v1/score", False),
+    ],
+)
+def test_nothing_else_goes_without_a_deadline(method: str, path: str, unhurried: bool) -> None:
+    """Method and path must both fit, also where the service stands behind a prefix."""
+    root = "/behind" if path.startswith("/behind") else ""
+    assert is_unhurried({"method": method, "path": path, "root_path": root}) is unhurried
+
+
+def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:
+    """Somebody else's TimeoutError is an error like any other."""
+    with serving() as client:
+        client.engine.raises = TimeoutError("a socket's")
+        answer = client.post("/v1/score", json=SCORE)
+    assert answer.status_code == 500
+
+
+def test_shutdown_turns_readiness_off_and_lets_requests_finish() -> None:
+    """While a request is in flight the app says it is not ready, waits for it, then closes."""
+    engine = FakeEngine()
+    app = create_app(Settings(drain=30, deadline=30), engine=engine)
+
+    async def scenario() -> tuple[httpx.Response, httpx.Response, bool]:
+        engine.gate = asyncio.Event()
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://heed.test") as http:
+            lifespan = app.router.lifespan_context(app)
+            await lifespan.__aenter__()
+            working = asyncio.create_task(http.post("/v1/score", json=SCORE))
+            await engine.arrived.acquire()
+            stopping = asyncio.create_task(lifespan.__aexit__(None, None, None))
+            await asyncio.sleep(0)  # its first step
+            ready = await http.get("/health/ready")
+            closed_early = engine.closed
+            engine.gate.set()
+            await stopping
+            return await working, ready, closed_early
+
+    working, ready, closed_early = asyncio.run(scenario())
+    assert (working.status_code, closed_early, engine.closed) == (200, False, True)
+    assert (ready.status_code, ready.json()["ready"]) == (503, False)
+
+
+def test_shutdown_does_not_wait_for_ever() -> None:
+    """A request that never ends delays the end only as long as was allowed."""
+    with serving(drain=0.02, deadline=30) as client:
+        client.engine.gate = asyncio.Event()
+
+        async def start() -> asyncio.Task[httpx.Response]:
+            task = asyncio.create_task(client.http.post("/v1/score", json=SCORE))
+            await client.engine.arrived.acquire()
+            return task
+
+        stuck = client.runner.run(start())
+    assert client.engine.closed
+    assert stuck.cancelled()  # by the end of its event loop

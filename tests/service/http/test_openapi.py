@@ -1,0 +1,126 @@
+"""The OpenAPI document: complete, and true of the service it describes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import orjson
+import pytest
+import schemathesis
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from hypothesis import HealthCheck, Phase, settings
+
+from service.domain.settings import Settings
+from service.http.app import create_app
+from service.http.routes import ask, attend, events, health, items, models, users
+from tests.support.http_fake import FakeEngine, serving
+
+NDJSON = "application/x-ndjson"
+# Its limits are wide: what is under test here is the document.
+APP = create_app(Settings(embedding_dim=4, deadline=10, max_body=2**26), engine=FakeEngine())
+DOCUMENT = APP.openapi()
+OPERATIONS = [
+    pytest.param(path, method, operation, id=f"{method} {path}")
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+]
+
+
+@pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS)
+def test_every_operation_is_documented(path: str, method: str, operation: dict[str, Any]) -> None:
+    """Each has a name of its own, a text, a described success and its problems."""
+    assert operation["description"]
+    assert operation["operationId"].isidentifier()
+    statuses = set(operation["responses"])
+    assert {"429", "500", "503"} <= statuses
+    if "requestBody" in operation:
+        assert {"408", "413", "415", "422"} <= statuses
+    (success,) = (status for status in statuses if status < "300")
+    if success != "204":
+        (content,) = operation["responses"][success]["content"].values()
+        assert content["schema"]
+
+
+def test_every_reference_leads_somewhere() -> None:
+    """No $ref of the document is broken."""
+
+    def references(node: Any) -> list[str]:
+        if isinstance(node, dict):
+            own = [node["$ref"]] if "$ref" in node else []
+            return own + [ref for value in node.values() for ref in references(value)]
+        return (
+            [ref for value in node for ref in references(value)] if isinstance(node, list) else []
+        )
+
+    found = set(references(DOCUMENT))
+    assert "#/components/schemas/Problem" in found
+    for ref in found:
+        node = DOCUMENT
+        for step in ref.removeprefix("#/").split("/"):
+            node = node[step]
+
+
+def test_examples_are_accepted() -> None:
+    """What the documentation shows as a body is a body that works."""
+    shown = 0
+    with serving(embedding_dim=4) as client:
+        for path, operations in DOCUMENT["paths"].items():
+            for method, operation in operations.items():
+                for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+                    for body in _examples(content):
+                        url = path.replace("{user_id}", "ada")
+                        sent = body if isinstance(body, str) else orjson.dumps(body)
+                        headers = {"content-type": kind}
+                        answer = client.request(method, url, content=sent, headers=headers)
+                        assert answer.is_success, (path, answer.text)
+                        shown += 1
+    assert shown >= 9
+
+
+def _examples(content: dict[str, Any]) -> list[Any]:
+    if "example" in content:
+        return [content["example"]]
+    name = content["schema"].get("$ref", "").rpartition("/")[2]
+    examples: list[Any] = DOCUMENT["components"]["schemas"].get(name, {}).get("examples", [])
+    return examples
+
+
+def test_nothing_runs_in_a_thread_pool() -> None:
+    """Handlers and dependencies are coroutines: plain functions go through 40 threads."""
+
+    def calls(dependant: Dependant) -> list[Any]:
+        own = [dependant.call] if dependant.call else []
+        return own + [call for inner in dependant.dependencies for call in calls(inner)]
+
+    routers = [room.router for room in (ask, attend, events, health, items, models, users)]
+    routes = [route for router in routers for route in router.routes]
+    assert len(routes) >= 20
+    for route in routes:
+        assert isinstance(route, APIRoute)
+        for call in calls(route.dependant):
+            assert inspect.iscoroutinefunction(call), call
+
+
+@schemathesis.serializer(NDJSON)
+def _write_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else orjson.dumps(value)
+
+
+@schemathesis.openapi.from_asgi("/openapi.json", APP).parametrize()
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_the_service_does_what_its_document_says(case: schemathesis.Case[Any]) -> None:
+    """Whatever is sent, no 5xx, and the status, the type and the body are as documented."""
+    # Some rules have no words in JSON Schema: bytes of UTF-8, lengths that must agree.
+    excluded = [schemathesis.checks.positive_data_acceptance]
+    if case.media_type == NDJSON:  # a wrong line is reported in a 200
+        excluded.append(schemathesis.checks.negative_data_rejection)
+    case.call_and_validate(excluded_checks=excluded)

@@ -1,0 +1,382 @@
+"""Each route, through the real app: what goes in reaches the engine, what it says comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.domain.errors import Conflict, Corrupt, ModelRejected, StoreFull, Unavailable
+from service.domain.queries import CatalogueMemory, Filter, InlineEvent, UserMemory, VectorMemory
+from tests.support.http_fake import Client, serving
+
+ITEM = {
+    "item_id": "a",
+    "title": "A",
+    "description": "first",
+    "tags": ["x"],
+    "categories": ["talk", "short"],
+    "attributes": {"year": 2026, "nested": {"deep": [1, 2.5, None, True, "é"]}},
+    "embedding": [1.0, 2.0, 3.0, 4.5],
+    "hidden": True,
+    "published_at": "2026-01-31T09:30:00.123456Z",
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving(max_targets=3) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def fresh(client: Client) -> None:
+    client.engine.__init__()  # type: ignore[misc]
+
+
+def test_an_item_comes_back_as_it_went_in(client: Client) -> None:
+    """Every field of an item survives the way in and out, and reading it back may be put again."""
+    assert client.post("/v1/items", json={"items": [ITEM]}).json() == {"stored": 1}
+    answer = client.get("/v1/items/a")
+    assert answer.status_code == 200
+    assert answer.json() == ITEM
+    assert client.post("/v1/items", json={"items": [answer.json()]}).status_code == 200
+    assert client.engine.items["a"].published_at == 1_769_851_800_123_456
+
+
+def test_items_are_deleted(client: Client) -> None:
+    """DELETE answers 204 with no body, and 404 for what is not there."""
+    client.post("/v1/items", json={"items": [{"item_id": "a"}]})
+    answer = client.delete("/v1/items/a")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert client.delete("/v1/items/a").status_code == 404
+
+
+def test_lists_are_paged_by_cursor(client: Client) -> None:
+    """Following the cursor visits each item once and ends with null."""
+    client.post("/v1/items", json={"items": [{"item_id": f"i{n}"} for n in range(5)]})
+    seen, cursor = [], None
+    while True:
+        params: dict[str, Any] = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = client.get("/v1/items", params=params).json()
+        seen += [item["item_id"] for item in page["items"]]
+        if (cursor := page["cursor"]) is None:
+            break
+    assert seen == ["i0", "i1", "i2", "i3", "i4"]
+
+
+def test_empty_lists_are_no_error(client: Client) -> None:
+    """Nothing to store and nothing to score are answered with nothing."""
+    assert client.post("/v1/items", json={"items": []}).json() == {"stored": 0}
+    assert client.post("/v1/events", json={"events": []}).json() == {"stored": 0, "duplicates": 0}
+    assert client.post("/v1/score", json={"item_ids": []}).json()["items"] == []
+
+
+def test_events_go_in_and_come_out_newest_first(client: Client) -> None:
+    """Events keep every field, duplicates are counted, and the history is newest first."""
+    first = {
+        "event_id": "e1",
+        "user_id": "u",
+        "item_id": "a",
+        "type": "watch",
+        "weight": 2.5,
+        "timestamp": "2026-01-31T10:30:00+01:00",
+        "key": [1, 2, 3, 4],
+        "value": [0.5, 0, 0, 0],
+    }
+    second = {"user_id": "u", "item_id": "b"}
+    answer = client.post("/v1/events", json={"events": [first, first, second]})
+    assert answer.json() == {"stored": 2, "duplicates": 1}
+    events = client.get("/v1/users/u/history").json()["events"]
+    assert [event["item_id"] for event in events] == ["b", "a"]
+    assert (events[0]["type"], events[0]["weight"]) == ("view", 1.0)
+    assert events[1] == first | {"timestamp": "2026-01-31T09:30:00Z"}
+    assert client.delete("/v1/users/u/history/e1").status_code == 204
+    assert client.delete("/v1/users/u/history/e1").status_code == 404
+    assert len(client.get("/v1/users/u/history").json()["events"]) == 1
+
+
+def test_profiles_merge_and_forgetting(client: Client) -> None:
+    """A profile is put and read, another history moves at sign-in, and all of it is forgotten."""
+    profile = {"attributes": {"country": "NL"}, "interests": ["talk", "a"]}
+    assert client.put("/v1/users/u", json=profile).json() == {"user_id": "u", **profile}
+    assert client.get("/v1/users/u").json() == {"user_id": "u", **profile}
+    client.post("/v1/events", json={"events": [{"user_id": "anonymous", "item_id": "a"}]})
+    assert client.post("/v1/users/u/merge", json={"from": "anonymous"}).json() == {"moved": 1}
+    assert client.delete("/v1/users/u").json() == {"forgotten": 1}
+    assert client.get("/v1/users/u").status_code == 404
+    itself = client.post("/v1/users/u/merge", json={"from": "u"})
+    assert (itself.status_code, itself.json()["errors"][0]["pointer"]) == (422, "/from")
+
+
+def test_a_score_request_reaches_the_engine_whole(client: Client) -> None:
+    """Every common field of a question becomes its field of the asker."""
+    client.post(
+        "/v1/score",
+        json={
+            "user_id": "u",
+            "history": [{"item_id": "a", "type": "like", "weight": 2}, {"item_id": "b"}],
+            "visible": {
+                "since": "1970-01-01T00:00:01Z",
+                "until": "1970-01-01T00:00:02Z",
+                "types": ["like"],
+                "categories": ["talk"],
+            },
+            "retrieval": {"mode": "coarse", "k": 10, "probes": 4},
+            "temperature": 0.5,
+            "hard": True,
+            "exclude_self": True,
+            "at": "1970-01-01T00:00:03Z",
+            "explain": 30,
+            "explain_exact": True,
+            "item_ids": ["b", "a", "b"],
+        },
+    )
+    (query,) = client.engine.asked
+    asker = query.asker
+    assert query.item_ids == ("b", "a", "b")
+    assert asker.history == (InlineEvent("a", "like", 2.0), InlineEvent("b"))
+    assert (asker.visible.since, asker.visible.until) == (1_000_000, 2_000_000)
+    assert (asker.visible.types, asker.visible.categories) == ({"like"}, {"talk"})
+    assert (asker.retrieval.mode, asker.retrieval.k, asker.retrieval.probes) == ("coarse", 10, 4)
+    assert (asker.user_id, asker.temperature, asker.hard) == ("u", 0.5, True)
+    assert (asker.exclude_self, asker.at) == (True, 3_000_000)
+    assert (asker.explain, asker.explain_exact) == (30, True)
+
+
+def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
+    """Targets come back in the order asked, with parts that add up and the model's version."""
+    answer = client.post("/v1/score", json={"item_ids": ["b", "a"], "explain": 1}).json()
+    assert answer["model_version"] == "v1"
+    assert [item["item_id"] for item in answer["items"]] == ["b", "a"]
+    for item in answer["items"]:
+        assert sum(item["parts"].values()) == pytest.approx(item["score"])
+        assert item["explanation"][0]["timestamp"] == "1970-01-01T00:00:00.000001Z"
+        assert "reason" not in item
+
+
+def test_recommend_and_search_pass_their_filters(client: Client) -> None:
+    """Filters, exclusions and diversity reach the engine as sets and microseconds."""
+    condition = {
+        "categories": {"any": ["a"], "all": ["b"], "none": ["c"]},
+        "attributes": {"language": ["en", "nl"], "year": 2026},
+        "published": {"since": "1970-01-01T00:00:01Z"},
+    }
+    client.post(
+        "/v1/recommend",
+        json={
+            "filter": condition,
+            "exclude_seen": False,
+            "exclude": ["x"],
+            "diversity": 1,
+            "limit": 7,
+        },
+    )
+    client.post("/v1/search", json={"query": "asyncio", "filter": condition, "user_id": "u"})
+    recommend, search = client.engine.asked
+    wanted = Filter(
+        frozenset("a"),
+        frozenset("b"),
+        frozenset("c"),
+        {"language": ["en", "nl"], "year": 2026},
+        1_000_000,
+    )
+    assert recommend.filter == search.filter == wanted
+    assert (recommend.exclude_seen, recommend.exclude, recommend.diversity) == (False, {"x"}, 1.0)
+    assert (recommend.limit, search.limit) == (7, 20)
+    assert (search.query, search.asker.user_id) == ("asyncio", "u")
+
+
+def test_a_search_reaches_the_engine_whole(client: Client) -> None:
+    """Every common field of a question is one of a search, and a misspelt one is refused."""
+    common = {
+        "user_id": "u",
+        "history": [{"item_id": "a"}],
+        "visible": {"types": ["like"]},
+        "retrieval": {"mode": "coarse", "k": 10, "probes": 4},
+        "temperature": 0.5,
+        "hard": True,
+        "exclude_self": True,
+        "at": "1970-01-01T00:00:03Z",
+        "explain": 5,
+        "explain_exact": True,
+    }
+    client.post("/v1/score", json={"item_ids": []} | common)
+    client.post("/v1/search", json={"query": "asyncio"} | common)
+    score, search = client.engine.asked
+    assert search.asker == score.asker
+    for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
+        assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
+
+
+def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
+    """`any`, `all` and `none` may be repeated; an unknown item is 404."""
+    client.post("/v1/items", json={"items": [{"item_id": "a"}, {"item_id": "b"}]})
+    answer = client.get("/v1/items/a/similar?limit=5&any=x&any=y&none=z")
+    assert [item["item_id"] for item in answer.json()["items"]] == ["b"]
+    query = client.engine.asked[-1]
+    assert query.filter == Filter(any=frozenset("xy"), none=frozenset("z"))
+    assert query.space is None
+    client.get("/v1/items/a/similar?space=trained")
+    assert client.engine.asked[-1].space == "trained"
+    assert client.get("/v1/items/nope/similar").status_code == 404
+
+
+def test_attend_reads_vectors_exactly(client: Client) -> None:
+    """Inline keys, values, bias and visibility arrive as contiguous arrays of the right types."""
+    rng = np.random.default_rng(0)
+    keys = rng.standard_normal((7, 4)).astype(np.float32)
+    values = rng.standard_normal((7, 2)).astype(np.float32)
+    answer = client.post(
+        "/v1/attend",
+        json={
+            "memory": {
+                "keys": keys.tolist(),
+                "values": values.tolist(),
+                "bias": [0.5] * 7,
+                "visible": [True] * 6 + [False],
+            },
+            "query": {"vector": keys[0].tolist()},
+            "heads": 2,
+            "scorer": "cosine",
+        },
+    )
+    assert answer.json() == {
+        "rows": [1, 0],
+        "ids": None,
+        "weights": [[0.75, 0.25]],
+        "context": [0.5, -1.0],
+        "mass": [1.0],
+        "retrieval": "exact",
+        "model_version": None,
+    }
+    (query,) = client.engine.asked
+    assert isinstance(query.memory, VectorMemory)
+    for given_, arrived in ((keys, query.memory.keys), (values, query.memory.values)):
+        assert arrived.dtype == np.float32
+        assert arrived.flags.c_contiguous
+        np.testing.assert_array_equal(given_, arrived)
+    assert query.memory.visible is not None
+    assert query.memory.visible.tolist() == [True] * 6 + [False]
+    assert (query.heads, query.scorer) == (2, "cosine")
+
+
+def test_attend_reaches_every_kind_of_memory(client: Client) -> None:
+    """A user's memory, the catalogue and a memory without rows are all memories."""
+    empty: dict[str, Any] = {"keys": [], "values": []}
+    for memory in ({"user_id": "u"}, {"catalogue": True}, empty):
+        body = {"memory": memory, "query": {"vector": [1, 2]}}
+        assert client.post("/v1/attend", json=body).status_code == 200
+    user, catalogue, nothing = (query.memory for query in client.engine.asked)
+    assert user == UserMemory("u")
+    assert catalogue == CatalogueMemory()
+    assert (nothing.keys.shape, nothing.values.shape) == ((0, 2), (0, 0))
+
+
+def test_training_and_models(client: Client) -> None:
+    """Training starts one job at a time, and versions are listed and activated."""
+    started = client.post("/v1/models/train")
+    assert (started.status_code, started.headers["location"]) == (202, "/v1/jobs/job-1")
+    again = client.post("/v1/models/train", json={"options": {"epochs": 2, "fast": True}})
+    assert again.status_code == 409
+    assert client.get("/v1/jobs/job-1").json()["progress"] == 0.5
+    assert client.get("/v1/jobs/job-2").status_code == 404
+    assert client.get("/v1/models").json()["models"][0]["version"] == "v1"
+    assert client.post("/v1/models/v1/activate").json() == {"version": "v1"}
+    assert client.post("/v1/models/v2/activate").status_code == 404
+
+
+@pytest.mark.parametrize("version", ["..%2F..%2Fetc", "V1", "a.b", "-a", "a" * 65, "v1%0A", "é"])
+def test_names_that_could_be_paths_never_reach_the_engine(client: Client, version: str) -> None:
+    """A version or a job is a plain name; anything else is 422 before the engine hears of it."""
+    client.engine.raises = AssertionError("the engine was asked")
+    assert client.post(f"/v1/models/{version}/activate").status_code == 422
+    assert client.get(f"/v1/jobs/{version}").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "title", "retry"),
+    [
+        (Conflict("e-1 has another body"), 409, "Conflict", None),
+        (ModelRejected("NaN weights"), 409, "Model Rejected", None),
+        (Unavailable("the store is away", 2.4), 503, "Unavailable", "3"),
+        (StoreFull("no room"), 507, "Store Full", "1"),
+        (Corrupt("items.db fails its checksum"), 500, "Corrupt", None),
+    ],
+)
+def test_domain_errors_become_problems(
+    client: Client, error: Exception, status: int, title: str, retry: str | None
+) -> None:
+    """Each error of the domain has its status, its name, its detail and, to retry, a time."""
+    client.engine.raises = error
+    answer = client.post("/v1/events", json={"events": []})
+    body = answer.json()
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, body["status"], body["title"]) == (status, status, title)
+    assert body["type"] == f"urn:heed:problem:{title.lower().replace(' ', '-')}"
+    assert body["detail"] == str(error)
+    assert body["request_id"] == answer.headers["x-request-id"]
+    assert answer.headers.get("retry-after") == retry
+
+
+ids = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
+    lambda text: len(text.encode()) <= 256 and text not in {".", ".."}  # clients resolve dots
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(user=ids, item=ids, event=ids)
+def test_ids_round_trip_byte_for_byte(client: Client, user: str, item: str, event: str) -> None:
+    """Any id comes back exactly, from bodies and from paths, whatever it holds."""
+    client.engine.__init__()  # type: ignore[misc]
+    client.post("/v1/items", json={"items": [{"item_id": item}]})
+    in_path = {k: quote(v, safe="") for k, v in {"u": user, "i": item, "e": event}.items()}
+    assert client.get(f"/v1/items/{in_path['i']}").json()["item_id"] == item
+    assert client.get(f"/v1/items/{in_path['i']}/similar").status_code == 200
+    assert client.engine.asked[-1].item_id == item
+    client.post(
+        "/v1/events", json={"events": [{"user_id": user, "item_id": item, "event_id": event}]}
+    )
+    (stored,) = client.get(f"/v1/users/{in_path['u']}/history").json()["events"]
+    assert (stored["user_id"], stored["item_id"], stored["event_id"]) == (user, item, event)
+    path = f"/v1/users/{in_path['u']}/history/{in_path['e']}"
+    assert client.delete(path).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("path", "item_id"),
+    [
+        ("a%2Fb", "a/b"),
+        ("a%2fsimilar", "a/similar"),
+        ("%2F", "/"),
+        ("100%25", "100%"),
+        ("%252F", "%2F"),
+        ("a%3Fb%23c", "a?b#c"),
+        ("a+b%20c", "a+b c"),
+        ("%C3%A9", "é"),
+        ("a%0A", "a\n"),
+        ("%7B%7D", "{}"),
+    ],
+)
+def test_percent_encoding_in_paths(client: Client, path: str, item_id: str) -> None:
+    """An encoded slash stays inside its id, and what was encoded twice is decoded once."""
+    client.post("/v1/items", json={"items": [{"item_id": item_id}]})
+    answer = client.get(f"/v1/items/{path}")
+    assert (answer.status_code, answer.json().get("item_id")) == (200, item_id)
+    assert client.get(f"/%761/items/{path}").status_code == 200  # v may be encoded too
+
+
+@pytest.mark.parametrize("path", ["a%00b", "%FF", "%ED%A0%80", quote("é" * 129), "a" * 257])
+def test_what_is_no_id_is_refused_in_paths(client: Client, path: str) -> None:
+    """NUL, broken UTF-8, surrogates and too many bytes are 422 and name the parameter."""
+    answer = client.get(f"/v1/items/{path}")
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert (error["in"], error["pointer"]) == ("path", "/item_id")

@@ -1,0 +1,285 @@
+"""The rules of input: what is wrong is refused and named before the engine hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.support.http_fake import Client, serving
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving(max_targets=3) as client:
+        client.engine.raises = AssertionError("the engine was asked")
+        yield client
+
+
+def event(**fields: Any) -> dict[str, Any]:
+    return {"events": [{"user_id": "u", "item_id": "i", **fields}]}
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"items": [{"item_id": "i", **fields}]}
+
+
+def score(**fields: Any) -> dict[str, Any]:
+    return {"item_ids": ["i"], **fields}
+
+
+def attend(memory: Any, query: Any = None, **fields: Any) -> dict[str, Any]:
+    return {"memory": memory, "query": query or {"vector": [1, 2]}, **fields}
+
+
+def rows(**fields: Any) -> dict[str, Any]:
+    return {"keys": [[1, 2], [3, 4]], "values": [[1], [2]], **fields}
+
+
+BAD = [
+    # ids
+    ("/v1/events", event(user_id=""), "/events/0/user_id"),
+    ("/v1/events", event(user_id="a\0b"), "/events/0/user_id"),
+    ("/v1/events", event(user_id="é" * 129), "/events/0/user_id"),
+    ("/v1/events", event(user_id=7), "/events/0/user_id"),
+    ("/v1/events", event(user_id=None), "/events/0/user_id"),
+    ("/v1/events", event(item_id={}), "/events/0/item_id"),
+    ("/v1/events", event(event_id=[]), "/events/0/event_id"),
+    ("/v1/events", event(type=""), "/events/0/type"),
+    ("/v1/events", event(type="t" * 65), "/events/0/type"),
+    # numbers
+    ("/v1/events", event(weight=0), "/events/0/weight"),
+    ("/v1/events", event(weight=-1), "/events/0/weight"),
+    ("/v1/events", event(weight=1e-320), "/events/0/weight"),
+    ("/v1/events", event(weight=1e300), "/events/0/weight"),
+    ("/v1/events", event(weight="1"), "/events/0/weight"),
+    ("/v1/events", event(weight=True), "/events/0/weight"),
+    ("/v1/events", event(weight=None), "/events/0/weight"),
+    # times
+    ("/v1/events", event(timestamp="2026-01-31T09:30:00"), "/events/0/timestamp"),
+    ("/v1/events", event(timestamp="2026-01-31"), "/events/0/timestamp"),
+    ("/v1/events", event(timestamp="2026-02-30T09:30:00Z"), "/events/0/timestamp"),
+    ("/v1/events", event(timestamp="2026-W05-6T09:30:00Z"), "/events/0/timestamp"),
+    ("/v1/events", event(timestamp="0001-01-01T00:00:00+01:00"), "/events/0/timestamp"),
+    ("/v1/events", event(timestamp=1_769_851_800), "/events/0/timestamp"),
+    ("/v1/events", event(timestamp="٢٠٢٦-01-31T09:30:00Z"), "/events/0/timestamp"),
+    # vectors
+    ("/v1/events", event(key=[1, 2, 3]), "/events/0/key"),
+    ("/v1/events", event(value=[]), "/events/0/value"),
+    ("/v1/events", event(key=[1, 2, 3, "4"]), "/events/0/key/3"),
+    ("/v1/events", event(key=[1, True, 3, 4]), "/events/0/key/1"),
+    ("/v1/events", event(key=[1, None, 3, 4]), "/events/0/key/1"),
+    ("/v1/events", event(key=[1, 2, 3, 1e39]), "/events/0/key"),
+    ("/v1/events", event(key="AAAA"), "/events/0/key"),
+    # shapes
+    ("/v1/events", {"events": {}}, "/events"),
+    ("/v1/events", {"events": [[]]}, "/events/0"),
+    ("/v1/events", {}, "/events"),
+    ("/v1/events", [], ""),
+    ("/v1/events", None, ""),
+    ("/v1/events", event(wieght=1), "/events/0/wieght"),
+    ("/v1/events", {"events": [], "a/b~c": 1}, "/a~1b~0c"),
+    # items
+    ("/v1/items", item(title=1), "/items/0/title"),
+    ("/v1/items", item(tags="x"), "/items/0/tags"),
+    ("/v1/items", item(tags=["x", ""]), "/items/0/tags/1"),
+    ("/v1/items", item(hidden=1), "/items/0/hidden"),
+    ("/v1/items", item(hidden="true"), "/items/0/hidden"),
+    ("/v1/items", item(embedding=[1]), "/items/0/embedding"),
+    ("/v1/items", item(published_at="yesterday"), "/items/0/published_at"),
+    ("/v1/items", item(attributes=[]), "/items/0/attributes"),
+    ("/v1/items", {"items": [{"item_id": "i"}] * 1001}, "/items"),
+    # questions
+    ("/v1/score", {}, "/item_ids"),
+    ("/v1/score", score(item_ids=["i"] * 4), "/item_ids"),
+    ("/v1/score", score(item_ids="i"), "/item_ids"),
+    ("/v1/score", score(item_ids=["i", 1]), "/item_ids/1"),
+    ("/v1/score", score(retrieval={"k": 0}), "/retrieval/k"),
+    ("/v1/score", score(retrieval={"k": -1}), "/retrieval/k"),
+    ("/v1/score", score(retrieval={"k": 10**9}), "/retrieval/k"),
+    ("/v1/score", score(retrieval={"k": 1.5}), "/retrieval/k"),
+    ("/v1/score", score(retrieval={"k": "10"}), "/retrieval/k"),
+    ("/v1/score", score(retrieval={"k": True}), "/retrieval/k"),
+    ("/v1/score", score(retrieval={"probes": 0}), "/retrieval/probes"),
+    ("/v1/score", score(retrieval={"mode": "fast"}), "/retrieval/mode"),
+    ("/v1/score", score(temperature=0), "/temperature"),
+    ("/v1/score", score(temperature=-1), "/temperature"),
+    ("/v1/score", score(temperature=1e-300), "/temperature"),
+    ("/v1/score", score(hard="yes"), "/hard"),
+    ("/v1/score", score(explain=51), "/explain"),
+    ("/v1/score", score(explain=-1), "/explain"),
+    ("/v1/score", score(explain_exact="yes"), "/explain_exact"),
+    ("/v1/score", score(item_ids=["i"] * 3, explain=34, explain_exact=True), "/explain_exact"),
+    ("/v1/recommend", {"limit": 101, "explain": 1, "explain_exact": True}, "/explain_exact"),
+    ("/v1/recommend", {"explain": 6, "explain_exact": True}, "/explain_exact"),
+    ("/v1/search", {"query": "a", "explain": 6, "explain_exact": True}, "/explain_exact"),
+    ("/v1/score", score(at="now"), "/at"),
+    ("/v1/score", score(history=[{"item_id": "i", "user_id": "u"}]), "/history/0/user_id"),
+    ("/v1/score", score(history=[{"type": "view"}]), "/history/0/item_id"),
+    ("/v1/score", score(visible={"types": "view"}), "/visible/types"),
+    ("/v1/score", score(visible={"after": None}), "/visible/after"),
+    ("/v1/recommend", {"limit": 0}, "/limit"),
+    ("/v1/recommend", {"limit": 10**9}, "/limit"),
+    ("/v1/recommend", {"diversity": 1.01}, "/diversity"),
+    ("/v1/recommend", {"filter": {"categories": ["a"]}}, "/filter/categories"),
+    ("/v1/recommend", {"filter": {"attributes": {"a/b": [[]]}}}, "/filter/attributes/a~1b"),
+    ("/v1/recommend", {"filter": {"published": {"since": 1}}}, "/filter/published/since"),
+    ("/v1/search", {"query": "q" * 20_001}, "/query"),
+    # attend
+    ("/v1/attend", attend({}), "/memory"),
+    ("/v1/attend", attend(rows(user_id="u")), "/memory"),
+    ("/v1/attend", attend({"keys": [[1, 2]]}), "/memory"),
+    ("/v1/attend", attend({"catalogue": False}), "/memory/catalogue"),
+    ("/v1/attend", attend(rows(keys=[[1, 2], [3]])), "/memory/keys/1"),
+    ("/v1/attend", attend(rows(keys=[[], []])), "/memory/keys/0"),
+    ("/v1/attend", attend(rows(keys=[[1, 2], [3, True]])), "/memory/keys/1/1"),
+    ("/v1/attend", attend(rows(keys=[1, 2])), "/memory/keys/0"),
+    ("/v1/attend", attend(rows(values=[[1]])), "/memory/values"),
+    ("/v1/attend", attend(rows(values=[[1e300], [1]])), "/memory/values"),
+    ("/v1/attend", attend(rows(bias=[1])), "/memory/bias"),
+    ("/v1/attend", attend(rows(visible=[True])), "/memory/visible"),
+    ("/v1/attend", attend(rows(visible=[1, 0])), "/memory/visible/0"),
+    ("/v1/attend", attend(rows(), {"vector": [1, 2, 3]}), "/query/vector"),
+    ("/v1/attend", attend(rows(), {"vector": [1, 2], "text": "a"}), "/query"),
+    ("/v1/attend", attend(rows(), {"nothing": 1}), "/query/nothing"),
+    ("/v1/attend", attend(rows(), heads=3), "/heads"),
+    ("/v1/attend", attend(rows(), heads=0), "/heads"),
+    ("/v1/attend", attend(rows(), scorer="euclid"), "/scorer"),
+    ("/v1/attend", attend(rows(), limit=0), "/limit"),
+    ("/v1/users/u/merge", {"from": ""}, "/from"),
+    ("/v1/users/u/merge", {"source": "a"}, "/from"),
+    ("/v1/models/train", {"options": {"epochs": [1]}}, "/options/epochs"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "pointer"), BAD)
+def test_bad_input_is_refused_and_named(client: Client, path: str, body: Any, pointer: str) -> None:
+    """Wrong input is 422 problem+json, and the offending field is named by its pointer."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == 422, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert pointer in [error["pointer"] for error in problem["errors"]]
+    assert all(error["in"] == "body" and error["detail"] for error in problem["errors"])
+    pointers = [error["pointer"] for error in problem["errors"]]
+    assert len(pointers) == len(set(pointers))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1e999",
+        '"\\ud800"',
+        '"\\udc00\\ud800"',
+        "{",
+        "",
+        "'x'",
+        "[1,]",
+        "\ufeff1",
+        "1 2",
+        "[" * 5000 + "]" * 5000,
+    ],
+)
+def test_what_is_no_json_is_refused(client: Client, text: str) -> None:
+    """NaN, infinities, lone surrogates and broken or bottomless JSON are 422, in every field."""
+    for body in (text, f'{{"events": [{{"user_id": "u", "item_id": "i", "weight": {text}}}]}}'):
+        answer = client.raw("/v1/events", body)
+        assert (answer.status_code, answer.json()["errors"][0]["in"]) == (422, "body")
+
+
+def test_bytes_that_are_no_utf8_are_refused(client: Client) -> None:
+    """Latin-1 in a body is 422, not a guess."""
+    assert client.raw("/v1/search", b'{"query": "caf\xe9"}').status_code == 422
+
+
+def test_both_dimensions_are_named(client: Client) -> None:
+    """The error of a vector of the wrong length says how long it is and how long it must be."""
+    detail = client.post("/v1/events", json=event(key=[1, 2, 3])).json()["detail"]
+    assert "3 dimensions" in detail
+    assert "set to 4" in detail
+
+
+def test_attributes_are_bounded(client: Client) -> None:
+    """Attributes too deep for other readers of JSON are refused where they get too deep."""
+    deep: Any = 1
+    for _ in range(40):
+        deep = {"a": deep}
+    answer = client.post("/v1/items", json=item(attributes=deep))
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith("/items/0/attributes/a/a/a")
+
+
+def test_a_batch_of_errors_is_told_briefly(client: Client) -> None:
+    """Ten thousand wrong events do not make an answer of ten thousand errors."""
+    answer = client.post("/v1/events", json={"events": [{}] * 10_000})
+    problem = answer.json()
+    assert (answer.status_code, len(problem["errors"])) == (422, 20)
+    assert "19999 more" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/items?limit=0", "/limit"),
+        ("/v1/items?limit=1001", "/limit"),
+        ("/v1/items?limit=true", "/limit"),
+        ("/v1/items?limt=5", "/limt"),
+        ("/v1/items?cursor=nonsense", "/cursor"),
+        ("/v1/users/u/history?cursor=%00", "/cursor"),
+        ("/v1/items/i/similar?any=", "/any/0"),
+        ("/v1/items/i/similar?space=text", "/space"),
+    ],
+)
+def test_bad_query_parameters_are_named(client: Client, path: str, name: str) -> None:
+    """Wrong or unknown query parameters are 422 too, and said to be in the query."""
+    answer = client.get(path)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert (error["in"], error["pointer"]) == ("query", name)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+def test_only_json_is_taken_for_json(client: Client, kind: str) -> None:
+    """A body that is not called JSON is 415, so that no foreign page can make a browser send it."""
+    body = orjson.dumps(event())
+    answer = client.post("/v1/events", content=body, headers={"content-type": kind})
+    assert answer.status_code == 415
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_json_may_say_its_charset(client: Client) -> None:
+    """Parameters of the media type do not matter."""
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    answer = client.post("/v1/score", content=b"{}", headers=headers)
+    assert answer.json()["errors"][0]["pointer"] == "/item_ids"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", "/v1/nothing", 404, None),
+        ("GET", "/v1/items/a/b", 404, None),
+        ("GET", "/v1/items/", 404, None),
+        ("GET", "/v1/%FF", 404, None),
+        ("PUT", "/v1/items", 405, "GET, POST"),
+        ("POST", "/v1/items/a", 405, "GET, DELETE"),
+        ("DELETE", "/v1/score", 405, "POST"),
+        ("BREW", "/v1/users/u", 405, "GET, PUT, DELETE"),
+    ],
+)
+def test_wrong_paths_and_methods_are_problems(
+    client: Client, method: str, path: str, status: int, allow: str | None
+) -> None:
+    """404 and 405 are problem+json as well, and 405 says every method that would do."""
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers.get("allow") == allow

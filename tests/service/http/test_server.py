@@ -1,0 +1,106 @@
+"""Behind a real server on a real socket, where paths, lengths and endings are not simulated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal
+
+import httpx
+import pytest
+import uvicorn
+
+from service.domain.settings import Settings
+from service.http.app import create_app
+from tests.support.http_fake import FakeEngine
+
+Protocol = Literal["h11", "httptools"]
+Talk = Callable[[httpx.AsyncClient, uvicorn.Server], Awaitable[None]]
+
+
+async def serve(engine: FakeEngine, protocol: Protocol, talk: Talk, **settings: Any) -> None:
+    """Run uvicorn on a free port, talk to it, and see it end by itself."""
+    app = create_app(Settings(embedding_dim=4, **settings), engine=engine)
+    config = uvicorn.Config(app, port=0, http=protocol, lifespan="on", log_config=None)
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            await talk(http, server)
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(running, 20)
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def protocol(request: pytest.FixtureRequest) -> Protocol:
+    name: Protocol = request.param
+    return name
+
+
+def test_ids_survive_a_real_server(protocol: Protocol) -> None:
+    """Slashes, percents and words of other routes stay inside their ids on the wire."""
+    engine = FakeEngine()
+
+    async def talk(http: httpx.AsyncClient, _: uvicorn.Server) -> None:
+        for item_id, path in [
+            ("a/b", "a%2Fb"),
+            ("a/similar", "a%2Fsimilar"),
+            ("100%", "100%25"),
+            ("%2F", "%252F"),
+            ("é\n", "%C3%A9%0A"),
+        ]:
+            stored = await http.post("/v1/items", json={"items": [{"item_id": item_id}]})
+            assert stored.status_code == 200
+            answer = await http.get(f"/v1/items/{path}")
+            assert answer.json()["item_id"] == item_id
+        assert (await http.get("/v1/items/%FF")).status_code == 422
+
+    asyncio.run(serve(engine, protocol, talk))
+
+
+def test_oversize_bodies_end_their_connection(protocol: Protocol) -> None:
+    """With a length or in chunks, 413 comes without the body being read to its end."""
+    engine = FakeEngine()
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(4000):
+            sent += 65_536
+            yield b" " * 65_536
+
+    async def talk(http: httpx.AsyncClient, _: uvicorn.Server) -> None:
+        headers = {"content-type": "application/json"}
+        known = await http.post("/v1/score", content=b" " * 70_000, headers=headers)
+        assert (known.status_code, known.headers["connection"]) == (413, "close")
+        try:
+            chunked = await http.post("/v1/score", content=endless(), headers=headers)
+            assert chunked.status_code == 413
+        except httpx.TransportError:
+            pass  # the server hung up while we were still sending, as it may
+        assert sent < 4000 * 65_536
+        assert (await http.get("/health/live")).status_code == 200
+
+    asyncio.run(serve(engine, protocol, talk, max_body=60_000))
+
+
+def test_a_request_in_flight_outlives_the_order_to_stop(protocol: Protocol) -> None:
+    """When the server is told to stop, what it was working on is answered first."""
+    engine = FakeEngine()
+
+    async def talk(http: httpx.AsyncClient, server: uvicorn.Server) -> None:
+        engine.gate = asyncio.Event()
+        working = asyncio.create_task(http.post("/v1/score", json={"item_ids": ["a"]}))
+        await engine.arrived.acquire()
+        server.should_exit = True
+        await asyncio.sleep(0.2)  # uvicorn looks at the order every tenth of a second
+        assert not engine.closed
+        engine.gate.set()
+        assert (await working).status_code == 200
+
+    asyncio.run(serve(engine, protocol, talk, deadline=30))
+    assert engine.closed

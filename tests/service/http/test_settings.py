@@ -1,0 +1,88 @@
+"""Settings: read once, frozen, documented, and refusing what would expose the data."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from models.history.attention_options import EXACT_UP_TO, Attending
+from models.text.static_encoder import StaticEncoder
+from service.domain.errors import Invalid
+from service.domain.settings import Settings, refuse_dimension, refuse_exposure, unknown_variables
+
+
+def test_every_setting_is_documented() -> None:
+    """A setting without a description does not exist for whoever runs the service."""
+    undocumented = [n for n, field in Settings.model_fields.items() if not field.description]
+    assert undocumented == []
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HEED_* variables are read with their types; an empty one is as good as none."""
+    monkeypatch.setenv("HEED_DEADLINE", "0.25")
+    monkeypatch.setenv("HEED_INSECURE", "true")
+    monkeypatch.setenv("HEED_PORT", "")
+    settings = Settings.read()
+    assert (settings.deadline, settings.insecure, settings.port) == (0.25, True, 8000)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HEED_PORT", "eighty"),
+        ("HEED_PORT", "65536"),
+        ("HEED_DEADLINE", "0"),
+        ("HEED_DEADLINE", "nan"),
+        ("HEED_MAX_IN_FLIGHT", "0"),
+        ("HEED_LOG_LEVEL", "loud"),
+        ("HEED_EMBEDDING_DIM", "-1"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """The error of a wrong variable names it and shows what it is."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(Invalid, match=variable) as caught:
+        Settings.read()
+    assert value in caught.value.detail
+
+
+def test_exact_means_the_same_over_http_and_in_the_models() -> None:
+    """Neither layer may read the other's default, so it stands twice: the two must agree."""
+    assert Settings.model_fields["exact_up_to"].default == EXACT_UP_TO == Attending().exact_up_to
+
+
+def test_vectors_are_as_long_as_the_text_encoders_by_default() -> None:
+    """Nothing set is something that works; anything else names the setting and what it may be."""
+    refuse_dimension(Settings(), StaticEncoder.name, StaticEncoder.dimension)
+    with pytest.raises(Invalid, match=r"HEED_EMBEDDING_DIM is 3, but must be 8: .* encoder tiny"):
+        refuse_dimension(Settings(embedding_dim=3), "tiny", 8)
+
+
+def test_settings_are_frozen_and_closed() -> None:
+    """Nothing changes a setting later, and no keyword is silently lost."""
+    with pytest.raises(ValidationError):
+        Settings().port = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        Settings(prot=1)  # type: ignore[call-arg]
+
+
+def test_a_misspelt_variable_is_told() -> None:
+    """A variable that is no setting is named together with the one that was meant."""
+    sentences = unknown_variables({"HEED_PROT": "1", "HEED_PORT": "1", "PATH": "/bin"})
+    assert sentences == ["HEED_PROT is not a setting; did you mean HEED_PORT?"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_may_be_bound(host: str) -> None:
+    """Addresses of this machine only need no leave."""
+    refuse_exposure(Settings(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.org", "127.0.0.1.nip"])
+def test_other_addresses_need_insecure(host: str) -> None:
+    """What other machines can reach is refused unless `insecure` was said."""
+    with pytest.raises(Invalid, match="HEED_INSECURE"):
+        refuse_exposure(Settings(host=host))
+    refuse_exposure(Settings(host=host, insecure=True))

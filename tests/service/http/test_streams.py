@@ -1,0 +1,175 @@
+"""NDJSON: any number of lines in bounded memory, each stored or named, never half of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.domain.errors import StoreFull
+from service.http.routes.streams import split_lines
+from tests.support.http_fake import Client, serving
+
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with serving(max_ndjson_line=200, max_body=100, deadline=0.05, max_streams=1) as client:
+        yield client
+
+
+def post(client: Client, lines: bytes) -> httpx.Response:
+    return client.post("/v1/items", content=lines, headers=NDJSON)
+
+
+def test_a_stream_may_be_larger_than_any_body(client: Client) -> None:
+    """Three thousand lines pass a body limit of 100 bytes, in batches, outliving the deadline."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.1)  # longer than a request may take
+        for n in range(3_000):
+            yield b'{"item_id": "i%d"}\n' % n
+
+    answer = client.post("/v1/items", content=lines(), headers=NDJSON)
+    assert answer.json() == {"stored": 3_000, "failed": 0, "errors": []}
+    assert len(client.engine.items) == 3_000
+    assert max(client.engine.batches) <= 500
+
+
+def test_each_bad_line_is_named_and_the_others_stored(client: Client) -> None:
+    """Errors carry the line's number and reason; blank lines and CRLF are no errors."""
+    lines = [
+        b'{"item_id": "a"}\r',
+        b"",
+        b'{"item_id": 1}',
+        b"not json",
+        b'{"item_id": "b", "colour": 1}',
+        b'{"item_id": "c", "embedding": [1]}',
+        b'{"item_id": "\\ud800"}',
+        b'{"item_id": "d", "title": "refused by the engine"}',
+        b'{"item_id": "e", "title": "%s"}' % (b"x" * 300),
+        b"[]",
+        b'{"item_id": "f"}',  # no newline at its end
+    ]
+    report = post(client, b"\n".join(lines)).json()
+    assert (report["stored"], report["failed"]) == (2, 8)
+    reasons = {error["line"]: error["detail"] for error in report["errors"]}
+    assert sorted(reasons) == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert "/item_id" in reasons[3]
+    assert "not JSON" in reasons[4]
+    assert "/colour" in reasons[5]
+    assert "1 dimensions" in reasons[6]
+    assert "does not want" in reasons[8]
+    assert "200 bytes" in reasons[9]
+    assert sorted(client.engine.items) == ["a", "f"]
+
+
+def test_the_report_stays_small(client: Client) -> None:
+    """A stream of nothing but errors is counted in full and told in part."""
+    report = post(client, b"x\n" * 1000).json()
+    assert (report["failed"], len(report["errors"])) == (1000, 100)
+
+
+def test_an_empty_stream_is_no_error(client: Client) -> None:
+    """No lines, no items."""
+    assert post(client, b"").json() == {"stored": 0, "failed": 0, "errors": []}
+
+
+def test_a_full_store_ends_the_stream_and_says_how_far_it_came(client: Client) -> None:
+    """The problem carries the number of items stored before it."""
+    put_items = client.engine.put_items
+
+    async def fill(items: Any) -> int:
+        if client.engine.batches:
+            raise StoreFull("no room")
+        return await put_items(items)
+
+    client.engine.put_items = fill  # type: ignore[method-assign]
+    answer = post(client, b"".join(b'{"item_id": "i%d"}\n' % n for n in range(700)))
+    assert (answer.status_code, answer.json()["stored"]) == (507, 500)
+
+
+def test_a_cut_stream_stores_no_half_line(client: Client) -> None:
+    """When the sender goes away, what looked like a whole last line is not taken for one."""
+    messages = [
+        {"type": "http.request", "body": b'{"item_id": "a"}\n{"item_id": "b"}', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/items",
+        "raw_path": b"/v1/items",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/x-ndjson")],
+    }
+    client.runner.run(client.app(scope, receive, send))
+    assert "b" not in client.engine.items
+    assert sent == []
+
+
+def test_streams_have_places_of_their_own(client: Client) -> None:
+    """A second stream is refused at once with 429 while requests go on; later there is room."""
+
+    async def both() -> tuple[httpx.Response, httpx.Response, httpx.Response]:
+        started, finish = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            started.set()
+            await finish.wait()
+            yield b'{"item_id": "a"}'
+
+        first = asyncio.create_task(client.http.post("/v1/items", content=slow(), headers=NDJSON))
+        await started.wait()
+        second = await client.http.post("/v1/items", content=b"", headers=NDJSON)
+        other = await client.http.get("/v1/items")
+        finish.set()
+        return await first, second, other
+
+    first, second, other = client.runner.run(both())
+    assert (first.status_code, second.status_code, other.status_code) == (200, 429, 200)
+    assert second.headers["retry-after"] == "1"
+    assert post(client, b"").status_code == 200
+
+
+def test_ndjson_elsewhere_is_no_stream(client: Client) -> None:
+    """Other routes keep their limits whatever the type of the body."""
+    body = orjson.dumps({"events": [{"user_id": "u" * 200, "item_id": "i"}]})
+    assert client.post("/v1/events", content=body, headers=NDJSON).status_code == 413
+    assert client.post("/v1/events", content=b"{}", headers=NDJSON).status_code == 415
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("ab\n ", max_size=12)), st.integers(1, 9))
+def test_lines_do_not_depend_on_chunks(chunks: list[str], longest: int) -> None:
+    """However the bytes are cut, the lines are those of the whole text."""
+
+    async def read() -> list[tuple[int, bytes | None]]:
+        async def source() -> AsyncIterator[bytes]:
+            for chunk in chunks:
+                yield chunk.encode()
+
+        return [line async for line in split_lines(source(), longest)]
+
+    wanted = [
+        (number, None if len(line) > longest else line.encode())
+        for number, line in enumerate("".join(chunks).split("\n"), 1)
+        if line.strip() or len(line) > longest
+    ]
+    assert asyncio.run(read()) == wanted

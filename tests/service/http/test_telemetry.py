@@ -1,0 +1,169 @@
+"""Every answer says who it is and where its time went; nothing leaks between apps or to callers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from service.domain.queries import Answer, AnsweredItem, ScoreQuery
+from service.domain.stage_clock import Stages
+from tests.support.http_fake import Client, serving
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with serving(max_body=1000) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 200),
+        ("GET", "/docs", 200),
+        ("GET", "/openapi.json", 200),
+        ("GET", "/health/live", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/v1/items", 200),
+        ("GET", "/v1/items/nope", 404),
+        ("GET", "/nope", 404),
+        ("PUT", "/v1/items", 405),
+        ("POST", "/v1/score", 422),
+    ],
+)
+def test_every_answer_has_its_id_and_its_times(
+    client: Client, method: str, path: str, status: int
+) -> None:
+    """Good answers and bad ones carry X-Request-ID and a Server-Timing of known form."""
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert re.fullmatch(
+        r"([a-z]+;dur=\d+\.\d{3}, )*total;dur=\d+\.\d{3}", answer.headers["server-timing"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("req-1.a:b/c+d=e@f", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("", False),
+        ("with space", False),
+        ('"quoted"', False),
+        ("<script>", False),
+    ],
+)
+def test_a_plain_request_id_is_kept(client: Client, sent: str, kept: bool) -> None:
+    """The caller's id comes back when it is fit for a log, and is replaced when it is not."""
+    answer = client.get("/nope", headers={"x-request-id": sent})
+    assert (answer.headers["x-request-id"] == sent) is kept
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+
+def test_the_engines_stages_are_in_the_header(client: Client) -> None:
+    """Stages that the engine enters appear by name, in the order entered, with the total last."""
+    answer = client.post("/v1/score", json={"item_ids": ["a"]})
+    names = [part.partition(";")[0] for part in answer.headers["server-timing"].split(", ")]
+    assert names == ["parse", "store", "attend", "render", "total"]
+
+
+def test_a_stage_adds_up_and_ends_with_its_error() -> None:
+    """A stage entered again adds to its time, and one that raises is counted all the same."""
+    stages = Stages()
+    with stages("store"):
+        pass
+    once = stages.seconds["store"]
+    with pytest.raises(KeyError), stages("store"), stages("coarse"):
+        raise KeyError
+    assert stages.seconds["store"] > once
+    assert list(stages.seconds) == ["store", "coarse"]
+
+
+def test_a_crash_is_a_problem_without_a_traceback(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unforeseen error is 500 problem+json that tells nothing, and the log has the rest."""
+    client.engine.raises = RuntimeError("secret-of-the-engine")
+    with caplog.at_level(logging.ERROR):
+        answer = client.post("/v1/score", json={"item_ids": ["a"]})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+    (record,) = caplog.records
+    assert answer.headers["x-request-id"] in record.getMessage()
+    assert "secret-of-the-engine" in caplog.text
+    assert "server-timing" in answer.headers
+
+
+def test_a_score_that_is_no_number_is_an_error(client: Client) -> None:
+    """NaN would leave as null in a 200; it is a 500 instead."""
+
+    async def broken(query: ScoreQuery, stages: Stages) -> Answer:
+        return Answer([AnsweredItem(item_id="a", score=float("nan"), title="")], "v1")
+
+    client.engine.score = broken  # type: ignore[method-assign]
+    assert client.post("/v1/score", json={"item_ids": ["a"]}).status_code == 500
+
+
+def samples(client: Client) -> dict[str, float]:
+    text = client.get("/metrics").text
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
+    """Requests are counted by the template of their route; what matches none shares a label."""
+    for n in range(3):
+        client.get(f"/v1/items/secret%2F{n}")
+        client.get(f"/nope/{n}")
+    client.request("BREW", "/v1/items")
+    client.post("/v1/score", json={"item_ids": ["a"]})
+    found = samples(client)
+    item = 'heed_http_requests_total{method="GET",route="/v1/items/{item_id}",status="404"}'
+    assert found[item] == 3
+    assert found['heed_http_requests_total{method="GET",route="unmatched",status="404"}'] == 3
+    assert found['heed_http_request_seconds_count{method="POST",route="/v1/score"}'] == 1
+    assert found['heed_stage_seconds_count{route="/v1/score",stage="attend"}'] == 1
+    assert found["heed_http_in_flight"] == 1  # this one
+    assert any('method="OTHER"' in name for name in found)
+    assert not any("secret" in name or "nope" in name for name in found)
+
+
+def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
+    """Each number of the engine is a gauge, asked for at each scrape."""
+    assert samples(client)["heed_items"] == 0
+    client.post("/v1/items", json={"items": [{"item_id": "a"}]})
+    found = samples(client)
+    assert (found["heed_items"], found["heed_cache_hits"]) == (1, 3)
+
+
+def test_two_apps_share_no_metrics(client: Client) -> None:
+    """Each app counts for itself."""
+    client.get("/health/live")
+    with serving() as other:
+        assert not any('route="/health/live"' in name for name in samples(other))
+
+
+def test_live_says_nothing_and_ready_says_why(client: Client) -> None:
+    """Liveness does not ask the engine; readiness does, and is 503 with its checks."""
+    assert client.get("/health/live").json() == {"live": True}
+    assert client.get("/health/ready").json()["ready"] is True
+    client.engine.is_ready = False
+    answer = client.get("/health/ready")
+    assert (answer.status_code, answer.json()["checks"]["store"]) == (503, False)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert client.get("/health/live").status_code == 200
+
+
+def test_the_landing_page_leads_to_the_docs(client: Client) -> None:
+    """GET / is a page whose links exist."""
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    for link in re.findall(r'href="([^"]+)"', page.text):
+        assert client.get(f"/{link}").status_code == 200

@@ -1,0 +1,558 @@
+"""Training jobs: real processes that succeed, fail, babble, hang and are killed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+from service.domain.errors import Conflict, Invalid, ModelRejected, NotFound, StoreFull, Unavailable
+from service.jobs import runner as jobs_module
+from service.jobs.job import TAIL, WIDTH, Job
+from service.jobs.runner import Jobs
+from service.runtime import child_process, durable_files
+from service.runtime.child_process import Lines
+
+T = TypeVar("T")
+REPOSITORY = Path(__file__).parents[3]
+
+PROLOGUE = """
+import json, os, signal, subprocess, sys, time
+def say(**message):  # not by print, which a signal must not interrupt to print itself
+    os.write(1, json.dumps(message).encode() + b"\\n")
+def hang():
+    say(stage="fit", pid=os.getpid())
+    time.sleep(60)
+"""
+SUCCEED = 'say(result={"version": "v1"})'
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); hang()"
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def argv(options: Mapping[str, Any]) -> list[str]:
+    """A training that runs the code in its options."""
+    return [sys.executable, "-I", "-S", "-c", PROLOGUE + str(options["code"])]
+
+
+def ended(root: Path, code: str, **settings: Any) -> Job:
+    """The job that runs `code`, when it has ended."""
+
+    async def main() -> Job:
+        jobs = Jobs(root, argv, **settings)
+        job = await jobs.wait(await jobs.start({"code": code}))
+        await jobs.close()
+        return job
+
+    return asyncio.run(main())
+
+
+async def until(seen: Callable[[], Awaitable[T]]) -> T:
+    """The first thing seen that is true."""
+    async with asyncio.timeout(20):
+        while True:
+            if value := await seen():
+                return value
+            await asyncio.sleep(0.02)
+
+
+async def hanging(jobs: Jobs, code: str = "hang()") -> tuple[str, int]:
+    """A job that hangs, and its process, which has said so."""
+    job_id = await jobs.start({"code": code})
+
+    async def progress() -> Mapping[str, Any] | None:
+        return (await jobs.get(job_id)).progress
+
+    return job_id, int((await until(progress) or {})["pid"])
+
+
+def is_reaped(pid: int) -> bool:
+    """True when there is no such process, not even a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def is_dead(pid: int) -> bool:
+    """True when the process runs no more; an orphan may wait for its new parent to notice."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    return True
+
+
+def on_disk(root: Path, job_id: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((root / f"jobs/{job_id}.json").read_text())
+    return document
+
+
+# What a training says -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_training_succeeds(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Progress, metrics and result are seen; the callback comes first; a restart remembers."""
+    code = """
+say(stage="fit", epoch=1, epochs=2, step=5, steps=10, loss=1.5, eta_s=3.0)
+say(stage="fit", epoch=2, epochs=2, loss=0.5, validation={"hr": 0.25})
+print("warming up")
+sys.stderr.write("careful\\n")
+say(stage="publish")
+say(result={"version": "v1", "metrics": {"hr": 0.31}})
+"""
+    seen: list[tuple[str, str]] = []
+
+    async def main() -> Job:
+        async def announce(job: Job) -> None:
+            public = await jobs.get(job.id)
+            seen.append((job.state, public.state))
+
+        jobs = Jobs(tmp_path, argv, on_success=announce, clock=iter(range(5, 99)).__next__)
+        job_id = await jobs.start({"code": code})
+        assert (await jobs.get(job_id)).state in {"queued", "running"}
+        job = await jobs.wait(job_id)
+        assert [entry.id for entry in await jobs.recent()] == [job_id]
+        await jobs.close()
+        return job
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        job = runner.run(main())
+    assert seen == [("succeeded", "running")]
+    assert (job.state, job.error, job.exit_code) == ("succeeded", None, 0)
+    assert job.progress == {"stage": "publish"}
+    assert job.metrics == {"hr": 0.31}
+    assert job.result == {"version": "v1", "metrics": {"hr": 0.31}}
+    assert (job.log, job.stderr) == (("warming up",), ("careful",))
+    assert job.started is not None
+    assert job.finished is not None
+    assert job.created < job.started < job.finished
+    again = Jobs(tmp_path, argv)
+    assert asyncio.run(again.get(job.id)) == job
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "exit_code"),
+    [
+        ('say(error="no events to train on")', "no events to train on", 0),
+        ('say(error={"detail": "worse than v0", "hr": 0.1}); sys.exit(2)', "worse than v0", 2),
+        ('say(error={"hr": 0.1})', '{"hr": 0.1}', 0),
+        (SUCCEED + '; say(error="then it broke")', "then it broke", 0),
+        (SUCCEED + "; sys.exit(3)", "the training process ended with exit code 3", 3),
+        ("sys.exit('out of cheese')", "ended with exit code 1: out of cheese", 1),
+        ("pass", "ended without a result", 0),
+        ('say(result="v1")', "ended without a result", 0),
+        ("os.kill(os.getpid(), 9)", "was killed (SIGKILL); it may have run out of memory", -9),
+        ("os.kill(os.getpid(), 11)", "was ended by signal 11", -11),
+    ],
+)
+def test_a_training_fails(tmp_path: Path, code: str, error: str, exit_code: int) -> None:
+    """However it ends without a result, the job failed, with the reason, and is so on disk."""
+
+    async def never(job: Job) -> None:
+        raise AssertionError(job)
+
+    job = ended(tmp_path, code, on_success=never)
+    assert job.state == "failed"
+    assert error in str(job.error)
+    assert job.exit_code == exit_code
+    assert on_disk(tmp_path, job.id)["state"] == "failed"
+
+
+def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
+    """A training that cannot even start is a failed job, and the next one is not held up."""
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, lambda options: [str(options["program"])])
+        for program in ("/no/such/program", "nul\0"):
+            job = await jobs.wait(await jobs.start({"program": program}))
+            assert job.state == "failed"
+            assert "could not be started" in str(job.error)
+
+    asyncio.run(main())
+
+
+def test_garbage_is_kept_in_bounds(tmp_path: Path) -> None:
+    """Binary noise, endless lines, numbers JSON has not and half messages do not harm a job."""
+    code = """
+out = sys.stdout.buffer
+out.write(bytes(range(256)) * 40 + b"\\n")
+out.write(b"x" * 3_000_000 + b"\\n")
+out.write(b"[" * 100_000 + b"\\n")
+for text in ['{"stage": "fit", "loss": NaN, "eta_s": 1e999, "step": 1}', '{"stage": 5}', "[1]",
+             '{"stage": "bad \\\\ud800"}', '{"result": {"half', "null", "7" * 5000, "", "   "]:
+    out.write(text.encode() + b"\\n")
+out.flush()
+sys.stderr.buffer.write(b"\\xff" * 1_000_000)
+say(result={"version": "v1"})
+out.write(b"no newline at the end")
+"""
+    job = ended(tmp_path, code)
+    assert job.state == "succeeded"
+    assert job.progress == {"stage": "fit", "loss": None, "eta_s": None, "step": 1}
+    assert job.log[-1] == "no newline at the end"
+    assert '{"stage": 5}' in job.log
+    assert "[1]" in job.log
+    assert len(job.log) <= TAIL
+    assert all(len(line) <= WIDTH for line in (*job.log, *job.stderr))
+    json.dumps(on_disk(tmp_path, job.id), allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_lines_are_cut_the_same_however_they_arrive() -> None:
+    """The lines do not depend on the chunks; overlong ones keep their head."""
+    generator = random.Random(11)
+    data = bytes(generator.choice(b"ab\n") for _ in range(5000)) + b"x" * 900 + b"\nend"
+    expected = [line[:100].decode() for line in data.split(b"\n") if line]
+    for _ in range(20):
+        lines, found, rest = Lines(100), [], data
+        while rest:
+            size = generator.randrange(1, 700)
+            found += list(lines.feed(rest[:size]))
+            rest = rest[size:]
+        assert [*found, *lines.flush()] == expected
+
+
+def test_a_training_leaves_room_for_serving(tmp_path: Path) -> None:
+    """It runs niced, in a session of its own, with few threads and nothing on its stdin."""
+    code = """
+while os.getpriority(os.PRIO_PROCESS, 0) == OWN < 19:
+    time.sleep(0.01)
+say(result={"nice": os.getpriority(os.PRIO_PROCESS, 0), "session": os.getsid(0) == os.getpid(),
+            "threads": os.environ["OMP_NUM_THREADS"], "stdin": sys.stdin.read(),
+            "descriptors": len(os.listdir("/proc/self/fd"))})
+"""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    job = ended(tmp_path, code.replace("OWN", str(own)), nice=7, threads=3)
+    # Three streams, the lock, and the listing's own.
+    assert job.result == {
+        "nice": min(19, own + 7),
+        "session": True,
+        "threads": "3",
+        "stdin": "",
+        "descriptors": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ModelRejected("the metric is worse"), "the metric is worse"), (KeyError("x"), "see the log")],
+)
+def test_a_version_that_cannot_be_loaded_fails_the_job(
+    tmp_path: Path, error: Exception, told: str
+) -> None:
+    """When the engine refuses the new version, the job says so and keeps its result."""
+
+    async def refuse(job: Job) -> None:
+        raise error
+
+    job = ended(tmp_path, SUCCEED, on_success=refuse)
+    assert job.state == "failed"
+    assert told in str(job.error)
+    assert job.result == {"version": "v1"}
+
+
+# One at a time, and stopping ----------------------------------------------------------------------
+
+
+def test_one_training_at_a_time(tmp_path: Path) -> None:
+    """Of many starts, in one or several services on one directory, exactly one succeeds."""
+
+    async def main() -> None:
+        services = [Jobs(tmp_path, argv) for _ in range(3)]
+        starts = [service.start({"code": "hang()"}) for service in services for _ in range(2)]
+        results = await asyncio.gather(*starts, return_exceptions=True)
+        (job_id,) = (result for result in results if isinstance(result, str))
+        assert sum(isinstance(result, Conflict) for result in results) == 5
+        with pytest.raises(Conflict, match=f"job {job_id}"):
+            await services[0].start({"code": SUCCEED})
+        for service in services:
+            await service.close()
+        after = Jobs(tmp_path, argv)
+        assert (await after.wait(await after.start({"code": SUCCEED}))).state == "succeeded"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", ["hang()", DEAF])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
+    """A job is cancelled from any service, be its process willing or deaf, and is reaped."""
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, argv, grace=0.2)
+        job_id, pid = await hanging(jobs, code)
+        job = await (Jobs(tmp_path, argv) if elsewhere else jobs).cancel(job_id)
+        assert (job.state, job.error) == ("cancelled", "cancelled on request")
+        assert job.exit_code == (-signal.SIGKILL if code == DEAF else -signal.SIGTERM)
+        assert is_reaped(pid)
+        assert await jobs.cancel(job_id) == job  # once more changes nothing
+        assert on_disk(tmp_path, job_id)["state"] == "cancelled"
+        assert (await jobs.wait(await jobs.start({"code": SUCCEED}))).state == "succeeded"
+        with pytest.raises(NotFound):
+            await jobs.cancel("nothing")
+
+    asyncio.run(main())
+
+
+def test_a_success_cannot_be_cancelled_away(tmp_path: Path) -> None:
+    """A training that publishes and ends well on SIGTERM has succeeded, and says so."""
+    code = f"signal.signal(signal.SIGTERM, lambda *_: ({SUCCEED}, os._exit(0))); hang()"
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, argv)
+        job_id, _ = await hanging(jobs, code)
+        assert (await jobs.cancel(job_id)).state == "succeeded"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", ["hang()", DEAF])
+def test_shutdown_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
+    """Closing ends the training and what it started; the job is failed and starts are refused."""
+    family = "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    family += "print(other.pid, flush=True)\n"
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, argv, grace=0.2)
+        job_id, pid = await hanging(jobs, family + code)
+        other = int((await jobs.get(job_id)).log[0])
+        await jobs.close()
+        job = await jobs.get(job_id)
+        assert (job.state, job.error) == ("failed", "interrupted: the service was shut down")
+        assert is_reaped(pid)
+        assert await until(lambda: asyncio.to_thread(is_dead, other))
+        with pytest.raises(Unavailable):
+            await jobs.start({"code": SUCCEED})
+        await jobs.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_loop_kills_the_training(tmp_path: Path) -> None:
+    """When the loop ends without a close, the process goes with it and the job is interrupted."""
+
+    async def main() -> tuple[str, int]:
+        return await hanging(Jobs(tmp_path, argv), DEAF)
+
+    job_id, pid = asyncio.run(main())
+    assert is_reaped(pid)
+    job = asyncio.run(Jobs(tmp_path, argv).get(job_id))
+    assert job.state == "failed"
+    assert "interrupted" in str(job.error)
+
+
+def test_a_stranger_that_keeps_the_pipe_does_not_hold_up_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that left the group and holds stdout open delays the end by a bounded time."""
+    monkeypatch.setattr(child_process, "_DRAIN", 0.1)
+    code = """
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                          start_new_session=True)
+say(result={"pid": daemon.pid})
+"""
+    job = ended(tmp_path, code)
+    assert job.state == "succeeded"
+    assert job.result is not None
+    assert not is_dead(job.result["pid"])
+    os.kill(job.result["pid"], signal.SIGKILL)
+
+
+def test_stragglers_in_the_group_go_with_the_training(tmp_path: Path) -> None:
+    """What a training that ends well leaves running in its group is killed."""
+    code = """
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+say(result={"pid": other.pid})
+"""
+    job = ended(tmp_path, code)
+    assert job.state == "succeeded"
+    result = job.result or {}
+    assert asyncio.run(until(lambda: asyncio.to_thread(is_dead, result["pid"])))
+
+
+# Restarts -----------------------------------------------------------------------------------------
+
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from service.jobs.runner import Jobs
+
+async def main():
+    jobs = Jobs(Path(sys.argv[1]), lambda options: [sys.executable, "-c", options["code"]])
+    job_id = await jobs.start({"code": sys.argv[2]})
+    while not (job := await jobs.get(job_id)).progress:
+        await asyncio.sleep(0.02)
+    print(job_id, job.progress["pid"], flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
+    """While it lives its job is respected; after kill -9 the orphan goes and another starts."""
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(tmp_path), PROLOGUE + DEAF],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    async def main() -> None:
+        assert service.stdout is not None
+        job_id, pid = service.stdout.readline().split()
+        watcher = Jobs(tmp_path, argv)
+        assert (await watcher.get(job_id)).state in {"queued", "running"}
+        assert await until(lambda: asyncio.to_thread(on_disk(tmp_path, job_id).get, "progress"))
+        assert (await watcher.get(job_id)).state == "running"
+        with pytest.raises(Conflict):
+            await watcher.start({"code": SUCCEED})
+        service.kill()
+        service.wait()
+        assert not is_dead(int(pid))  # deaf, and it has not written to the pipe that is gone
+        job = await watcher.get(job_id)
+        assert (job.state, job.error) == ("failed", "interrupted: the service that ran it is gone")
+        restarted = Jobs(tmp_path, argv)
+        assert await restarted.get(job_id) == job
+        done = await restarted.wait(await restarted.start({"code": SUCCEED}))
+        assert done.state == "succeeded"
+        assert is_dead(int(pid))
+
+    with service:
+        asyncio.run(main())
+
+
+def test_no_record_is_ever_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a running job's file at any time reads a whole one, and sees it go on."""
+    code = """
+for step in range(50):
+    say(stage="fit", step=step)
+    time.sleep(0.01)
+say(result={})
+"""
+
+    monkeypatch.setattr(jobs_module, "_SAVE", 0.0)
+
+    async def main() -> set[int | None]:
+        jobs = Jobs(tmp_path, argv)
+        job_id = await jobs.start({"code": code})
+        steps: set[int | None] = set()
+        while not (await jobs.get(job_id)).final:
+            document = on_disk(tmp_path, job_id)
+            steps.add((document["progress"] or {}).get("step"))
+            await asyncio.sleep(0.005)
+        return steps
+
+    assert len(asyncio.run(main())) > 1
+
+
+def test_a_damaged_record_is_told_and_does_not_stop_anything(tmp_path: Path) -> None:
+    """Whatever a job's file holds, it is read as a failed job, or as what was written."""
+    whole = ended(tmp_path, SUCCEED)
+    path = tmp_path / f"jobs/{whole.id}.json"
+    data = path.read_bytes()
+    generator = random.Random(5)
+    jobs = Jobs(tmp_path, argv)
+    for cut in [*range(0, len(data), 7), *(["x"] * 50)]:
+        if isinstance(cut, int):
+            path.write_bytes(data[:cut])
+        else:
+            path.write_bytes(generator.randbytes(40))
+        job = asyncio.run(jobs.get(whole.id))
+        assert job.state == "failed"
+        assert "damaged" in str(job.error)
+    path.write_bytes(data.replace(whole.id.encode(), b"another"))
+    assert "another" in str(asyncio.run(jobs.get(whole.id)).error)
+    assert ended(tmp_path, SUCCEED).state == "succeeded"
+
+
+def test_ids_cannot_leave_the_directory(tmp_path: Path) -> None:
+    """Ids that are no names are not found, though what they name would be a job."""
+    job = ended(tmp_path, SUCCEED)
+    canary = tmp_path / "canary.json"
+    canary.write_bytes((tmp_path / f"jobs/{job.id}.json").read_bytes())
+    jobs = Jobs(tmp_path, argv)
+    for job_id in ("../canary", f"../jobs/{job.id}", f"{job.id}\n", "", ".", "\0", "\ud800", "A"):
+        with pytest.raises(NotFound):
+            asyncio.run(jobs.get(job_id))
+        with pytest.raises(NotFound):
+            asyncio.run(jobs.cancel(job_id))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["canary.json", "jobs"]
+
+
+def test_what_cannot_start_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad options and a full disk refuse the start, and the next one works."""
+
+    def picky(options: Mapping[str, Any]) -> list[str]:
+        if "code" not in options:
+            raise Invalid("/code", "is required")
+        return argv(options)
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, picky)
+        with pytest.raises(Invalid, match="/code"):
+            await jobs.start({})
+        for odd in (float("nan"), object()):
+            with pytest.raises(Invalid, match="/options"):
+                await jobs.start({"code": SUCCEED, "odd": odd})
+        with monkeypatch.context() as full:
+            full.setattr(durable_files, "write", no_room)
+            with pytest.raises(StoreFull):
+                await jobs.start({"code": SUCCEED})
+        assert await jobs.recent() == []
+        assert (await jobs.wait(await jobs.start({"code": SUCCEED}))).state == "succeeded"
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_fills_up_does_not_stop_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When progress cannot be written any more, the job goes on and its service knows the end."""
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, argv)
+        job_id, pid = await hanging(jobs, ON_ALARM)
+        monkeypatch.setattr(durable_files, "write", no_room)
+        os.kill(pid, signal.SIGALRM)
+        assert (await jobs.wait(job_id)).state == "succeeded"
+
+    asyncio.run(main())
+
+
+ON_ALARM = f"signal.signal(signal.SIGALRM, lambda *_: ({SUCCEED}, os._exit(0))); hang()"
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
+    """Only the newest jobs are kept, and listed newest first."""
+
+    async def main() -> None:
+        jobs = Jobs(tmp_path, lambda options: ["/bin/false"], keep=3)
+        started = [await settle(jobs, jobs.start({})) for _ in range(5)]
+        assert [job.id for job in await jobs.recent()] == started[:1:-1]
+        assert [job.id for job in await jobs.recent(1)] == started[-1:]
+        with pytest.raises(NotFound):
+            await jobs.get(started[0])
+
+    asyncio.run(main())
+
+
+async def settle(jobs: Jobs, start: Coroutine[Any, Any, str]) -> str:
+    return (await jobs.wait(await start)).id

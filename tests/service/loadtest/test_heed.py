@@ -1,0 +1,170 @@
+"""`heed loadtest` on a real `heed serve`, and what it leaves there: nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.loadtest.figures import OUTSIDE, WAITED
+from tests.support.server import PATIENCE, ROOT, Server
+from tests.support.tiny import World, items
+
+KINDS = ("score", "recommend", "search", "events")
+
+
+@pytest.fixture(scope="module")
+def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(world.copy(tmp_path_factory.mktemp("loaded") / "data")) as server:
+        yield server
+
+
+def command(server: Server, *arguments: object) -> list[str]:
+    """A short load test of a server, gentle enough for a busy machine."""
+    given = ["--url", server.url, "--rate", 20, "--duration", 2, "--warmup", 0.5, *arguments]
+    return [sys.executable, "-m", "service.cli", "loadtest", *map(str, given)]
+
+
+def status(server: Server) -> str:
+    """What Linux says of the server's process."""
+    return Path(f"/proc/{server.process.pid}/status").read_text()
+
+
+def held(http: httpx.Client) -> dict[str, Any]:
+    """Everybody's history, to the event."""
+    users = http.get("/v1/users", params={"limit": 1000}).json()["users"]
+    return {
+        each["user_id"]: http.get(
+            f"/v1/users/{each['user_id']}/history", params={"limit": 1000}
+        ).json()
+        for each in users
+    }
+
+
+def test_a_load_is_reported_beside_the_floor_and_leaves_nothing(
+    server: Server, tmp_path: Path
+) -> None:
+    """Every kind is answered by both, stages come from the server, and its data is as it was."""
+    target, html = tmp_path / "found.json", tmp_path / "found.html"
+    with server.client() as http:
+        before = held(http)
+        run = subprocess.run(
+            command(
+                server, "--floor", "--timeout", 60, "--silence", 60,
+                "--json", target, "--html", html,
+            ),
+            capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False,
+        )  # fmt: skip
+        assert (run.returncode, run.stderr) == (0, "")
+        assert held(http) == before
+    found = json.loads(target.read_text())
+    assert found["ended"] == "completed"
+    heed, floor = found["load"], found["floor"]["load"]
+    for part in (heed, floor):
+        for kind in KINDS:
+            assert part["kinds"][kind]["errors"] == {}
+            assert part["kinds"][kind]["successes"] == part["kinds"][kind]["requests"] > 0
+    # The same schedule and the same questions went to both.
+    assert heed["kinds"]["all"]["requests"] == floor["kinds"]["all"]["requests"]
+    assert all(found["floor"]["ratios"][kind]["p50"] > 0 for kind in KINDS)
+    for kind in ("score", "recommend", "search"):
+        assert {"attend", "render", OUTSIDE, WAITED} <= found["load"]["stages"][kind].keys()
+    assert "store" in found["load"]["stages"]["events"]
+    assert found["data"]["items"] == len(items())
+    assert found["data"]["users"] == len(before)
+    assert found["data"]["events"] == sum(len(each["events"]) for each in before.values())
+    lengths = sorted(len(each["events"]) for each in before.values())
+    assert found["data"]["history_lengths"]["least"] == lengths[0]
+    assert found["data"]["history_lengths"]["most"] == lengths[-1]
+    assert found["cleaning"]["events"] > 0
+    assert found["cleaning"]["left"] == []
+    for said in ("What is loaded", "Latency in ms", "÷ floor", "Where the time went", "taken away"):
+        assert said in run.stdout
+    assert html.read_text().startswith("<!doctype html>")
+    memory = found["memory"]
+    now = 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status(server))[0])
+    assert memory["end"] == pytest.approx(now, rel=0.1)
+    assert memory["most"] == max(size for _, size in memory["seen"]) >= memory["start"] > 1e7
+    assert f"and {memory['end'] / 2**20:,.0f} at the end" in run.stdout
+
+
+def test_events_written_for_users_are_taken_out_of_their_histories(
+    server: Server, tmp_path: Path
+) -> None:
+    """With --write-to-users histories grow during the load and are to the event as before after."""
+    with server.client() as http:
+        before = held(http)
+        arguments = ["--mix", "events=1", "--write-to-users", "--json", tmp_path / "a.json"]
+        subprocess.run(
+            command(server, "--keep", *arguments), check=True, cwd=ROOT, capture_output=True
+        )
+        kept = json.loads((tmp_path / "a.json").read_text())["cleaning"]
+        during = held(http)
+        added = [
+            f"/v1/users/{user}/history/{event['event_id']}"
+            for user, history in during.items()
+            for event in history["events"]
+            if event not in before[user]["events"]
+        ]
+        assert sorted(added) == sorted(kept["left"])
+        assert len(added) > 10
+        for path in added:
+            assert http.delete(path).status_code == 204
+        assert held(http) == before
+        subprocess.run(command(server, *arguments), check=True, cwd=ROOT, capture_output=True)
+        assert held(http) == before
+    assert json.loads((tmp_path / "a.json").read_text())["cleaning"]["left"] == []
+
+
+def test_ctrl_c_gives_the_report_and_cleans_up(server: Server, tmp_path: Path) -> None:
+    """Interrupted in the middle, it reports what was sent, writes JSON and removes its users."""
+    target = tmp_path / "found.json"
+    with server.client() as http:
+        before = held(http)
+        run = subprocess.Popen(
+            command(server, "--duration", 600, "--mix", "events=1,score=1", "--json", target),
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            events = re.search(
+                r"^heed_events ([0-9.e+]+)$", http.get("/metrics").text, re.MULTILINE
+            )
+            assert events is not None
+            if float(events[1]) > sum(len(each["events"]) for each in before.values()) + 20:
+                break
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        shown, complaint = run.communicate(timeout=PATIENCE)
+        assert (run.returncode, complaint) == (130, "")
+        assert held(http) == before
+    found = json.loads(target.read_text())
+    assert found["ended"] == "stopped"
+    assert found["load"]["kinds"]["all"]["successes"] > 10
+    assert "Stopped before its end" in shown
+
+
+def test_what_the_command_cannot_do_is_said_in_a_line() -> None:
+    """Without a server, and with a mix that is none, it ends with 1 and the reason."""
+    for arguments, said in (
+        (["--url", "http://127.0.0.1:9"], "does not answer"),
+        (["--mix", "sing=1"], "is no kind of request"),
+        (["--header", "x"], "Name: value"),
+        (["--html", "nowhere/a.html"], "no folder"),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-m", "service.cli", "loadtest", *arguments],
+            capture_output=True, text=True, cwd=ROOT, check=False,
+        )  # fmt: skip
+        assert run.returncode == 1
+        assert said in run.stderr
+        assert "Traceback" not in run.stderr

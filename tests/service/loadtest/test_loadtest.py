@@ -1,0 +1,295 @@
+"""`heed loadtest` against a server that stalls, refuses and hangs up: it sees what users would."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+from rich.console import Console
+
+from service import loadtest
+from service.domain.errors import Unavailable
+from service.loadtest.arrivals import arrivals, schedule
+from service.loadtest.client import post
+from service.loadtest.figures import ALL, Seen, Slo, figures
+from service.loadtest.report import page
+from service.loadtest.sending import Sending
+from service.loadtest.target import Target
+from tests.support.loadtest_fake import ITEMS, USERS, Fake, faking
+
+BASE = loadtest.Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", users=10)
+
+
+def ran(fake: Fake, **options: Any) -> tuple[dict[str, Any], str]:
+    """What a load test of a fake returns and what it prints."""
+    shown = io.StringIO()
+    found = loadtest.run(Console(file=shown, width=200), replace(BASE, url=fake.url, **options))
+    return json.loads(json.dumps(found, allow_nan=False)), shown.getvalue()
+
+
+# ------------------------------------------------------------------------------ latency
+
+
+def test_a_stall_is_seen_by_all_who_were_to_ask_during_it() -> None:
+    """With one connection, a closed loop would see one slow answer; each scheduled one is slow."""
+    stalled: list[float] = []
+
+    def stall(fake: Fake, kind: str, number: int) -> int:
+        if number == 50:
+            stalled.append(time.perf_counter())
+            time.sleep(0.5)
+            stalled.append(time.perf_counter())
+        return 200
+
+    rng = np.random.default_rng(0)
+    planned = schedule(arrivals(100.0, 1.5, "constant", rng), [1], [1], rng)
+    with faking(stall) as fake:
+        request = post("/v1/score", {})
+        sending = Sending(Target.of(fake.url), planned, lambda *_: request, connections=1)
+        record = uvloop.run(sending.run())
+    began, ended = (moment - sending._started for moment in stalled)
+    took = record.done - planned.due
+    early = (planned.due >= began) & (planned.due < ended - 0.4)
+    assert early.sum() >= 5
+    assert (took[early] >= 0.4).all()
+    # Whoever was due later in the stall waited until its end at least.
+    inside = (planned.due >= began) & (planned.due < ended)
+    assert inside.sum() >= 45
+    assert (took[inside] >= ended - planned.due[inside]).all()
+    found = figures(Seen(record, ["score"]))
+    assert found["kinds"][ALL]["latency"]["max"] >= 0.4
+    # The delay is the server's, and is not said to be the generator's.
+    assert found["generator"]["waited_for_a_connection"]["max"] >= 0.4
+    assert found["generator"]["late"]["p50"] < 0.1
+
+
+def test_requests_leave_while_earlier_ones_are_under_way() -> None:
+    """A server that holds back all answers until 40 requests are there gets them."""
+    together = threading.Barrier(40, timeout=30)
+
+    def wait(fake: Fake, kind: str, number: int) -> int:
+        if number:  # the first is the one that is tried beforehand
+            together.wait()
+        return 200
+
+    with faking(wait) as fake:
+        found, _ = ran(fake, rate=80.0, duration=0.5, mix="search=1", timeout=60.0, silence=60.0)
+    assert found["load"]["kinds"][ALL]["successes"] == 40
+    assert found["load"]["in_flight"]["max"] == 40
+
+
+# ------------------------------------------------------------------------------ what failed
+
+
+def test_errors_are_counted_by_kind_and_by_what_they_were() -> None:
+    """As many as the server made: statuses, hanging up, silence; only successes have a latency."""
+    made: Counter[str] = Counter()
+
+    def fail(fake: Fake, kind: str, number: int) -> int | None:
+        if not number:
+            return 200
+        error = {"score": {0: "503", 1: "hung up"}, "search": {0: "429", 1: "timeout"}}
+        why = error[kind].get(number % 4)
+        with fake.lock:
+            made[f"{kind} {why}"] += 1
+        if why == "timeout":
+            time.sleep(3.0)
+        return None if why == "hung up" else int(why) if why and why.isdigit() else 200
+
+    with faking(fail) as fake:
+        found, shown = ran(fake, mix="score=1,search=1", timeout=1.5, rate=60.0)
+    kinds = found["load"]["kinds"]
+    for kind in ("score", "search"):
+        expected = {
+            name.removeprefix(f"{kind} "): count
+            for name, count in made.items()
+            if name.startswith(kind) and not name.endswith("None")
+        }
+        assert kinds[kind]["errors"] == expected
+        assert kinds[kind]["successes"] == made[f"{kind} None"]
+        assert kinds[kind]["requests"] == sum(expected.values()) + made[f"{kind} None"]
+    assert set(kinds[ALL]["errors"]) == {"503", "hung up", "429", "timeout"}
+    assert found["load"]["details"]["score 503"] == (
+        '{"items": [], "model_version": "m-1", "status": 503}'
+    )
+    assert "What failed" in shown
+
+
+def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> None:
+    """It says so, reports the answers until then, and names what it could not take away."""
+    dead = threading.Event()
+
+    def die(fake: Fake, kind: str, number: int) -> int | None:
+        if number > 20:
+            dead.wait(30)
+            return None
+        return 200
+
+    def no(self: object) -> None:
+        raise OSError
+
+    with faking(die) as fake:
+        # Nothing is deleted either.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tests.support.loadtest_fake._Handler.do_DELETE", no)
+            found, shown = ran(fake, mix="events=1", duration=60.0, silence=1.0, timeout=20.0)
+        dead.set()
+    assert found["ended"] == "silent"
+    assert "stopped answering" in shown
+    assert found["load"]["kinds"][ALL]["successes"] == 20
+    assert found["load"]["kinds"][ALL]["unfinished"] > 0
+    assert found["load"]["kinds"][ALL]["errors"] == {}
+    left = found["cleaning"]["left"]
+    assert left
+    assert all(path.startswith("/v1/users/loadtest-") for path in left)
+    assert "could not be taken away" in shown
+    assert "stopped answering" in page.drawn(found)
+
+
+def test_what_refuses_or_is_not_there_is_said_before_any_load() -> None:
+    """A wrong address, and a request that is refused, end with the reason and no load."""
+    with pytest.raises(Unavailable, match="does not answer"):
+        loadtest.run(Console(file=io.StringIO()), replace(BASE, url="http://127.0.0.1:9"))
+    with faking(lambda *_: 422) as fake:
+        with pytest.raises(Unavailable, match="POST /v1/score was answered with 422"):
+            ran(fake)
+        assert sum(fake.asked.values()) == 1
+
+
+# ------------------------------------------------------------------------------ what is asked
+
+
+def test_the_mix_is_what_arrives_and_is_about_what_the_server_has() -> None:
+    """Kinds are counted as the server counts them; users, items and words are the server's own."""
+    with faking() as fake:
+        found, shown = ran(fake, mix="score=4,recommend=2,search=3,events=1", targets=5, limit=3)
+    kinds = found["load"]["kinds"]
+    assert kinds[ALL]["requests"] == 100
+    for kind in ("score", "recommend", "search", "events"):
+        assert kinds[kind]["requests"] == kinds[kind]["successes"] == fake.asked[kind] - 1
+    for body in fake.bodies["score"]:
+        assert body["user_id"] in USERS
+        assert len(set(body["item_ids"])) == 5
+        assert set(body["item_ids"]) <= set(ITEMS[1:])  # i0 is hidden
+    assert all(body["limit"] == 3 for body in fake.bodies["recommend"] + fake.bodies["search"])
+    titles = " / ".join(f"Title of {item}" for item in ITEMS)
+    assert all(body["query"] in titles for body in fake.bodies["search"])
+    ids = [body["events"][0]["event_id"] for body in fake.bodies["events"]]
+    assert len(set(ids)) == len(ids)  # none is a duplicate, which would cost the server less
+    assert found["data"]["history_lengths"] == {"least": 7, "median": 7.0, "most": 7}
+    assert found["data"]["heed"] == "9.9"
+    for said in (
+        "constant arrivals",
+        "100 a second",
+        "m-1",
+        fake.url,
+        "In flight",
+        "7 to 7 events",
+    ):
+        assert said in shown
+    assert "49 of them are asked about" in shown
+
+
+def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
+    """Nobody else is written to or deleted, another run's users included; --keep leaves them."""
+    with faking() as fake:
+        ran(fake, mix="events=1")
+        written = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
+        assert all(user.startswith("loadtest-") for user in written)
+        assert set(fake.deleted) == {f"/v1/users/{user}" for user in written}
+        assert "loadtest-of-another-run" not in written
+        fake.deleted.clear()
+        found, shown = ran(fake, mix="events=1", keep=True)
+        assert fake.deleted == []
+        assert "they stay" in shown
+        assert found["cleaning"]["kept"]
+
+
+def test_events_of_users_are_written_only_when_told_and_deleted_one_by_one() -> None:
+    """With `write_to_users` they are for those who ask, and each event is deleted, nothing else."""
+    with faking() as fake:
+        ran(fake, mix="events=1", write_to_users=True)
+        written = [body["events"][0] for body in fake.bodies["events"]]
+        assert {event["user_id"] for event in written} <= set(USERS)
+        assert sorted(fake.deleted) == sorted(
+            f"/v1/users/{event['user_id']}/history/{event['event_id']}" for event in written
+        )
+
+
+def test_a_key_goes_with_every_request_and_into_no_report() -> None:
+    """Without it the answer says how to give one; with it, neither text, JSON nor page has it."""
+    with faking() as fake:
+        fake.key = "Bearer s3cret"
+        with pytest.raises(Unavailable, match="--header"):
+            ran(fake)
+        found, shown = ran(fake, headers=(("Authorization", "Bearer s3cret"),), mix="events=1")
+        assert found["load"]["kinds"][ALL]["errors"] == {}
+        assert fake.deleted
+        assert "s3cret" not in shown + json.dumps(found) + page.drawn(found)
+
+
+# ------------------------------------------------------------------------------ ramp and floor
+
+
+def test_a_ramp_finds_the_rate_that_a_server_bears() -> None:
+    """It answers 60 a second and refuses the rest: four fifths are answered up to 75 and a bit."""
+    left, at = 20.0, time.perf_counter()  # how many more it takes at once
+
+    def bear(fake: Fake, kind: str, number: int) -> int:
+        nonlocal left, at
+        with fake.lock:
+            now = time.perf_counter()
+            left, at = min(20.0, left + 60.0 * (now - at)), now
+            if left < 1.0:
+                return 503
+            left -= 1.0
+            return 200
+
+    with faking(bear) as fake:
+        found, shown = ran(
+            fake, rate=40.0, duration=2.0, mix="score=1", ramp=True, slo=Slo(80.0, 5.0), most=500.0
+        )
+    ramp = found["ramp"]
+    assert 60 <= ramp["held"] < ramp["broke"] <= 1.05 * ramp["held"] <= 105
+    assert [step["held"] for step in ramp["steps"][:3]] == [True, True, False]
+    assert all(step["errors"].keys() == {"503"} for step in ramp["steps"] if not step["held"])
+    assert f"held up to {ramp['held']:,.1f} requests a second" in shown
+    assert found["load"]["requests_per_second"] == pytest.approx(ramp["held"], rel=0.05)
+    half = ramp["half"]
+    assert half["rate"] == ramp["held"] / 2
+    tail = half["kinds"]["score"]
+    assert half["p99_over_p50"]["score"] == tail["p99"] / tail["p50"] >= 1
+    assert f"At half of that, {half['rate']:,.1f} a second: score p50" in shown
+    assert "The ramp" in page.drawn(found)
+
+
+def test_an_objective_without_a_ramp_is_judged() -> None:
+    """Failures break it, however fast they were."""
+    with faking(lambda fake, kind, number: 503 if number % 10 == 5 else 200) as fake:
+        found, _ = ran(fake, mix="score=1", slo=Slo(80.0, 5.0))
+        assert found["load"]["slo"]["held"]
+        assert found["load"]["slo"]["within"] == pytest.approx(0.9, abs=0.011)
+        found, shown = ran(fake, mix="score=1", slo=Slo(95.0, 5.0))
+        assert not found["load"]["slo"]["held"]
+        assert "does not hold" in shown
+
+
+def test_a_floor_that_does_not_start_costs_nothing_of_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was found of Heed is reported, and why there is nothing beside it."""
+    monkeypatch.setattr("service.loadtest.processes.sys.executable", "/bin/false")
+    with faking() as fake:
+        found, shown = ran(fake, mix="score=1", floor=True)
+    assert "floor" not in found
+    assert found["load"]["kinds"][ALL]["successes"] == 100
+    assert "no floor to compare with" in shown
+    assert fake.deleted == []

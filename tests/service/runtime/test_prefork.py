@@ -1,0 +1,65 @@
+"""Workers that die young, and workers that do not answer each other."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+
+from service.runtime.worker_messages import Siblings, meeting_points
+
+SHORT_LIVED = """
+import logging, os, sys
+from service.runtime.prefork import Workers
+logging.basicConfig(format="%(message)s", stream=sys.stdout, level="ERROR")
+def work(number, first):
+    os.write(1, f"alive {number} {first}\\n".encode())  # in one piece, whoever else writes
+    if number:
+        os._exit(3)
+    __import__("signal").pause()
+Workers(2, work, grace=5.0).run()
+print("stopped")
+"""
+
+
+def test_one_that_dies_young_is_followed_ever_later() -> None:
+    """The pauses double, the log says who ended how, and the order to stop ends it well."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", SHORT_LIVED], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    while sum("next one starts" in line for line in lines) < 3:
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    process.send_signal(signal.SIGTERM)
+    rest = process.stdout.read()
+    assert process.wait(30) == 0
+    process.stdout.close()
+    said = "".join(lines)
+    assert re.findall(r"ended with 3; the next one starts in ([\d.]+) s", said) == ["0.5", "1", "2"]
+    assert sorted(re.findall(r"alive (\d) (\w+)", said)) == [
+        *(("0", "True"), ("1", "False"), ("1", "False"), ("1", "True"))
+    ]
+    assert "stopped" in rest
+
+
+def test_a_sibling_that_does_not_answer_is_left_out() -> None:
+    """Of three, one answers, and one has died: the third hears from the one, and goes on."""
+    points = meeting_points(3)
+
+    async def talk() -> dict[int, bytes]:
+        async def told() -> bytes:
+            return b"x" * 300_000
+
+        answering = await Siblings(points, 1).answer({"size": told})
+        try:
+            return await Siblings(points, 0).ask("size", 0.5)
+        finally:
+            answering.close()
+
+    assert asyncio.run(talk()) == {1: b"x" * 300_000}
+    for point in points:
+        point.close()

@@ -1,0 +1,100 @@
+"""An answer says when a part that is down was left out of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.recommender.artifact import WEIGHTS
+from service.domain.errors import ModelRejected
+from service.domain.queries import (
+    Answer,
+    Asker,
+    RecommendQuery,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+)
+from service.domain.settings import Settings
+from service.domain.stage_clock import Stages
+from service.engine.engine import Engine, open_engine
+from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.registry import Registry
+from tests.support.tiny import World, item_id
+
+
+async def answers(engine: Engine) -> list[Answer]:
+    """One answer to each kind of question."""
+    asker, item = Asker(user_id="u0"), item_id(0, 1)
+    return [
+        await engine.score(ScoreQuery(asker, (item,)), Stages()),
+        await engine.recommend(RecommendQuery(asker, limit=3), Stages()),
+        await engine.search(SearchQuery(asker, "rocket"), Stages()),
+        await engine.similar(SimilarQuery(item), Stages()),
+    ]
+
+
+def damaged_weights(data: Path, version: str) -> None:
+    """A model that another process made current, and whose file was then cut short."""
+    Registry(data / MODELS_FOLDER).activate(version)
+    weights = data / MODELS_FOLDER / "versions" / version / WEIGHTS
+    weights.chmod(0o644)
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+def damaged_pointer(data: Path, _version: str) -> None:
+    """Nobody knows what should serve."""
+    (data / MODELS_FOLDER / "current").write_bytes(b"damaged")
+
+
+@pytest.mark.parametrize("damage", [damaged_weights, damaged_pointer])
+def test_answers_are_degraded_while_the_current_model_cannot_serve(
+    world: World, tmp_path: Path, damage: Callable[[Path, str], None]
+) -> None:
+    """The old model answers every kind of question, and says so, until a good one is current."""
+    data = world.copy(tmp_path / "data")
+
+    async def story() -> None:
+        engine = await open_engine(Settings(data=data))
+        try:
+            before = await answers(engine)
+            assert {answer.degraded for answer in before} == {False}
+            damage(data, world.second)
+            await engine._serving.follow()
+            during = await answers(engine)
+            assert {answer.degraded for answer in during} == {True}
+            assert {answer.model_version for answer in during} == {world.first}
+            if damage is damaged_weights:  # to be told no changes nothing
+                with pytest.raises(ModelRejected):
+                    await engine.activate(world.second)
+                assert {answer.degraded for answer in await answers(engine)} == {True}
+            await engine.activate(world.first)
+            assert {answer.degraded for answer in await answers(engine)} == {False}
+        finally:
+            await engine.close()
+
+    asyncio.run(story())
+
+
+def test_answers_are_whole_again_when_another_process_chooses_a_good_model(
+    world: World, tmp_path: Path
+) -> None:
+    """Following what is current ends it, as following began it."""
+    data = world.copy(tmp_path / "data")
+
+    async def story() -> None:
+        engine = await open_engine(Settings(data=data))
+        try:
+            damaged_weights(data, world.second)
+            await engine._serving.follow()
+            assert {answer.degraded for answer in await answers(engine)} == {True}
+            Registry(data / MODELS_FOLDER).activate(world.first)
+            await engine._serving.follow()
+            assert {answer.degraded for answer in await answers(engine)} == {False}
+        finally:
+            await engine.close()
+
+    asyncio.run(story())

@@ -1,0 +1,490 @@
+"""What is served: never older than the catalogue, never a model that does not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from models.catalogue.snapshot import UNTRAINED, Snapshot
+from models.history.attention_options import Attending
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking.scoring import score
+from models.ranking.search import match, search
+from models.recommender.artifact import DESCRIPTION, FORMAT, ITEMS, WEIGHTS
+from models.text.static_encoder import StaticEncoder
+from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound
+from service.domain.records import Event, Item
+from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
+from service.snapshots.live_snapshot import Serving
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.stores.sqlite import SQLiteStore
+from tests.support.tiny import NOON, World, events, item_id, items
+
+pytestmark = pytest.mark.anyio
+
+Files = Mapping[str, bytes]
+
+
+class Slow(StaticEncoder):
+    """An encoder that can be held up, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.free.set()
+        self.asked = 0
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        assert self.free.wait(60)
+        self.asked += len(texts)
+        return super().encode(texts)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def data(world: World, tmp_path: Path) -> Path:
+    return world.copy(tmp_path / "data")
+
+
+@pytest.fixture
+async def store(data: Path) -> AsyncIterator[SQLiteStore]:
+    opened = SQLiteStore(data / STORE_FILE)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def registry(data: Path) -> Registry:
+    return Registry(data / MODELS_FOLDER)
+
+
+@pytest.fixture
+def encoder() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+async def serving(store: SQLiteStore, registry: Registry, encoder: Slow) -> AsyncIterator[Serving]:
+    with ThreadPoolExecutor(2) as pool:
+        opened = Serving(store, registry, Embeddings(encoder), pool)
+        await opened.open()
+        yield opened
+
+
+def scores(snapshot: Snapshot) -> list[float]:
+    """All items' scores for a small history, with the model that is served."""
+    rows = snapshot.catalogue.rows([item_id(0, n) for n in range(3)])
+    past = Past(rows, np.full(3, NOON), np.ones(3, np.float32))
+    every = snapshot.catalogue.rows([item.item_id for item in items()])
+    found: list[float] = score(snapshot, remember(snapshot, past, NOON), every).total.tolist()
+    return found
+
+
+# ------------------------------------------------------------------ the catalogue
+
+
+async def test_it_opens_with_what_is_there(serving: Serving, world: World) -> None:
+    """The current model, the whole catalogue, and popularity from the whole log."""
+    snapshot = serving.snapshot
+    assert snapshot.version == world.first
+    assert int(snapshot.catalogue.listed.sum()) == 60
+    seen = snapshot.counts[snapshot.catalogue.rows([event.item_id for event in events()])]
+    assert int(snapshot.counts.sum()) == len(events())
+    assert seen.min() >= 1
+
+
+async def test_every_change_is_in_the_next_snapshot(
+    serving: Serving, store: SQLiteStore, data: Path
+) -> None:
+    """Whoever wrote it, this process or another; a snapshot that was handed out stays as it was."""
+    before = await serving.current()
+    assert await serving.current() is before
+    await store.put_items([Item("new", title="rocket")])
+    after = await serving.current()
+    assert after.catalogue.listed[after.catalogue.row("new")]
+    assert before.catalogue.row("new") == -1
+    other = SQLiteStore(data / STORE_FILE)
+    await other.delete_item("new")
+    await other.put_items([Item(item_id(0, 0), title="rocket", hidden=True)])
+    await other.close()
+    last = await serving.current()
+    assert not last.catalogue.listed[last.catalogue.row("new")]
+    assert not last.catalogue.listed[last.catalogue.row(item_id(0, 0))]
+    assert before.catalogue.listed[before.catalogue.row(item_id(0, 0))]
+
+
+async def test_many_at_once_refresh_once(
+    serving: Serving, store: SQLiteStore, encoder: Slow
+) -> None:
+    """Questions that come together share the work, and all see the change."""
+    asked = encoder.asked
+    await store.put_items([Item(f"n{n}", title=f"title number {n}") for n in range(20)])
+    found = await asyncio.gather(*(serving.current() for _ in range(10)))
+    assert len({id(snapshot) for snapshot in found}) == 1
+    assert found[0].catalogue.row("n19") >= 0
+    assert encoder.asked == asked + 20
+
+
+async def test_the_catalogue_is_read_in_parts(
+    serving: Serving, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small they are, at the start and later, what is served is the same."""
+    monkeypatch.setattr("service.snapshots.live_snapshot._PART", 7)
+    with ThreadPoolExecutor(2) as pool:
+        again = Serving(store, registry, Embeddings(StaticEncoder()), pool)
+        await again.open()
+        np.testing.assert_allclose(scores(again.snapshot), scores(serving.snapshot), atol=1e-6)
+        for batch in range(3):
+            await store.put_items([Item(f"n{batch}.{n}", title=f"title {n}") for n in range(20)])
+        await store.delete_item("n1.3")
+        now = (await again.current()).catalogue
+        assert now.listed.sum() == 60 + 60 - 1
+
+
+@pytest.fixture
+async def indexed(store: SQLiteStore, registry: Registry) -> AsyncIterator[Serving]:
+    """What is served with an index from five rows on."""
+    with ThreadPoolExecutor(2) as pool:
+        opened = Serving(store, registry, Embeddings(StaticEncoder()), pool, index_from=5)
+        await opened.open()
+        yield opened
+        opened.close()
+
+
+def titled(snapshot: Snapshot, title: str) -> list[str]:
+    """The ids of the best items for a text, as search finds them through the key index."""
+    catalogue = snapshot.catalogue
+    query = StaticEncoder().encode([title])[0]
+    how = Attending(mode="coarse", k=3)
+    found = search(match(snapshot, query, allowed=catalogue.listed, how=how), limit=1)
+    return [catalogue.vocabulary.id(row) for row in found.rows.tolist()]
+
+
+async def test_indexes_are_made_anew_while_requests_are_answered(
+    indexed: Serving, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed before, meanwhile and after is found at every time, and the new one holds it."""
+    held, begun = threading.Event(), threading.Event()
+    made: list[Snapshot] = []
+    indexing = Snapshot.indexing
+
+    def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
+        begun.set()
+        assert held.wait(60)
+        made.append(indexing(snapshot, index_from=index_from))
+        return made[-1]
+
+    monkeypatch.setattr(Snapshot, "indexing", slowly)
+    first = indexed.snapshot
+    assert (first.indexed, first.indexed_keys) == (60, len(first.catalogue.keys))
+    await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])
+    await store.put_items([Item(item_id(0, n), title=f"submarine {n}") for n in range(3)])
+    before = await indexed.current()
+    await asyncio.to_thread(begun.wait, 60)
+    assert titled(before, "submarine 0") == [item_id(0, 0)]
+    # While the index is made, one item changes that it will hold, one goes and one comes.
+    await store.put_items([Item("n3", title="violin"), Item("late", title="volcano")])
+    await store.delete_item("n4")
+    during = await indexed.current()
+    assert during.key_index is first.key_index
+    assert titled(during, "violin") == ["n3"]
+    assert titled(during, "volcano") == ["late"]
+    held.set()
+    await indexed.settled()
+    after = indexed.snapshot
+    assert after.indexed == made[0].indexed == 69
+    assert after.index is made[0].index
+    keys = after.catalogue.keys
+    assert keys.gone == 2  # the titles of what changed meanwhile, or went; no earlier ones
+    for text, expected in (("violin", "n3"), ("volcano", "late"), ("submarine 0", item_id(0, 0))):
+        assert titled(after, text) == [expected]
+    assert "n4" not in titled(after, "rocket number 4")
+    assert titled(during, "violin") == ["n3"]  # who has an earlier snapshot goes on with it
+    np.testing.assert_allclose(scores(after), scores(during), atol=1e-5)
+
+
+async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
+    indexed: Serving, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The indexes of the model before it are let go of."""
+    held = threading.Event()
+    indexing = Snapshot.indexing
+    before = indexed.snapshot.model
+
+    def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
+        assert snapshot.model is not before or held.wait(60)
+        return indexing(snapshot, index_from=index_from)
+
+    monkeypatch.setattr(Snapshot, "indexing", slowly)
+    await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])
+    await indexed.current()
+    mine = await indexed.activate(world.second)
+    held.set()
+    await indexed.settled()
+    assert indexed.snapshot is mine
+    assert mine.indexed == 69
+
+
+async def test_what_a_request_began_outlives_it(
+    serving: Serving, store: SQLiteStore, encoder: Slow
+) -> None:
+    """A request that runs out of time leaves its work to the next, which need not begin again."""
+    encoder.free.clear()
+    await store.put_items([Item("slow", title="a title nobody has seen")])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await serving.current()
+    waiting = asyncio.create_task(serving.current())
+    encoder.free.set()
+    asked = encoder.asked
+    assert (await waiting).catalogue.row("slow") >= 0
+    assert encoder.asked == asked + 1
+
+
+async def test_embeddings_of_another_dimension_are_left_out(
+    serving: Serving, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stored for another encoder, they say nothing to this one: the item is known by its text."""
+    with caplog.at_level(logging.WARNING):
+        await store.put_items(
+            [
+                Item("short", title="garlic", embedding=np.ones(3, np.float32)),
+                Item("fits", embedding=np.ones(256, np.float32)),
+            ]
+        )
+        snapshot = await serving.current()
+    assert "the embeddings of 1 items are not used" in caplog.text
+    assert snapshot.catalogue.described[snapshot.catalogue.rows(["short", "fits"])].all()
+
+
+async def test_popularity_is_taken_over_when_told_to(
+    serving: Serving, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the log holds counts, of unknown items too, and what was forgotten no longer does."""
+    name = item_id(2, 2)
+    before = serving.snapshot
+    row = before.catalogue.row(name)
+    await store.append([*[Event("popular", name)] * 5, Event("popular", "unknown")])
+    assert serving.snapshot is before
+    await serving.repopulate()
+    assert serving.snapshot.counts[row] == before.counts[row] + 5
+    assert serving.snapshot.counts[serving.snapshot.catalogue.row("unknown")] == 1
+    assert serving.snapshot.version == world.first
+    unchanged = serving.snapshot
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "popularity", None)  # the log is not read where nothing was written
+        await serving.repopulate()
+    assert serving.snapshot is unchanged
+    await store.forget("popular")
+    await serving.repopulate()
+    assert serving.snapshot.counts[row] == before.counts[row]
+
+
+async def test_removed_items_stay_removed_after_a_restart(
+    serving: Serving, store: SQLiteStore, registry: Registry
+) -> None:
+    """A deleted item that events name is known to the next process, and as gone."""
+    name = item_id(2, 2)
+    await store.delete_item(name)
+    before = (await serving.current()).catalogue
+    with ThreadPoolExecutor(1) as pool:
+        again = Serving(store, registry, Embeddings(StaticEncoder()), pool)
+        await again.open()
+    after = again.snapshot.catalogue
+    for catalogue in (before, after):
+        row = catalogue.row(name)
+        assert row >= 0
+        assert catalogue.gone[row]
+        assert not catalogue.listed[row]
+
+
+# ------------------------------------------------------------------ models
+
+
+async def test_rows_keep_their_meaning_across_models(serving: Serving, world: World) -> None:
+    """A swap changes scores and nothing else; back again, they are what they were."""
+    first = serving.snapshot
+    second = await serving.activate(world.second)
+    assert second is await serving.current()
+    assert second.catalogue.vocabulary is first.catalogue.vocabulary
+    assert np.abs(np.subtract(scores(second), scores(first))).max() > 1e-2
+    assert scores(await serving.activate(world.first)) == scores(first)
+
+
+def with_weights(files: Files, name: str, change: object) -> dict[str, bytes]:
+    """The files with one tensor changed in place by `change`."""
+    weights = load(files[WEIGHTS])
+    weights[name] = np.array(weights[name])
+    change(weights[name])  # type: ignore[operator]
+    return {**files, WEIGHTS: save(weights)}
+
+
+def described(files: Files, old: str, new: str) -> dict[str, bytes]:
+    """The files with one word of the description changed."""
+    text = files[DESCRIPTION].decode()
+    assert old in text
+    return {**files, DESCRIPTION: text.replace(old, new).encode()}
+
+
+BAD: dict[str, Callable[[Files], tuple[Files, str]]] = {
+    "NaN": lambda f: (with_weights(f, "prior", lambda w: w.fill(np.nan)), "prior is not finite"),
+    "infinity": lambda f: (
+        with_weights(f, "cross.w_q.weight", lambda w: w.fill(np.inf)),
+        "cross.w_q.weight is not finite",
+    ),
+    "overflow": lambda f: (
+        with_weights(f, "ids.weight", lambda w: w.fill(3e38)),
+        "scores are not finite",
+    ),
+    "encoder": lambda f: (described(f, "wordllama", "another"), "it reads vectors of another"),
+    "dims": lambda f: (described(f, '"content": 256', '"content": 128'), "not of the shape"),
+    "shape": lambda f: (described(f, '"heads": 4', '"heads": 0'), "heads must be"),
+    "format": lambda f: (described(f, f'"format": {FORMAT}', '"format": 99'), "format 99"),
+    "fewer items": lambda f: ({**f, ITEMS: b'["a", "b"]'}, "60 items"),
+    "no weights": lambda f: ({k: v for k, v in f.items() if k != WEIGHTS}, f"{WEIGHTS} is missing"),
+    "torn": lambda f: ({**f, WEIGHTS: f[WEIGHTS][:1000]}, WEIGHTS),
+    "pickle": lambda f: ({**f, WEIGHTS: b"\x80\x04cos\nsystem\n(S'true'\ntR."}, WEIGHTS),
+    "no JSON": lambda f: ({**f, DESCRIPTION: b"{"}, DESCRIPTION),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+async def test_what_does_not_fit_is_rejected_with_its_reason(
+    serving: Serving, registry: Registry, world: World, kind: str
+) -> None:
+    """Activated or made current by somebody else, it is not served, and the old one goes on."""
+    before = serving.snapshot
+    files, reason = BAD[kind](registry.load(world.first)[1])
+    version = registry.publish(files, {}, activate=False)
+    with pytest.raises(ModelRejected, match=version) as rejected:
+        await serving.activate(version)
+    assert reason in str(rejected.value)
+    assert registry.current() == world.first
+    assert serving.snapshot is before
+    registry.activate(version)
+    await serving.follow()
+    assert serving.snapshot is before
+
+
+async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
+    serving: Serving, registry: Registry, world: World, data: Path
+) -> None:
+    """One byte is enough; nothing is pointed at, and the old version goes on serving."""
+    path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = serving.snapshot
+    with pytest.raises(Corrupt, match=WEIGHTS):
+        await serving.activate(world.second)
+    with pytest.raises(NotFound, match="nothing"):
+        await serving.activate("nothing")
+    assert registry.current() == world.first
+    assert serving.snapshot is before
+
+
+async def test_following_serves_what_is_current_and_never_decides_it(
+    serving: Serving, registry: Registry, world: World
+) -> None:
+    """It goes where the pointer goes, and leaves the pointer alone."""
+    for version in (world.second, world.first, world.second):
+        registry.activate(version)
+        token = registry.current_token()
+        await serving.follow()
+        assert serving.snapshot.version == version
+        assert registry.current_token() == token
+    before = serving.snapshot
+    await serving.follow()
+    assert serving.snapshot is before
+
+
+async def test_a_choice_made_meanwhile_is_followed_next(
+    serving: Serving, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever makes another version current while one is being loaded is not overruled."""
+    loading = registry.load
+
+    def slow(version: str | None = None) -> object:
+        found = loading(version)
+        if version == world.second:
+            registry.activate(world.first)
+        return found
+
+    registry.activate(world.second)
+    monkeypatch.setattr(registry, "load", slow)
+    await serving.follow()
+    assert registry.current() == world.first
+    await serving.follow()
+    assert serving.snapshot.version == world.first
+
+
+@pytest.mark.parametrize("kind", ["gone", "pointer"])
+async def test_what_cannot_be_followed_is_said_once(
+    serving: Serving,
+    registry: Registry,
+    world: World,
+    data: Path,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    """A version that is gone, a damaged pointer: one line in the log, and the old one goes on."""
+    folder = data / MODELS_FOLDER
+    before = serving.snapshot
+    registry.activate(world.second)
+    if kind == "gone":
+        shutil.rmtree(folder / "versions" / world.second)
+    else:
+        (folder / "current").write_bytes(b"damaged")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            await serving.follow()
+    assert serving.snapshot is before
+    assert len(caplog.records) == 1
+    registry.activate(world.first)
+    await serving.follow()
+    assert serving.snapshot is before
+
+
+async def test_a_damaged_current_version_refuses_to_open(
+    store: SQLiteStore, registry: Registry, data: Path, world: World, encoder: Slow
+) -> None:
+    """There is no old one to go on with: the error names the file."""
+    path = data / MODELS_FOLDER / "versions" / world.first / ITEMS
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1])
+    with ThreadPoolExecutor(1) as pool:
+        serving = Serving(store, Registry(data / MODELS_FOLDER), Embeddings(encoder), pool)
+        with pytest.raises(HeedError, match=ITEMS):
+            await serving.open()
+
+
+async def test_without_a_model_content_answers(
+    store: SQLiteStore, tmp_path: Path, encoder: Slow, world: World, registry: Registry
+) -> None:
+    """An empty registry is no obstacle; the first model published is taken up."""
+    with ThreadPoolExecutor(1) as pool:
+        empty = Registry(tmp_path / "empty")
+        serving = Serving(store, empty, Embeddings(encoder), pool)
+        await serving.open()
+        assert serving.snapshot.version == UNTRAINED
+        assert np.ptp(scores(serving.snapshot)) > 0.1
+        version = empty.publish(registry.load(world.first)[1], {})
+        await serving.follow()
+        assert serving.snapshot.version == version

@@ -1,0 +1,219 @@
+"""The choice of a text encoder: what a setting names, and what belongs to another is not used."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from models.text.static_encoder import StaticEncoder
+from service.domain.errors import Invalid
+from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_encoders import open_encoder
+from tests.service.cli.test_cli import Heed, heed
+from tests.support import tiny_bert
+from tests.support.judged import beir
+from tests.support.server import Server
+from tests.support.tiny import World, populate
+
+__all__ = ["heed"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bert.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that packages are installed in."""
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+# ------------------------------------------------------------------ what a setting names
+
+
+def test_the_static_encoder_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs nothing that is not installed anyway."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    assert open_encoder("static").name == StaticEncoder.name
+
+
+def test_a_folder_and_a_package_with_the_same_model_are_one_encoder(
+    folder: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a path, from here or from anywhere, and by the package's name in either spelling."""
+    tiny_bert.package(site, "tiny-model")
+    monkeypatch.chdir(folder.parent)
+    names = [str(folder), "./tiny", "tiny-model", "tiny_model"]
+    assert {open_encoder(name).name for name in names} == {open_encoder(str(folder)).name}
+    assert "tiny_model" not in sys.modules  # a package is looked into, not run
+
+
+def test_a_name_that_is_nothing_is_refused_with_what_to_do(site: Path) -> None:
+    """It may be a package to install, or a folder that was meant."""
+    with pytest.raises(
+        Invalid,
+        match=r"^HEED_ENCODER is tiny: it is not static, and no package of that name is installed: "
+        r"pip install it, or write a folder with a slash, such as \./tiny$",
+    ):
+        open_encoder("tiny")
+
+
+def test_a_package_without_one_model_is_refused(site: Path) -> None:
+    """One that carries none, and one that carries two."""
+    with pytest.raises(Invalid, match=r"HEED_ENCODER is pytest: the package carries 0 sentence-tr"):
+        open_encoder("pytest")
+    tiny_bert.package(site, "two-models", models=2)
+    with pytest.raises(Invalid, match=r"carries 2 .* where one is needed: write the folder of one"):
+        open_encoder("two-models")
+
+
+def test_a_folder_that_is_no_model_is_named_with_what_is_missing(tmp_path: Path) -> None:
+    """One that is not there, and one that holds something else."""
+    with pytest.raises(Invalid, match=f"HEED_ENCODER is {tmp_path}/no: {tmp_path}/no is no folder"):
+        open_encoder(f"{tmp_path}/no")
+    with pytest.raises(Invalid, match=f"{tmp_path} holds no .* model: modules.json is missing"):
+        open_encoder(f"{tmp_path}/")
+
+
+def test_without_the_extra_the_message_says_which(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model can be there before what runs it is."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(Invalid, match=r"needs sentence-transformers .*pip install 'heed\[transfo"):
+        open_encoder(str(folder))
+
+
+# ------------------------------------------------------------------ who follows the setting
+
+
+def test_what_is_trained_with_an_encoder_is_served_with_it_alone(
+    heed: Heed, tmp_path: Path, folder: Path
+) -> None:
+    """By command and as a job of a running service; another encoder's service refuses to start."""
+    data = tmp_path / "data"
+    populate(data)
+    said = heed("train", "--encoder", folder, "--epochs", 1)
+    assert said.code == 0, said.err
+    registry = Registry(data / MODELS_FOLDER)
+    name = open_encoder(str(folder)).name
+    first = registry.current()
+    assert first is not None, said.out
+    said = heed("serve", "--port", 0)
+    assert said.code == 1
+    for text in (first, name, StaticEncoder.name, "HEED_ENCODER", "heed train"):
+        assert text in said.err
+    with (
+        Server(data, encoder=folder, embedding_dim=tiny_bert.WIDTH) as server,
+        server.client() as http,
+    ):
+        answer = http.post("/v1/search", json={"query": "moon", "limit": 3}).json()
+        assert answer["model_version"] == first
+        assert answer["items"]
+        item = {"item_id": "brought", "embedding": [1.0] * tiny_bert.WIDTH}
+        assert http.post("/v1/items", json={"items": [item]}).status_code == 200
+        wide = {"item_id": "brought", "embedding": [1.0] * StaticEncoder.dimension}
+        assert http.post("/v1/items", json={"items": [wide]}).status_code == 422
+        job = http.post("/v1/models/train", json={"options": {"epochs": 1}}).json()["job_id"]
+        while (state := http.get(f"/v1/jobs/{job}").json())["state"] in ("queued", "running"):
+            time.sleep(0.2)
+        assert state["state"] == "succeeded", state
+        assert http.post("/v1/search", json={"query": "moon"}).json()["items"]
+    files = registry.load(registry.current() or "")[1]
+    assert registry.current() != first
+    assert json.loads(files["model.json"])["encoder"] == name
+
+
+def test_the_dimension_is_that_of_the_encoder_that_is_set(
+    heed: Heed, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serving and importing alike: vectors stand beside those of the texts."""
+    (tmp_path / "items.jsonl").write_text('{"item_id": "a", "embedding": [%s1]}\n' % ("0, " * 31))
+    monkeypatch.setenv("HEED_ENCODER", str(folder))
+    for command in (["serve", "--port", 0], ["import", "items", tmp_path / "items.jsonl"]):
+        said = heed(*command)
+        assert (said.code, "HEED_EMBEDDING_DIM is 256, but must be 32" in said.err) == (1, True)
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "32")
+    said = heed("import", "items", tmp_path / "items.jsonl")
+    assert (said.code, "1 items" in said.out) == (0, True), said.err
+
+
+def test_every_user_is_recommended_to_with_the_encoder(
+    heed: Heed, tmp_path: Path, world: World, folder: Path
+) -> None:
+    """A model of another is refused, in the words of the service."""
+    world.copy(tmp_path / "data")
+    said = heed("recommend-all", "--out", tmp_path / "lists.jsonl", "--encoder", folder)
+    assert (said.code, f"reads vectors of {StaticEncoder.name}, not of" in said.err) == (1, True)
+
+
+def test_search_is_judged_by_the_encoder(heed: Heed, tmp_path: Path, folder: Path) -> None:
+    """Its name is in the table's words and in the report, its figures are its own."""
+    documents = {
+        "1": ("violin", "strings of a cat"), "2": ("boat", "below the sea"), "3": ("dog", "a bread")
+    }  # fmt: skip
+    collection = beir(
+        tmp_path / "few", documents, {"1": "violin", "2": "the dog"}, [("1", "1", 1), ("2", "3", 1)]
+    )
+    found = {}
+    for setting in ("static", str(folder)):
+        said = heed(
+            "evaluate-search", collection, "--encoder", setting, "--json", tmp_path / "report"
+        )
+        assert said.code == 0, said.err
+        report = json.loads((tmp_path / "report").read_text())
+        assert report["encoder"] in said.out
+        found[report["encoder"]] = report["ways"]
+    assert list(found) == [StaticEncoder.name, open_encoder(str(folder)).name]
+    static, tiny = found.values()
+    assert static["BM25 alone"] == tiny["BM25 alone"]
+    assert static["meaning alone"] != tiny["meaning alone"]
+
+
+def test_judging_another_encoder_leaves_what_is_served_alone(
+    heed: Heed, tmp_path: Path, world: World, folder: Path
+) -> None:
+    """Its vectors and its parameters are kept beside those of the service, and found again."""
+    data = world.copy(tmp_path / "data")
+    before = (data / EMBEDDINGS_FILE).read_bytes()
+    judged = tmp_path / "judged.jsonl"
+    judged.write_text("".join(
+        json.dumps({"query": word, "item_id": f"{genre}-{number:02}"}) + "\n"
+        for genre, word in (("space", "moon"), ("music", "choir")) for number in range(15)
+    ))  # fmt: skip
+    said = heed("evaluate-search", "--judgments", judged, "--encoder", folder)
+    assert said.code == 0, said.err
+    assert (data / EMBEDDINGS_FILE).read_bytes() == before
+    kept = data / CACHE_FOLDER / EMBEDDINGS_FILE
+    first = kept.stat().st_mtime_ns, kept.stat().st_ino
+    assert open_encoder(str(folder)).name.encode() in kept.read_bytes()
+    heed("evaluate-search", "--judgments", judged, "--encoder", folder)
+    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == first  # nothing was encoded again
+    assert not (data / SEARCH_FILE).exists()
+
+
+def test_the_vectors_of_a_model_are_kept_by_training(
+    heed: Heed, tmp_path: Path, folder: Path
+) -> None:
+    """What a transformer takes minutes for is not done again by the service that follows."""
+    data = tmp_path / "data"
+    populate(data)
+    heed("train", "--encoder", folder, "--epochs", 1)
+
+    class Silent:
+        name = open_encoder(str(folder)).name
+        dimension = tiny_bert.WIDTH
+
+        def encode(self, texts: object) -> None:
+            raise AssertionError(texts)
+
+    kept = Embeddings(Silent(), data / EMBEDDINGS_FILE)  # type: ignore[arg-type]
+    assert kept.encode(["space, even"]).any()

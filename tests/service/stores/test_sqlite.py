@@ -1,0 +1,288 @@
+"""The SQLite store: the contract, group commit, and several processes on one file."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import numpy as np
+import pytest
+
+from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
+from service.domain.records import Event
+from service.stores import sqlite_file, writer
+from service.stores.sqlite import SQLiteStore
+from service.stores.writer import Transaction
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.store_contract import Connect, StoreContract
+
+
+class TestSQLiteStore(StoreContract):
+    """The contract, on a file."""
+
+    @pytest.fixture
+    def connect(self, tmp_path: Path) -> Connect:
+        return lambda: SQLiteStore(tmp_path / "data" / "heed.db")
+
+
+pytestmark = pytest.mark.anyio
+
+
+def locked(path: Path) -> apsw.Connection:
+    """Another process's transaction that keeps the store from writing."""
+    connection = apsw.Connection(str(path), vfs=sqlite_file.checksum_vfs())
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
+
+
+def files(path: Path) -> dict[str, int]:
+    """The sizes of the store's files."""
+    return {file.name: file.stat().st_size for file in path.parent.iterdir()}
+
+
+# ------------------------------------------------------------------------------ group commit
+
+
+async def test_a_commit_is_synced_before_it_is_acknowledged(path: Path, disk: FaultyDisk) -> None:
+    """Every acknowledged batch has cost a sync, unless it shared one with others."""
+    store = SQLiteStore(path, vfs=disk.name)
+    before = disk.syncs
+    for n in range(10):
+        await store.append([Event("u", "i")])
+        assert disk.syncs > before + n
+    before = disk.syncs
+    await asyncio.gather(*(store.append([Event("u", "i")]) for _ in range(500)))
+    assert before < disk.syncs < before + 100
+    await store.close()
+
+
+async def test_a_conflict_undoes_itself_alone(path: Path) -> None:
+    """Of batches that share a commit, only the one in conflict is undone."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i", "taken")])
+    holder = locked(path)  # while it holds the lock, all that follow gather
+    batches = [
+        [Event("a", "new1", "1")],
+        [Event("b", "new2", "2"), Event("b", "other", "taken")],
+        [Event("c", "new2", "3")],
+        [Event("d", "new3", "3")],  # in conflict with the one before it in the same commit
+        [Event("b", "new3", "2")],
+    ]
+    tasks = [asyncio.ensure_future(store.append(batch)) for batch in batches]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in tasks)
+    holder.execute("COMMIT")
+    holder.close()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(answer) for answer in answers[1:4:2]] == [Conflict, Conflict]
+    assert answers[::2] == [(1, 0)] * 3
+    assert {event.event_id: event.item_id for event in store.scan_events()} == {
+        "taken": "i",
+        "1": "new1",
+        "2": "new3",
+        "3": "new2",
+    }
+    assert await store.counts() == {"users": 4, "items": 0, "events": 4}
+    await store.close()
+
+
+async def test_a_job_that_fails_fails_alone(path: Path) -> None:
+    """An unexpected error reaches the one who sent the job, and the writer goes on."""
+    store = SQLiteStore(path)
+
+    def job(transaction: Transaction) -> None:
+        transaction.connection.execute("UPDATE state SET events = 99")
+        store._writes._items.numbers(transaction, ["name that is undone"])
+        raise ZeroDivisionError
+
+    def statement(transaction: Transaction) -> None:
+        transaction.connection.execute("INSERT INTO state VALUES (2, 0, 0, 0, 0, 0)")
+
+    first = store._writer.submit(job)
+    second = store._writer.submit(statement)
+    assert await store.append([Event("u", "i")]) == (1, 0)
+    with pytest.raises(ZeroDivisionError):
+        await first
+    with pytest.raises(apsw.ConstraintError):
+        await second
+    assert (await store.counts())["events"] == 1
+    await store.append([Event("v", "name that is undone")])
+    assert (await store.history("v")).item_ids == ["name that is undone"]
+    assert await store.healthy()
+    await store.close()
+
+
+async def test_what_nobody_waits_for_is_not_written(path: Path) -> None:
+    """An append cancelled while it waits behind another is dropped."""
+    store = SQLiteStore(path)
+    holder = locked(path)
+    first = asyncio.ensure_future(store.append([Event("u", "i")]))
+    while store._writer._waiting:  # noqa: ASYNC110  # the writer that takes it sets no event
+        await asyncio.sleep(0.001)
+    second = asyncio.ensure_future(store.append([Event("v", "i")]))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)
+    holder.close()
+    assert await first == (1, 0)
+    await store.append([Event("w", "i")])
+    assert [event.user_id for event in store.scan_events()] == ["u", "w"]
+    await store.close()
+
+
+async def test_nothing_is_left_of_the_forgotten(path: Path) -> None:
+    """After deleting and forgetting, no table holds a row of the user."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i", f"e{n}", key=np.ones(3, np.float32)) for n in range(9)])
+    await store.append([Event("v", "i", "other", key=np.ones(3, np.float32))])
+    await store.delete_event("u", "e3")
+    await store.merge("w", "u")
+    await store.forget("w")
+    await store.close()
+    reader = sqlite3.connect(path)
+    for table in ("events", "vectors", "users"):
+        assert reader.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,), table
+    reader.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # meant
+async def test_a_dying_writer_leaves_nobody_waiting(path: Path) -> None:
+    """If the thread ends, all who wait are told, and health says so."""
+    store = SQLiteStore(path)
+    holder = locked(path)
+
+    def job(transaction: Transaction) -> None:
+        raise SystemExit
+
+    first = asyncio.ensure_future(store.append([Event("u", "i")]))
+    await asyncio.sleep(0)
+    fatal = store._writer.submit(job, writer.MAX_GROUP)
+    last = asyncio.ensure_future(store.append([Event("u", "i")]))
+    await asyncio.sleep(0)
+    holder.close()
+    answers = await asyncio.gather(first, fatal, last, return_exceptions=True)
+    assert [type(answer) for answer in answers[1:]] == [Unavailable] * 2
+    with pytest.raises(Unavailable):
+        await store.append([Event("u", "i")])
+    assert not await store.healthy()
+    assert len(await store.history("u")) == (answers[0] == (1, 0))
+    await store.close()
+
+
+async def test_too_much_waiting_is_refused_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the queue is full the answer is Overloaded; what was accepted is still written."""
+    monkeypatch.setattr(writer, "MAX_WAITING", 50)
+    store = SQLiteStore(path)
+    holder = locked(path)
+    tasks = [asyncio.ensure_future(store.append([Event("u", "i")] * 10)) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert sum(task.done() for task in tasks) >= 10  # 5 wait, and one group of 5 was taken at most
+    holder.close()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(answer) for answer in answers if isinstance(answer, HeedError)} == {Overloaded}
+    stored = sum(answer == (10, 0) for answer in answers)
+    assert len(await store.history("u")) == 10 * stored > 0
+    await store.append([Event("u", "i")] * 100)  # a batch beyond the limit, with nobody waiting
+    await store.close()
+
+
+async def test_another_process_that_keeps_the_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing gives up after a while, reading never waits, and all is well afterwards."""
+    monkeypatch.setattr(sqlite_file, "WRITE_WAIT", 50)
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    holder = locked(path)
+    with pytest.raises(Unavailable, match="locked"):
+        await store.append([Event("u", "j")])
+    assert (await store.history("u")).item_ids == ["i"]
+    assert await store.healthy()
+    holder.close()
+    await store.append([Event("u", "k")])
+    assert (await store.history("u")).item_ids == ["i", "k"]
+    await store.close()
+
+
+async def test_the_log_is_copied_and_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints keep the log short while writing goes on, and closing leaves one file."""
+    monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 50)
+    store = SQLiteStore(path)
+    for _ in range(100):
+        await store.append([Event("u", "i") for _ in range(50)])
+        await store.history("u", limit=5)
+    assert files(path)["heed.db-wal"] < 200 * 4096
+    await store.close()
+    assert files(path).keys() == {"heed.db"}
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM events").fetchone() == (5000,)
+
+
+async def test_reads_from_any_thread(path: Path) -> None:
+    """Threads with loops of their own read and write the same store."""
+    store = SQLiteStore(path)
+
+    def work(name: str) -> int:
+        async def both() -> int:
+            for n in range(20):
+                await store.append([Event("u", f"{name}{n}")])
+            return len(await store.history(name)) + len(await store.history("u"))
+
+        return asyncio.run(both())
+
+    seen = await asyncio.gather(*(asyncio.to_thread(work, f"t{n}") for n in range(4)))
+    assert max(seen) == len(await store.history("u")) == 80
+    await store.close()
+
+
+async def test_long_histories_are_read_off_the_loop(path: Path) -> None:
+    """A history of many thousands comes back whole, and the loop runs on meanwhile."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", f"i{n}", timestamp=n) for n in range(20_000)])
+    reading = asyncio.ensure_future(store.history("u"))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    history = await reading
+    assert history.item_ids == [f"i{n}" for n in range(20_000)]
+    assert await store.event_ids("u", history.seqs) == await store.event_ids(
+        "u", history.seqs, history.timestamps
+    )
+    await store.close()
+
+
+# ------------------------------------------------------------------------------ several processes
+
+WRITE = """
+import asyncio, sys
+from service.domain.records import Event
+from service.stores.sqlite import SQLiteStore
+
+async def main(path, name):
+    store = SQLiteStore(path)
+    for n in range(20):
+        await store.append([Event("u", f"i{n % 7}", f"{name}-{n}-{k}") for k in range(5)])
+    assert "torch" not in sys.modules and "faiss" not in sys.modules
+    await store.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_share_a_new_store(path: Path) -> None:
+    """Three processes make the store at once and write to it: one store, all events once."""
+    run = asyncio.create_subprocess_exec
+    children = [
+        await run(sys.executable, "-c", WRITE, path, str(n), stderr=subprocess.PIPE)
+        for n in range(3)
+    ]
+    for child in children:
+        _, errors = await child.communicate()
+        assert (errors, child.returncode) == (b"", 0)
+    store = SQLiteStore(path)
+    names = sorted(str(event.event_id) for event in store.scan_events())
+    assert names == sorted(f"{p}-{n}-{k}" for p in range(3) for n in range(20) for k in range(5))
+    assert sorted((await store.history("u")).seqs.tolist()) == list(range(1, 301))
+    await store.close()

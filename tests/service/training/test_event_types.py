@@ -1,0 +1,235 @@
+"""Types of events, from the store to the model and from the request to the explanation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models.data.interactions
+from models.data import interactions
+from models.encoder.event_types import IGNORED, UNKNOWN
+from models.recommender import artifact
+from models.recommender.artifact import Trained
+from models.text.static_encoder import StaticEncoder
+from service.domain import records
+from service.domain.queries import Asker, InlineEvent, RecommendQuery, ScoreQuery
+from service.domain.records import Event
+from service.domain.settings import Settings
+from service.domain.stage_clock import Stages
+from service.engine.engine import Engine, open_engine
+from service.histories.request_history import Asked
+from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.stores.sqlite import SQLiteStore
+from service.training import train_and_publish, training_corpus
+from tests.support.tiny import NOON, QUICK, SECOND, events, item_id, items
+
+FAST = replace(QUICK, config=replace(QUICK.config, epochs=4, attention_epochs=1))
+NAMES = tuple(item.item_id for item in items())
+KINDS = ("purchase", "dislike", "view")
+
+
+def of_kinds() -> list[Event]:
+    """What the world did, most of it bought, some seen and some disliked."""
+    kinds = ["purchase", "purchase", "view", "purchase", "dislike", "purchase", "purchase"]
+    return [
+        replace(event, type=kinds[number % 7], weight=1 + number % 3)
+        for number, event in enumerate(events())
+    ]
+
+
+def fill(path: Path, sent: list[Event]) -> training_corpus.Corpus:
+    """What is learned from a store that these events were sent to."""
+    store = SQLiteStore(path / STORE_FILE)
+
+    async def put() -> None:
+        await store.put_items(items())
+        await store.append(sent)
+
+    try:
+        asyncio.run(put())
+        return training_corpus.read(store, Embeddings(StaticEncoder()))
+    finally:
+        asyncio.run(store.close())
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with a model that knows three types of events."""
+    path = tmp_path_factory.mktemp("told")
+    corpus = fill(path, of_kinds())
+    registry = Registry(path / MODELS_FOLDER)
+    train_and_publish.train(corpus, registry, StaticEncoder.name, preset=FAST, processes=1)
+    return path
+
+
+@pytest.fixture
+async def engine(told: Path) -> AsyncIterator[Engine]:
+    opened = await open_engine(Settings(data=told))
+    yield opened
+    await opened.close()
+
+
+# ------------------------------------------------------------------ what is learned from
+
+
+def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
+    """Those that occur, each event its own; dislikes are known as such."""
+    sent = of_kinds()
+    corpus = fill(tmp_path, sent)
+    assert set(corpus.types) == set(KINDS)
+    assert corpus.log.dislike == corpus.types.index("dislike")
+    told = {
+        (corpus.item_ids[item], int(time), corpus.types[kind])
+        for item, time, kind in zip(
+            corpus.log.items, corpus.log.timestamps, corpus.log.types, strict=True
+        )
+    }
+    assert told == {(event.item_id, event.timestamp, event.type) for event in sent}
+    assert int(corpus.log.disliked.sum()) == sum(event.type == "dislike" for event in sent)
+
+
+def test_of_many_types_the_frequent_are_told_apart(tmp_path: Path) -> None:
+    """As many as a model may know; the others are of no type, dislikes never among them."""
+    made = events()
+    sent = [
+        replace(event, type=f"t{number % 80}" if number % 100 else "dislike")
+        for number, event in enumerate(made)
+    ]
+    log = (corpus := fill(tmp_path, sent)).log
+    assert len(corpus.types) == 64
+    assert corpus.types[log.dislike] == "dislike"
+    assert int(log.disliked.sum()) == sum(event.type == "dislike" for event in sent)
+    counts = {kind: sum(event.type == kind for event in sent) for kind in {e.type for e in sent}}
+    left_out = set(counts) - set(corpus.types)
+    assert int((log.types == UNKNOWN).sum()) == sum(counts[kind] for kind in left_out)
+    kept = min(
+        count for kind, count in counts.items() if kind in corpus.types and kind != "dislike"
+    )
+    assert kept >= max(counts[kind] for kind in left_out)
+
+
+def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
+    """Neither layer may import the other's word for it."""
+    assert records.DISLIKE == interactions.DISLIKE
+
+
+def test_the_model_names_its_types(told: Path) -> None:
+    """In the order of its table, and counts what was liked."""
+    _, files, _ = Registry(told / MODELS_FOLDER).load(Registry(told / MODELS_FOLDER).current())
+    made = Trained.unpack(files)
+    assert artifact.FORMAT == 3
+    assert set(made.types) == set(KINDS)
+    shape = made.model.config
+    assert (shape.types, shape.dislike, shape.dislike_heads) == (3, made.types.index("dislike"), 1)
+    liked = [event for event in of_kinds() if event.type != "dislike"]
+    assert len(liked) - 40 == int(made.counts.sum())  # less the last of each user
+
+
+# ------------------------------------------------------------------ what is asked with
+
+
+async def past_of(engine: Engine, user: str, inline: tuple[InlineEvent, ...] = ()) -> Asked:
+    """What this user's questions are asked with."""
+    pasts = engine._pasts
+    stored = await pasts.history(user)
+    snapshot = await engine._serving.current()
+    return pasts.past(snapshot, Asker(user_id=user, history=inline), stored, NOON)
+
+
+@pytest.mark.anyio
+async def test_a_past_has_the_models_numbers(engine: Engine) -> None:
+    """Stored and inline events alike, in time order, and -1 for a type it has never heard of."""
+    names = engine._serving.snapshot.trained.types  # type: ignore[union-attr]
+    sent = sorted((e for e in of_kinds() if e.user_id == "u3"), key=lambda e: e.timestamp or 0)
+    middle = (sent[4].timestamp or 0) + SECOND
+    inline = (InlineEvent(NAMES[1], "share"), InlineEvent(NAMES[2], "dislike", timestamp=middle))
+    asked = await past_of(engine, "u3", inline)
+    kinds = [event.type for event in sent]
+    kinds[5:5] = ["dislike"]
+    kinds.append("share")
+    assert [asked.type_names[code] for code in asked.types] == kinds
+    expected = [names.index(kind) if kind in names else UNKNOWN for kind in kinds]
+    assert asked.past.types is not None
+    assert asked.past.types.tolist() == expected
+    alone = await past_of(engine, "u3")
+    assert alone.past.types is not None
+    assert alone.past.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
+
+
+@pytest.mark.anyio
+async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
+    """Parts sum to the score, reasons to attention and transitions; each says its event's type."""
+    asker = Asker(user_id="u3", explain=50, explain_exact=True)
+    answer = await engine.score(ScoreQuery(asker, NAMES[::7]), Stages())
+    kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
+    said = set()
+    for item in answer.items:
+        parts = item["parts"]
+        assert item["score"] == pytest.approx(sum(parts.values()), abs=1e-4)
+        reasons = item.get("explanation", ())
+        told = sum(reason.contribution for reason in reasons)
+        assert told == pytest.approx(parts["attention"] + parts["transitions"], abs=1e-4)
+        assert all(reason.type == kinds[reason.item_id or ""] for reason in reasons)
+        said |= {reason.type for reason in reasons}
+        assert all(reason.without_exact is not None for reason in reasons)
+    assert said == set(KINDS)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kinds", [("view", "dislike"), ("view", "purchase")])
+async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[str, str]) -> None:
+    """The same item at the same time, of one type and of another: other scores."""
+    one, other = [
+        await engine.score(
+            ScoreQuery(Asker(history=(InlineEvent(item_id(0, 3), kind, timestamp=NOON),)), NAMES),
+            Stages(),
+        )
+        for kind in kinds
+    ]
+    assert [item["score"] for item in one.items] != [item["score"] for item in other.items]
+
+
+@pytest.mark.anyio
+async def test_a_disliked_item_was_seen(engine: Engine) -> None:
+    """It is not recommended again."""
+    history = (InlineEvent(item_id(0, 3), "dislike"), InlineEvent(item_id(0, 4)))
+    answer = await engine.recommend(RecommendQuery(Asker(history=history), limit=60), Stages())
+    found = {item["item_id"] for item in answer.items}
+    assert len(found) == 58
+    assert item_id(0, 3) not in found
+
+
+@pytest.mark.anyio
+async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) -> None:
+    """With and without them the content model scores the same."""
+    opened = await open_engine(Settings(data=tmp_path))
+    try:
+        await opened.put_items(items())
+        await opened.ingest(of_kinds())
+        liked = InlineEvent(item_id(1, 2), timestamp=NOON)
+        disliked = InlineEvent(item_id(0, 3), "dislike", timestamp=NOON)
+
+        async def scores(*history: InlineEvent) -> list[float]:
+            asker = Asker(history=history, at=NOON)
+            answer = await opened.score(ScoreQuery(asker, NAMES), Stages())
+            return [item["score"] for item in answer.items]
+
+        assert await scores(liked, disliked) == await scores(liked)
+        assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
+        asked = await past_of(opened, "u3")
+        assert asked.past.types is not None
+        assert set(np.unique(asked.past.types).tolist()) == {UNKNOWN, IGNORED}
+    finally:
+        await opened.close()
+
+
+def test_dislikes_have_one_name() -> None:
+    """What is stored and what is learned from may not import each other, and must agree."""
+    assert records.DISLIKE == models.data.interactions.DISLIKE

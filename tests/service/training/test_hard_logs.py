@@ -1,0 +1,221 @@
+"""Logs that are hard to train on: no figure is NaN, and a model of them answers every question."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.evaluation.full_ranking import evaluate
+from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.splits import leave_one_out
+from models.recommender.artifact import Trained
+from models.text.static_encoder import StaticEncoder
+from service.domain.queries import (
+    Answer,
+    Asker,
+    RecommendQuery,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+)
+from service.domain.records import Event
+from service.domain.settings import Settings
+from service.domain.stage_clock import Stages
+from service.engine.engine import Engine, open_engine
+from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.stores.sqlite import SQLiteStore
+from service.training import train_and_publish, training_corpus
+from tests.support.tiny import DAY, NOON, QUICK, SECOND, events, item_id, items
+
+TINY = replace(
+    QUICK,
+    dim=16,
+    blocks=1,
+    config=replace(
+        QUICK.config, epochs=1, attention_epochs=1, batch_tokens=1600, attention_tokens=1600
+    ),
+)
+NAMES = [item.item_id for item in items()]
+
+
+def with_users_of_one_event() -> list[Event]:
+    """More users who did one thing than others."""
+    single = [Event(f"once{n}", item_id(n % 4, n), f"o{n}", timestamp=NOON - n) for n in range(50)]
+    return [*single, *events(users=20)]
+
+
+def with_items_of_one_event() -> list[Event]:
+    """Half of what everybody did is on items that nobody else touched."""
+    made = events(users=20)
+    return [replace(event, item_id=f"rare{n}") if n % 2 else event for n, event in enumerate(made)]
+
+
+def at_one_moment() -> list[Event]:
+    """Everything happened at once: the order is that of arrival."""
+    return [replace(event, timestamp=NOON) for event in events(users=20)]
+
+
+def backwards() -> list[Event]:
+    """The newest events arrive first."""
+    return events(users=20)[::-1]
+
+
+def jumping() -> list[Event]:
+    """Waits from a microsecond to half a century."""
+    rng = np.random.default_rng(0)
+    return [
+        replace(event, timestamp=NOON - int(10 ** rng.uniform(0, 15.2)))
+        for event in events(users=20)
+    ]
+
+
+def of_ten_items() -> list[Event]:
+    """Everyone comes back to the same few."""
+    rng = np.random.default_rng(0)
+    return [
+        Event(f"u{n % 20}", item_id(0, int(rng.integers(10))), f"e{n}", timestamp=NOON + n * SECOND)
+        for n in range(600)
+    ]
+
+
+def of_one_item() -> list[Event]:
+    """There is nothing to choose from."""
+    return [Event(f"u{n % 20}", item_id(0, 0), f"e{n}", timestamp=NOON + n) for n in range(200)]
+
+
+def with_one_giant() -> list[Event]:
+    """One user did a hundred times what all others did together."""
+    rng = np.random.default_rng(0)
+    taken = rng.integers(0, len(NAMES), 50_000)
+    giant = [
+        Event("giant", NAMES[item], f"g{n}", timestamp=NOON - DAY + n * SECOND)
+        for n, item in enumerate(taken.tolist())
+    ]
+    return [*giant, *events(users=40)]
+
+
+def of_uneven_weight() -> list[Event]:
+    """From nearly nothing to very much."""
+    rng = np.random.default_rng(0)
+    return [
+        replace(event, weight=float(10.0 ** rng.uniform(-20, 20))) for event in events(users=20)
+    ]
+
+
+def of_a_hundred_types() -> list[Event]:
+    """More types than a model tells apart, each rare, and a few dislikes."""
+    made = events(users=20)
+    return [
+        replace(event, type="dislike" if number % 40 == 0 else f"type {number % 100}")
+        for number, event in enumerate(made)
+    ]
+
+
+def mostly_disliked() -> list[Event]:
+    """Two thirds of what everybody did was to say no, and some said nothing else."""
+    made = events(users=20)
+    return [
+        replace(event, type="dislike") if number % 3 or event.user_id in {"u3", "u7"} else event
+        for number, event in enumerate(made)
+    ]
+
+
+HARD: list[Callable[[], list[Event]]] = [
+    with_users_of_one_event,
+    with_items_of_one_event,
+    at_one_moment,
+    backwards,
+    jumping,
+    of_ten_items,
+    of_one_item,
+    with_one_giant,
+    of_uneven_weight,
+    of_a_hundred_types,
+    mostly_disliked,
+]
+
+
+def read(data: Path, sent: list[Event]) -> training_corpus.Corpus:
+    """What is learned from a store that these events were sent to."""
+    store = SQLiteStore(data / STORE_FILE)
+
+    async def fill() -> None:
+        await store.put_items(items())
+        for first in range(0, len(sent), 10_000):
+            await store.append(sent[first : first + 10_000])
+
+    try:
+        asyncio.run(fill())
+        return training_corpus.read(store, Embeddings(StaticEncoder()))
+    finally:
+        asyncio.run(store.close())
+
+
+async def answers(engine: Engine, user: str) -> list[Answer]:
+    """One answer to each kind of question, with reasons."""
+    asker = Asker(user_id=user, explain=5)
+    return [
+        await engine.score(ScoreQuery(asker, tuple(NAMES[::5])), Stages()),
+        await engine.score(
+            ScoreQuery(replace(asker, at=NOON + 900 * DAY), tuple(NAMES[::9])), Stages()
+        ),
+        await engine.recommend(RecommendQuery(asker, exclude_seen=False), Stages()),
+        await engine.search(SearchQuery(asker, "rocket"), Stages()),
+        await engine.similar(SimilarQuery(item_id(0, 0)), Stages()),
+    ]
+
+
+@pytest.mark.parametrize("sent", HARD)
+def test_a_hard_log_is_learned_from_and_served(
+    sent: Callable[[], list[Event]], tmp_path: Path
+) -> None:
+    """Finite losses, weights and metrics; finite answers for the most and the least active."""
+    made = sent()
+    corpus = read(tmp_path, made)
+    assert len(corpus.log) == len(made)
+    for user in range(corpus.log.n_users):
+        assert (np.diff(corpus.log.user(user).timestamps) >= 0).all()
+    split = leave_one_out(corpus.log)
+    done = train_and_publish.fitted(split.test.history, corpus.content, split.test, TINY, 0, None)
+    assert all(math.isfinite(record["loss"]) for record in done.history)
+    for name, weight in done.model.state_dict().items():
+        assert torch.isfinite(weight).all(), name
+    for told in (False, True):
+        found = evaluate(
+            RecommenderRanker(done.model, corpus.content), split.test, use_target_time=told
+        )
+        assert 0 <= found.ndcg <= found.hr <= 1
+        assert found.n == len(split.test) > 0
+
+    counts = split.test.history.item_counts()
+    types = corpus.types[: done.model.config.types]
+    model = Trained(done.model, corpus.item_ids, counts, StaticEncoder.name, {}, types)
+    version = Registry(tmp_path / MODELS_FOLDER).publish(model.pack(), {})
+    active = Counter(event.user_id for event in made).most_common()
+    asking = (active[0][0], active[-1][0], "nobody")
+
+    async def ask() -> None:
+        engine = await open_engine(Settings(data=tmp_path))
+        try:
+            for user in asking:
+                for answer in await answers(engine, user):
+                    assert answer.model_version == version
+                    assert not answer.degraded
+                    for item in answer.items:
+                        parts = list(item.get("parts", {}).values())
+                        reasons = [one.contribution for one in item.get("explanation", ())]
+                        assert all(map(math.isfinite, [item["score"], *parts, *reasons]))
+        finally:
+            await engine.close()
+
+    asyncio.run(ask())

@@ -1,0 +1,197 @@
+"""Processes that train together: real ones, against one that trains alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.compute.data_parallel import ALONE, Team
+from models.data.interactions import Interactions
+from models.evaluation.baselines import Popularity
+from models.evaluation.full_ranking import evaluate
+from models.evaluation.splits import leave_one_out
+from models.training.fit import Fitted
+from models.training.presets import Preset
+from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.registry import Registry
+from service.training import train_and_publish
+from service.training.process_group import TeamBroken, fitting, team
+from tests.support.small import cycle
+from tests.support.tiny import populate
+from tests.support.training import QUICK, content
+
+ROOT = Path(__file__).parents[3]
+WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
+# Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
+SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time=0.0)
+LOG = cycle(users=40, length=9, items=20)
+
+
+def given(rank: int) -> list[Tensor]:
+    """What a member brings: a large tensor, which travels alone, and two small ones."""
+    draw = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=draw) for shape in ((300, 400), (7,), ())]
+
+
+def exchange(members: Team, folder: str) -> None:
+    """Take part in means, a sum, an agreement and an evaluation; write down what came of them."""
+    means = []
+    for worth in WORTHS:
+        tensors = given(members.rank)
+        total = members.mean(tensors, worth[members.rank])
+        means.append((tensors, total))
+    agreed = members.agree(lambda: f"from {members.rank}")
+    summed = members.sum(np.array([members.rank, 7])).tolist()
+    ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch=7, team=members)
+    judged = (ranked.ranks.tolist(), ranked.hr, ranked.ndcg, ranked.coverage)
+    torch.save((means, agreed, summed, judged), Path(folder) / f"{members.rank}.pt")
+
+
+def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
+    """Against a loop in float64, also where nobody brings any worth; all hold the same bits."""
+    with team(3, exchange, str(tmp_path)) as members:
+        exchange(members, str(tmp_path))
+    told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    brought = [given(rank) for rank in range(3)]
+    for number, worth in enumerate(WORTHS):
+        for place in range(3):
+            expected = sum(
+                w / max(sum(worth), 1) * tensors[place].double()
+                for w, tensors in zip(worth, brought, strict=True)
+            )
+            of = [means[number][0][place] for means, *_ in told]
+            np.testing.assert_allclose(of[0], expected, atol=1e-6)
+            assert all(torch.equal(other, of[0]) for other in of[1:])
+        assert {means[number][1] for means, *_ in told} == {sum(worth)}
+    alone = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test)
+    for _, agreed, summed, judged in told:
+        assert agreed == "from 0"
+        assert summed == [0 + 1 + 2, 3 * 7]
+        assert judged == (alone.ranks.tolist(), alone.hr, alone.ndcg, alone.coverage)
+
+
+def test_a_batch_is_shared_without_loss() -> None:
+    """Every row goes to one member, and like lengths, which stand together, to different ones."""
+    spans = np.arange(14).reshape(7, 2)
+    shares = [Team(rank, 3).share(spans) for rank in range(3)]
+    assert sorted(len(share) for share in shares) == [2, 2, 3]
+    assert sorted(map(tuple, np.concatenate(shares).tolist())) == sorted(map(tuple, spans.tolist()))
+    np.testing.assert_array_equal(ALONE.share(spans), spans)
+
+
+def preset(**config: Any) -> Preset:
+    return Preset("quick", 16, 1, 0.0, 4, replace(SURE, **config))
+
+
+def in_float32(members: Team, *work: Any) -> Fitted:
+    """What a member does, with products whose rounding does not depend on how a batch is cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.training.losses.product_dtype", lambda device: torch.float32)
+        return train_and_publish._fit(members, *work)
+
+
+def trained(size: int, chosen: Preset, log: Interactions = LOG, **more: Any) -> Fitted:
+    split = leave_one_out(log)
+    work = (split.train, content(log.n_items), split.validation, chosen, 5)
+    with team(size, in_float32, *work) as members:
+        return in_float32(members, *work, *more.values())
+
+
+def weights(fitted: Fitted) -> dict[str, NDArray[np.float32]]:
+    return {name: part.detach().numpy() for name, part in fitted.model.named_parameters()}
+
+
+def test_together_they_train_the_model_that_one_trains(tmp_path: Path) -> None:
+    """Losses, validation and weights agree but for rounding; gone on with, it is the same model."""
+    said: list[Any] = []
+    alone = trained(1, preset())
+    both = trained(2, preset(), told=lambda *told: said.append(told), checkpoint=tmp_path / "kept")
+    assert len({(step.epoch, step.step) for *_, step in said}) == len(said) > 6
+    for one, other in zip(alone.history, both.history, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    assert alone.validation is not None
+    assert both.validation is not None
+    assert both.validation.ndcg == pytest.approx(alone.validation.ndcg, abs=1e-3)
+    for name, weight in weights(alone).items():
+        np.testing.assert_allclose(weights(both)[name], weight, atol=2e-3, err_msg=name)
+    again = trained(2, preset(), told=None, checkpoint=tmp_path / "kept")  # from its last epoch
+    for name, weight in weights(both).items():
+        np.testing.assert_array_equal(weights(again)[name], weight)
+
+
+def test_a_member_without_a_share_takes_part_all_the_same() -> None:
+    """Batches of one window, two members: one brings nothing, and nothing hangs."""
+    fitted = trained(2, preset(batch_tokens=8, epochs=1), cycle(users=6, length=7, items=8))
+    assert all(np.isfinite(weight).all() for weight in weights(fitted).values())
+
+
+def leave(members: Team) -> None:
+    """End before the work is done."""
+    os._exit(7)
+
+
+def wait_for(size: int) -> None:
+    with team(size, leave) as members:
+        members.mean([torch.zeros(5)], 1.0)
+
+
+def test_a_helper_that_dies_ends_the_training_with_a_clear_error() -> None:
+    """It does not hang, and says which exit code and what to do."""
+    before = torch.get_num_threads()
+    with pytest.raises(TeamBroken, match="exit code 7; if memory ran out"):
+        wait_for(2)
+    assert torch.get_num_threads() == before
+    assert not torch.distributed.is_initialized()
+
+
+class Leaves:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (9,)
+
+
+def test_a_helper_that_never_comes_is_not_waited_for() -> None:
+    """It ended before the members met."""
+    with pytest.raises(TeamBroken, match="exit code 9"), team(2, exchange, Leaves()):
+        raise AssertionError("nobody was there to begin with")
+
+
+def test_how_many_processes_are_worth_their_start() -> None:
+    """One for a little work, small batches or many weights, one for each core otherwise."""
+
+    def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
+        return fitting(cores, tokens=tokens, work=work, weights=weights)
+
+    assert found(8, 6400, 1_000) == 1
+    assert found(1, 6400, 10**8) == 1
+    assert found(2, 1600, 2 * 10**6) == 2
+    assert found(8, 1000, 10**8) == 2
+    assert found(8, 6400, 10**8) == 8
+    assert found(8, 6400, 10**8, 5 * 10**7) == 1
+
+
+def test_torchrun_starts_a_team(tmp_path: Path) -> None:
+    """Two processes of the command: one model is published and one says so."""
+    populate(tmp_path)
+    script = Path(sys.executable).parent / "heed"
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "--no-python", script, "train", "--data", tmp_path, "--epochs", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert len(Registry(tmp_path / MODELS_FOLDER).versions()) == 1
+    assert ran.stdout.count("NDCG@10") >= 1
+    assert ran.stdout.count("Training with the preset") == 1

@@ -1,0 +1,440 @@
+"""Training: what it reads, what it refuses to publish, and what it says of what it publishes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.snapshot import Snapshot
+from models.data.vocabulary import Vocabulary
+from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.snapshot_ranker import ServedRanker
+from models.history.user_history import Past
+from models.history.user_memory import remember
+from models.ranking.explain import explain
+from models.ranking.scoring import score
+from models.recommender.artifact import WEIGHTS, Trained
+from models.text.static_encoder import StaticEncoder
+from models.training.checkpoint import Checkpoint
+from models.training.fit import Progress
+from service.domain.errors import ModelRejected, StoreFull
+from service.domain.records import Event, Item
+from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import Embeddings
+from service.stores.sqlite import SQLiteStore
+from service.training import train_and_publish, training_corpus
+from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
+
+FAST = replace(QUICK, config=replace(QUICK.config, epochs=2, attention_epochs=1))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    opened = SQLiteStore(tmp_path / STORE_FILE)
+    yield opened
+    asyncio.run(opened.close())
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / MODELS_FOLDER)
+
+
+@pytest.fixture
+def embeddings() -> Embeddings:
+    return Embeddings(StaticEncoder())
+
+
+def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None) -> None:
+    async def put() -> None:
+        await store.put_items(items() if stock is None else stock)
+        await store.append(sent)
+
+    asyncio.run(put())
+
+
+# ------------------------------------------------------------------ what it reads
+
+
+def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
+    store: SQLiteStore, embeddings: Embeddings
+) -> None:
+    """Each user's events in order of time; items known from events alone have no text."""
+    sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
+    fill(store, sent, [*items(), Item("untouched", title="nobody saw it")])
+    corpus = training_corpus.read(store, embeddings)
+    assert set(corpus.item_ids) == {event.item_id for event in sent}
+    assert corpus.content.shape == (len(corpus.item_ids), 256)
+    lengths = np.linalg.norm(corpus.content, axis=1)
+    bare = corpus.item_ids.index("bare")
+    assert lengths[bare] == 0
+    np.testing.assert_allclose(np.delete(lengths, bare), 1, atol=1e-5)
+    told = {
+        (corpus.item_ids[item], int(time), float(weight))
+        for item, time, weight in zip(
+            corpus.log.items, corpus.log.timestamps, corpus.log.weights, strict=True
+        )
+    }
+    assert told == {(event.item_id, event.timestamp, event.weight) for event in sent}
+    assert len(corpus.log) == len(sent)
+    for user in range(corpus.log.n_users):
+        times = corpus.log.timestamps[corpus.log.offsets[user] : corpus.log.offsets[user + 1]]
+        assert np.all(np.diff(times) >= 0)
+
+
+def test_embeddings_of_another_dimension_do_not_stop_it(
+    store: SQLiteStore, embeddings: Embeddings
+) -> None:
+    """An item whose vector is of another space is learned from by its text."""
+    odd = replace(items()[0], embedding=np.ones(3, np.float32))
+    fill(store, events(), [odd, *items()[1:]])
+    corpus = training_corpus.read(store, embeddings)
+    assert np.linalg.norm(corpus.content[corpus.item_ids.index(odd.item_id)]) > 0
+
+
+def shopping(users: int = 40, baskets: int = 10) -> list[Event]:
+    """Baskets a week apart, of two of a user's three staples and of what is new that month."""
+    rng = np.random.default_rng(0)
+    sent = []
+    for user in range(users):
+        staples = rng.permutation(20)[:3]
+        for week in range(baskets):
+            time = NOON + week * 7 * 86_400 * SECOND + user * SECOND
+            for at, item in enumerate([*rng.permutation(staples)[:2].tolist(), 20 + week // 4]):
+                event_id = f"{user}-{week}-{at}"
+                sent.append(Event(f"u{user}", f"p{item}", event_id, timestamp=time))
+    return sent
+
+
+def test_a_log_of_baskets_is_trained_and_served_as_one(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """Judged by everyone's last basket; what is served scores as it was judged, and adds up."""
+    fill(store, shopping())
+    corpus = training_corpus.read(store, embeddings)
+    preset = replace(QUICK, config=replace(QUICK.config, batch_tokens=480))
+    done = train_and_publish.train(corpus, registry, embeddings.name, preset=preset)
+    assert done["metrics"]["cases"] == 40 * 3
+    trained = Trained.unpack(registry.load(done["version"])[1])
+    assert (trained.model.config.baskets, trained.model.config.again) == (True, True)
+    stock = Catalogue.empty(256, Vocabulary(corpus.item_ids))
+    snapshot = Snapshot.build("v", trained, stock, trained.counts)
+    users = np.arange(5, dtype=np.int32)
+    now = np.full(5, corpus.log.timestamps.max() + 3 * 86_400 * SECOND)
+    judged = RecommenderRanker(trained.model, corpus.content).scores(corpus.log, users, now)
+    served = ServedRanker(snapshot).scores(corpus.log, users, now)
+    np.testing.assert_allclose(served, judged, atol=1e-3)
+    mine = corpus.log.user(3)
+    user = remember(snapshot, Past(mine.items, mine.timestamps, mine.weights), int(now[0]))
+    staple = int(mine.items[0])
+    scores = score(snapshot, user, np.array([staple]))
+    reasons = explain(snapshot, user, staple, 99, rest=float(scores.sequence[0] + scores.prior[0]))
+    summed = sum(reason.contribution for reason in reasons)
+    whole = summed + float(scores.sequence[0] + scores.prior[0])
+    assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
+    again = {reason.source for reason in reasons if reason.contribution > 0}
+    assert again & set(np.flatnonzero(mine.items == staple).tolist())
+
+
+def test_a_log_without_times_is_no_log_of_baskets(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """All at one moment: the order of arrival is learned from, and the last event judged by."""
+    fill(store, [replace(event, timestamp=NOON) for event in events()])
+    corpus = training_corpus.read(store, embeddings)
+    done = train_and_publish.train(corpus, registry, embeddings.name, preset=QUICK)
+    assert done["metrics"]["cases"] == corpus.log.n_users
+    config = Trained.unpack(registry.load(done["version"])[1]).model.config
+    assert not config.baskets
+
+
+# ------------------------------------------------------------------ what it refuses
+
+
+def refused(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> str:
+    """Why nothing was published."""
+    with pytest.raises(ModelRejected) as rejected:
+        train_and_publish.train(
+            training_corpus.read(store, embeddings), registry, embeddings.name, preset=FAST
+        )
+    assert registry.versions() == []
+    return rejected.value.detail
+
+
+def test_nothing_to_learn_from(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """An empty log says where events come from."""
+    assert "heed import" in refused(store, registry, embeddings)
+
+
+def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> None:
+    """Below the least number, that number is named."""
+    fill(store, events()[: train_and_publish.ENOUGH_EVENTS - 1])
+    why = refused(store, registry, embeddings)
+    assert "99 events" in why
+    assert "100 are needed" in why
+
+
+def test_no_order_to_learn(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> None:
+    """Users of two events each: one to learn from and one to judge by is one too few."""
+    fill(store, events(users=80, each=2))
+    assert "no user has three events" in refused(store, registry, embeddings)
+
+
+def crowd() -> list[Event]:
+    """Each user has had all items but one when their last comes: no model can be better."""
+    return [
+        Event(
+            f"u{user}",
+            item_id(0, (n + 5 * (user % 2)) % 6),
+            f"{user}-{n}",
+            timestamp=NOON + n * SECOND,
+        )
+        for user in range(60)
+        for n in range(6)
+    ]
+
+
+def test_a_model_that_does_not_beat_popularity(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """It is not published, and both figures are told. As good is not better."""
+    fill(store, crowd())
+    corpus = training_corpus.read(store, embeddings)
+    with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
+        train_and_publish.train(corpus, registry, embeddings.name, preset=FAST)
+    assert registry.versions() == []
+
+
+# ------------------------------------------------------------------ what it publishes
+
+
+def test_what_is_published_describes_itself(world: World) -> None:
+    """Figures that were really measured, and files that are a model of the whole world."""
+    registry = Registry(world.data / MODELS_FOLDER)
+    listed = {version.version: version for version in registry.versions()}
+    assert listed.keys() == {world.first, world.second}
+    assert listed[world.first].current
+    metadata = listed[world.first].metadata
+    assert metadata is not None
+    assert (metadata["items"], metadata["events"]) == (60, 480)
+    assert metadata["seed"] == 1
+    assert 1 <= metadata["epoch"] <= QUICK.config.epochs + QUICK.config.attention_epochs
+    assert metadata["preset"] == QUICK.name
+    metrics = metadata["metrics"]
+    assert metrics["ndcg"] > metrics["popularity_ndcg"]
+    assert metrics["hr"] > metrics["popularity_hr"]
+    assert metrics["cases"] == 40
+    model = Trained.unpack(registry.load(world.first)[1])
+    assert set(model.item_ids) == {item.item_id for item in items()}
+    assert model.encoder == StaticEncoder.name
+    assert model.model.config.as_dict() == metadata["shape"]
+    # What it was judged on was not learned from, so that the newest events are not counted.
+    assert int(model.counts.sum()) == 480 - 40
+
+
+def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
+    """HR@10 of popularity on each user's newest event, what they saw before left out."""
+    past: dict[str, list[str]] = {}
+    for event in events():
+        past.setdefault(event.user_id, []).append(event.item_id)
+    counts = {item.item_id: 0 for item in items()}
+    for names in past.values():
+        for name in names[:-1]:
+            counts[name] += 1
+    hits = 0
+    for names in past.values():
+        target = names[-1]
+        rivals = set(counts) - set(names[:-1]) - {target}
+        # Ties are against the target.
+        hits += sum(counts[rival] >= counts[target] for rival in rivals) < 10
+    registry = Registry(world.data / MODELS_FOLDER)
+    (first,) = [v for v in registry.versions() if v.version == world.first]
+    assert first.metadata is not None
+    assert first.metadata["metrics"]["popularity_hr"] == pytest.approx(hits / 40)
+
+
+def test_the_seed_decides_the_model(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+) -> None:
+    """The same one gives the same bytes; progress goes forward and names what is done."""
+    fill(store, events())
+    stages: list[tuple[str, int, int]] = []
+    epochs: list[Progress] = []
+
+    def told(stage: str, done: int, total: int, progress: Progress | None) -> None:
+        stages.append((stage, done, total))
+        if progress is not None:
+            epochs.append(progress)
+
+    corpus = training_corpus.read(store, embeddings, told)
+    weights = []
+    for seed in (3, 3, 4):
+        result = train_and_publish.train(
+            corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, told=told
+        )
+        weights.append(registry.load(result["version"])[1][WEIGHTS])
+        assert registry.current() is None
+    assert weights[0] == weights[1] != weights[2]
+    assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
+        "reading events", "reading items", "encoding texts", "training",
+    ]  # fmt: skip
+    one = [(done, total) for stage, done, total in stages if stage == "training"][
+        : len(epochs) // 3
+    ]
+    shares = [done / total for done, total in one]
+    assert shares == sorted(set(shares))
+    assert (shares[0] > 0, shares[-1]) == (True, 1.0)
+    assert {progress.epochs for progress in epochs} == {3}
+    assert list(dict.fromkeys(progress.epoch for progress in epochs)) == [1, 2, 3]
+
+
+# ------------------------------------------------------------------ what it keeps meanwhile
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+class Killing:
+    """Hears of the work as it goes on; kills it at the first step of an epoch."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self.stages: list[str] = []
+        self.epochs: list[int] = []
+
+    def __call__(self, stage: str, done: int, total: int, progress: Progress | None) -> None:
+        self.stages.append(stage)
+        if progress is not None:
+            self.epochs.append(progress.epoch)
+            if progress.epoch == self.epoch:
+                raise Killed
+
+
+@pytest.fixture
+def corpus(store: SQLiteStore, embeddings: Embeddings) -> training_corpus.Corpus:
+    """What is learned of the small world."""
+    fill(store, events())
+    return training_corpus.read(store, embeddings)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / CHECKPOINT_FILE
+
+
+def test_a_killed_training_is_gone_on_with(
+    corpus: training_corpus.Corpus, registry: Registry, tmp_path: Path, checkpoint: Path
+) -> None:
+    """From the epoch it was killed in, to the same model; then the checkpoint is gone."""
+
+    def train(registry: Registry, told: Killing, path: Path | None) -> bytes:
+        result = train_and_publish.train(
+            corpus, registry, "fake", preset=FAST, seed=9, told=told, checkpoint=path
+        )
+        return registry.load(result["version"])[1][WEIGHTS]
+
+    for epoch in (2, 3):
+        with pytest.raises(Killed):
+            train(registry, Killing(epoch), checkpoint)
+        assert Checkpoint.from_bytes(checkpoint.read_bytes()).history[-1]["epoch"] == epoch - 1
+        assert registry.versions() == []
+    told = Killing()
+    weights = train(registry, told, checkpoint)
+    assert told.stages[0] == "going on from the checkpoint"
+    assert set(told.epochs) == {3}
+    assert not checkpoint.exists()
+    whole = Killing()
+    assert train(Registry(tmp_path / "other"), whole, None) == weights
+    assert set(whole.epochs) == {1, 2, 3}
+    assert "going on from the checkpoint" not in whole.stages
+
+
+def test_a_checkpoint_of_other_events_is_left_aside(
+    corpus: training_corpus.Corpus,
+    registry: Registry,
+    checkpoint: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The training starts anew, and says so; it does the same with one that is damaged."""
+    with pytest.raises(Killed):
+        train_and_publish.train(
+            corpus, registry, "fake", preset=FAST, told=Killing(2), checkpoint=checkpoint
+        )
+    left, times = checkpoint.read_bytes(), corpus.log.timestamps + SECOND
+    later = replace(corpus, log=replace(corpus.log, timestamps=times))
+    for data, why, which in (
+        (left, "of another training", later),
+        (left[:-9], "damaged", corpus),
+        (b"", "no checkpoint", corpus),
+    ):
+        checkpoint.write_bytes(data)
+        caplog.clear()
+        told = Killing()
+        train_and_publish.train(
+            which, registry, "fake", preset=FAST, told=told, checkpoint=checkpoint
+        )
+        assert why in caplog.text
+        assert "training starts anew" in caplog.text
+        assert set(told.epochs) == {1, 2, 3}
+        assert not checkpoint.exists()
+
+
+def test_a_model_that_is_refused_leaves_no_checkpoint(
+    store: SQLiteStore, registry: Registry, embeddings: Embeddings, checkpoint: Path
+) -> None:
+    """The same training would be refused again."""
+    fill(store, crowd())
+    with pytest.raises(ModelRejected):
+        train_and_publish.train(
+            training_corpus.read(store, embeddings),
+            registry,
+            "fake",
+            preset=FAST,
+            checkpoint=checkpoint,
+        )
+    assert not checkpoint.exists()
+
+
+def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
+    corpus: training_corpus.Corpus,
+    registry: Registry,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once there is room again, nothing needs training again."""
+
+    def full(*_: object, **__: object) -> str:
+        raise StoreFull("the disk has no room for a model")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "publish", full)
+        with pytest.raises(StoreFull):
+            train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=checkpoint)
+    told = Killing()
+    train_and_publish.train(corpus, registry, "fake", preset=FAST, told=told, checkpoint=checkpoint)
+    assert told.epochs == []
+    assert len(registry.versions()) == 1
+    assert not checkpoint.exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
+    corpus: training_corpus.Corpus,
+    registry: Registry,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told, and what can be published is."""
+    nowhere = tmp_path / "missing" / "folder"
+    train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=nowhere)
+    assert caplog.text.count("the checkpoint could not be written") == 3
+    assert len(registry.versions()) == 1

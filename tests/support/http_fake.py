@@ -1,0 +1,254 @@
+"""What the HTTP tests share: a small engine in memory, and a client that drives the real app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from service.domain.errors import Conflict, Invalid, NotFound
+from service.domain.queries import (
+    Answer,
+    AnsweredItem,
+    Attended,
+    AttendQuery,
+    Contribution,
+    RecommendQuery,
+    ScoreQuery,
+    SearchQuery,
+    SimilarQuery,
+)
+from service.domain.records import Event, Item, User
+from service.domain.settings import Settings
+from service.domain.stage_clock import Stages
+from service.http.app import create_app
+from service.stores.base import Appended
+
+
+class FakeEngine:
+    """Keeps everything in dicts, answers plausibly and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Item] = {}
+        self.events: dict[str, list[Event]] = {}
+        self.users: dict[str, User] = {}
+        self.asked: list[Any] = []
+        self.arrived = asyncio.Semaphore(0)  # one for each question asked
+        self.batches: list[int] = []
+        self.raises: Exception | None = None
+        self.gate: asyncio.Event | None = None  # when set, questions wait for it
+        self.is_ready = True
+        self.closed = False
+        self.trained: list[Mapping[str, Any]] = []
+
+    @property
+    def model_version(self) -> str:
+        return "v1"
+
+    def tell_errors(self, told: Callable[[float, float], None]) -> None:
+        self.told = told
+
+    async def _work(self, query: Any) -> None:
+        self.asked.append(query)
+        self.arrived.release()
+        if self.raises is not None:
+            raise self.raises
+        if self.gate is not None:
+            await self.gate.wait()
+
+    async def put_items(self, items: Sequence[Item]) -> int:
+        await self._work(items)
+        for index, item in enumerate(items):
+            if item.title == "refused by the engine":
+                raise Invalid(f"/items/{index}/title", "the engine does not want it")
+        self.batches.append(len(items))
+        self.items.update({item.item_id: item for item in items})
+        return len(items)
+
+    async def get_item(self, item_id: str) -> Item:
+        if item_id not in self.items:
+            raise NotFound(f"There is no item {item_id!r}.")
+        return self.items[item_id]
+
+    async def delete_item(self, item_id: str) -> None:
+        await self.get_item(item_id)
+        del self.items[item_id]
+
+    async def page_items(self, cursor: str | None, limit: int) -> tuple[list[Item], str | None]:
+        start = _offset(cursor)
+        page = list(self.items.values())[start : start + limit]
+        return page, str(start + limit) if start + limit < len(self.items) else None
+
+    async def page_users(self, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
+        start = _offset(cursor)
+        page = list(self.users.values())[start : start + limit]
+        return page, str(start + limit) if start + limit < len(self.users) else None
+
+    async def ingest(self, events: Sequence[Event]) -> Appended:
+        await self._work(events)
+        known = {e.event_id for stored in self.events.values() for e in stored}
+        stored = 0
+        for event in events:
+            if event.event_id is None or event.event_id not in known:
+                event_id = event.event_id or f"auto-{sum(map(len, self.events.values()))}"
+                row = replace(event, event_id=event_id, timestamp=event.timestamp or 0)
+                self.events.setdefault(event.user_id, []).append(row)
+                known.add(event_id)
+                stored += 1
+        return Appended(stored, len(events) - stored)
+
+    async def put_user(self, user: User) -> None:
+        self.users[user.user_id] = user
+
+    async def get_user(self, user_id: str) -> User:
+        if user_id not in self.users:
+            raise NotFound(f"There is no user {user_id!r}.")
+        return self.users[user_id]
+
+    async def history(
+        self, user_id: str, cursor: str | None, limit: int
+    ) -> tuple[list[Event], str | None]:
+        start = _offset(cursor)
+        events = self.events.get(user_id, [])[::-1]
+        page = events[start : start + limit]
+        return page, str(start + limit) if start + limit < len(events) else None
+
+    async def delete_event(self, user_id: str, event_id: str) -> None:
+        kept = [e for e in self.events.get(user_id, []) if e.event_id != event_id]
+        if len(kept) == len(self.events.get(user_id, [])):
+            raise NotFound(f"{user_id!r} has no event {event_id!r}.")
+        self.events[user_id] = kept
+
+    async def forget(self, user_id: str) -> int:
+        self.users.pop(user_id, None)
+        return len(self.events.pop(user_id, []))
+
+    async def merge(self, user_id: str, source: str) -> int:
+        moved = self.events.pop(source, [])
+        self.events.setdefault(user_id, []).extend(replace(e, user_id=user_id) for e in moved)
+        return len(moved)
+
+    async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
+        with stages("store"):
+            await self._work(query)
+        with stages("attend"):
+            return self._answer(query.item_ids, query.asker.explain)
+
+    async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
+        with stages("coarse"):
+            await self._work(query)
+        ids = [i for i in self.items if i not in query.exclude][: query.limit]
+        return self._answer(ids, query.asker.explain)
+
+    async def search(self, query: SearchQuery, stages: Stages) -> Answer:
+        with stages("coarse"):
+            await self._work(query)
+        return self._answer(list(self.items)[: query.limit], query.asker.explain)
+
+    async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
+        with stages("coarse"):
+            await self._work(query)
+        await self.get_item(query.item_id)
+        return self._answer([i for i in self.items if i != query.item_id][: query.limit], 0)
+
+    async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
+        with stages("attend"):
+            await self._work(query)
+        return Attended((1, 0), None, ((0.75, 0.25),), (0.5, -1.0), (1.0,), "exact", None)
+
+    def _answer(self, ids: Sequence[str], explain: int) -> Answer:
+        row = Contribution("e0", "a", "A", "view", 1, 0.5, -0.25, 1.25)
+        items = [
+            AnsweredItem(item_id=i, score=1.0, title="", parts={"attention": 0.75, "prior": 0.25})
+            for i in ids
+        ]
+        if explain:
+            for item in items:
+                item["explanation"] = (row,)
+        return Answer(items, self.model_version)
+
+    async def train(self, options: Mapping[str, Any]) -> str:
+        if self.trained:
+            raise Conflict("A training is running: job-1.")
+        self.trained.append(options)
+        return "job-1"
+
+    async def job(self, job_id: str) -> Mapping[str, Any]:
+        if job_id != "job-1":
+            raise NotFound(f"There is no job {job_id!r}.")
+        return {"job_id": job_id, "state": "running", "progress": 0.5}
+
+    async def models(self) -> list[Mapping[str, Any]]:
+        return [{"version": "v1", "active": True, "metrics": {"ndcg@10": 0.2}}]
+
+    async def activate(self, version: str) -> Mapping[str, Any]:
+        await self._work(version)
+        if version != "v1":
+            raise NotFound(f"There is no version {version!r}.")
+        return {"version": version}
+
+    async def ready(self) -> tuple[bool, Mapping[str, Any]]:
+        return self.is_ready, {"store": self.is_ready, "model": "v1"}
+
+    async def stats(self) -> Mapping[str, float]:
+        return {"items": len(self.items), "cache.hits": 3.0}
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def _offset(cursor: str | None) -> int:
+    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 9):
+        raise Invalid("/cursor", "is not a cursor of this list")
+    return int(cursor or 0)
+
+
+class Client:
+    """A synchronous face on httpx's client and the event loop it lives in."""
+
+    def __init__(self, app: FastAPI, engine: FakeEngine, runner: asyncio.Runner) -> None:
+        self.app = app
+        self.engine = engine
+        self.runner = runner
+        transport = httpx.ASGITransport(app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://heed.test")
+
+    def request(self, method: str, url: str, **more: Any) -> httpx.Response:
+        return self.runner.run(self.http.request(method, url, **more))
+
+    def get(self, url: str, **more: Any) -> httpx.Response:
+        return self.request("GET", url, **more)
+
+    def post(self, url: str, **more: Any) -> httpx.Response:
+        return self.request("POST", url, **more)
+
+    def put(self, url: str, **more: Any) -> httpx.Response:
+        return self.request("PUT", url, **more)
+
+    def delete(self, url: str, **more: Any) -> httpx.Response:
+        return self.request("DELETE", url, **more)
+
+    def raw(self, url: str, body: bytes | str) -> httpx.Response:
+        """Post bytes that are called JSON, whatever they are."""
+        return self.post(url, content=body, headers={"content-type": "application/json"})
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[Client]:
+    """The real app around a fake engine, started and stopped as a server would."""
+    engine = FakeEngine()
+    app = create_app(Settings(**{"embedding_dim": 4, **settings}), engine=engine)
+    with asyncio.Runner() as runner:
+        lifespan = app.router.lifespan_context(app)
+        runner.run(lifespan.__aenter__())
+        client = Client(app, engine, runner)
+        try:
+            yield client
+        finally:
+            runner.run(client.http.aclose())
+            runner.run(lifespan.__aexit__(None, None, None))

@@ -1,0 +1,249 @@
+"""Pasts to attend over, as they may come, and their scores in float64 and plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.snapshot import Snapshot
+from models.encoder.history_encoder import EncoderState
+from models.history.attention_options import SOFTMAX, Attending
+from models.history.user_history import Past
+from models.history.user_memory import UserMemory, remember
+from tests.support.reference_model import ReferenceModel
+from tests.support.small import DAY, TOLD, encode, random_model, random_past
+from tests.support.small import snapshot as small_snapshot
+
+ITEMS, TRAINED, HEADS, WINDOW = 15, 12, 3, 5
+AT = 6 * DAY
+FOREVER = 2**62
+EVERY = np.arange(ITEMS)
+
+
+def drawn_snapshot() -> Snapshot:
+    """Every weight of its model is drawn, and its window is shorter than many pasts."""
+    return small_snapshot(ITEMS, random_model(11, window=WINDOW))
+
+
+def told_snapshot() -> Snapshot:
+    """The same, of a model that knows three types of events, dislikes among them."""
+    return small_snapshot(ITEMS, random_model(11, window=WINDOW, **TOLD))
+
+
+def basket_snapshot() -> Snapshot:
+    """The same once more, of baskets that people come back to."""
+    model = random_model(11, window=WINDOW, baskets=True, again=True)
+    return small_snapshot(ITEMS, model)
+
+
+@contextmanager
+def appends(snapshot: Snapshot) -> Iterator[list[int]]:
+    """How many events the encoder read at once, each time."""
+    encoder, stepper = snapshot.model.encoder, snapshot.stepper
+    assert encoder is not None
+    assert stepper is not None
+    counts: list[int] = []
+    many, one = encoder.append, stepper.append
+
+    def several(state: EncoderState, events: Tensor, timestamps: Tensor) -> EncoderState:
+        counts.append(len(events))
+        return many(state, events, timestamps)
+
+    def single(state: EncoderState, event: Tensor, timestamp: int) -> EncoderState:
+        counts.append(1)
+        return one(state, event, timestamp)
+
+    with patch.object(encoder, "append", several), patch.object(stepper, "append", single):
+        yield counts
+
+
+def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:
+    """A memory of more events than `pasts` draws."""
+    return remember(snapshot, random_past(7, events, ITEMS), AT)
+
+
+def without_event(whole: Past, event: int) -> Past:
+    """The past as if that event had never been."""
+    left = [at for at in range(len(whole.rows)) if at != event]
+    return replace(
+        whole,
+        rows=whole.rows[left],
+        timestamps=whole.timestamps[left],
+        weights=whole.weights[left],
+        visible=None if whole.visible is None else whole.visible[left],
+        types=None if whole.types is None else whole.types[left],
+        vectors={left.index(at): pair for at, pair in whole.vectors.items() if at != event},
+    )
+
+
+@st.composite
+def pasts(draw: st.DrawFn, least: int = 0) -> Past:
+    """Events on items trained, described and unknown, of types known and unknown; vectors of their
+    own; masks; profiles.
+    """
+    events = draw(st.integers(least, 9))
+    made = random_past(draw(st.integers(0, 10_000)), events, ITEMS)
+    rows = made.rows.copy()
+    vectors: dict[int, tuple[Any, Any]] = {}
+    for event in range(events):
+        kind = draw(st.sampled_from(["", "", "", "unknown", "own", "own unknown"]))
+        if "unknown" in kind:
+            rows[event] = draw(st.sampled_from([-1, ITEMS, ITEMS + 7]))
+        if "own" in kind.split():
+            key, value = encode([f"key {event}", f"value {event}"])
+            vectors[event] = draw(st.sampled_from([(key, value), (key, None), (None, value)]))
+    visible = None
+    if draw(st.booleans()):
+        visible = np.array(draw(st.lists(st.booleans(), min_size=events, max_size=events)), bool)
+    types = None
+    if draw(st.booleans()):
+        drawn = st.lists(st.integers(-2, 2), min_size=events, max_size=events)
+        types = np.array(draw(drawn), np.int32)
+    profile = np.array(draw(st.lists(st.integers(-1, ITEMS - 1), max_size=3)), np.int32)
+    words = (
+        encode([f"interest {at}" for at in range(len(profile))]) if (profile < 0).any() else None
+    )
+    return replace(made, rows=rows, vectors=vectors, visible=visible, profile_rows=profile,
+                   profile_content=words, types=types)  # fmt: skip
+
+
+ways = st.builds(
+    Attending,
+    temperature=st.sampled_from([1.0, 0.3, 5.0]),
+    hard=st.booleans(),
+    exclude_self=st.booleans(),
+)
+
+
+class Loop:
+    """The score of one target by one past, in float64 and plain loops."""
+
+    def __init__(self, snapshot: Snapshot, made: Past, at: int) -> None:
+        shape = snapshot.model.config
+        self.reference = ReferenceModel(
+            snapshot.model,
+            HEADS,
+            WINDOW,
+            dislike=shape.dislike,
+            dislike_heads=shape.dislike_heads,
+            baskets=shape.baskets,
+        )
+        self.shape = shape
+        content = snapshot.catalogue.content.astype(np.float64)
+        self.items = [self.reference.vector(row if row < TRAINED else -1, content[row])
+                      for row in range(ITEMS)]  # fmt: skip
+        keys, values, rows, times, weights, known = [], [], [], [], [], []
+        types: list[int] = []
+        for event, row in enumerate(made.rows.tolist()):
+            kind = -1 if made.types is None else int(made.types[event])
+            if kind == -2 or (made.visible is not None and not made.visible[event]):
+                continue
+            is_item = 0 <= row < ITEMS
+            key, value = made.vectors.get(event, (None, None))
+            if not is_item and key is None and value is None:
+                continue
+            own_key = None if key is None else self.reference.vector(-1, key)
+            own_value = None if value is None else self.reference.vector(-1, value)
+            item = self.items[row] if is_item else None
+            keys.append(first(own_key, item, own_value))
+            values.append(first(own_value, item, own_key))
+            rows.append(row if is_item else -1)
+            times.append(int(made.timestamps[event]))
+            weights.append(float(made.weights[event]))
+            types.append(kind)
+            known.append(is_item)
+        seen = [j for j in range(len(rows)) if known[j]]
+        read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
+        self.summary = self.reference.summary(read, [times[j] for j in seen], at)
+        # Memory rows of the events on items, newest first, and their rows of the id embedding.
+        self.recent = seen[::-1]
+        self.trained = [rows[j] if rows[j] < TRAINED else -1 for j in self.recent]
+        distances = list(range(len(rows) - 1, -1, -1))
+        ages = [max(0, at - time) for time in times]
+        for entry, row in enumerate(made.profile_rows.tolist()):
+            if row >= 0:
+                vector = self.items[row]
+            else:
+                assert made.profile_content is not None
+                vector = self.reference.vector(-1, made.profile_content[entry])
+            keys.append(vector)
+            values.append(vector)
+            rows.append(row)
+            distances.append(FOREVER)
+            ages.append(FOREVER)
+            weights.append(1.0)
+            types.append(-1)
+        self.rows, self.types = rows, types
+        self.distances, self.ages, self.weights = distances, ages, weights
+        self.keys, self.values = keys, values
+
+    def transitions(
+        self,
+        target: int,
+        how: Attending = SOFTMAX,
+        summary: NDArray[np.float64] | None = None,
+    ) -> float:
+        """The transitions part, of this past's summary or another's."""
+        read = self.summary if summary is None else summary
+        part = self.reference.transitions(read, self.trained, target_row(target))
+        return part if how.exclude_self else part + self._again(target, read)
+
+    def _again(self, target: int, summary: NDArray[np.float64]) -> float:
+        """What it adds that the user took the target before."""
+        if not (self.shape.baskets and self.shape.again):
+            return 0.0
+        return self.reference.again(summary, self._same(target))
+
+    def _same(self, target: int) -> list[bool]:
+        """Which of the newest events are on the target, and no dislike of it."""
+        return [self.rows[row] == target and not 0 <= self.shape.dislike == self.types[row]
+                for row in self.recent]  # fmt: skip
+
+    def shares(self, target: int) -> NDArray[np.float64]:
+        """What each memory row adds to F(target), [m]."""
+        out = np.zeros(len(self.rows))
+        for row, part in zip(
+            self.recent, self.reference.shares(self.trained, target_row(target)), strict=False
+        ):
+            out[row] = part
+        return out
+
+    def attributed(self, target: int, how: Attending = SOFTMAX) -> NDArray[np.float64]:
+        """What each memory row has of the transitions part, [m]: each count by its shares."""
+        out, shares = np.zeros(len(self.rows)), self.shares(target)
+        if shares.any():
+            whole = self.reference.transitions(self.summary, self.trained, target_row(target))
+            out += whole * shares / shares.sum()
+        same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
+        if same and self.shape.baskets and not how.exclude_self:
+            out[same] += self._again(target, self.summary) / len(same)
+        return out
+
+    def parts(
+        self, target: int, how: Attending
+    ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """The sequence part; weights [H, m] and gains [H, m] of the attention part."""
+        visible = [not how.exclude_self or row != target for row in self.rows]
+        alpha, gain = self.reference.attention(
+            self.items[target], self.keys, self.values, distances=self.distances,
+            ages=self.ages, weights=self.weights, types=self.types, visible=visible,
+            temperature=how.temperature, hard=how.hard,
+        )  # fmt: skip
+        return float(self.items[target] @ self.summary), alpha, gain
+
+
+def target_row(target: int) -> int:
+    """A target's row of the id embedding, -1 where it was not trained."""
+    return target if target < TRAINED else -1
+
+
+def first(*options: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    return next(option for option in options if option is not None)

@@ -1,0 +1,259 @@
+"""The recommender once more, in float64 and plain loops over its weights.
+
+Nothing here is shared with the code under test, and nothing is fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from tests.support.reference import softmax
+
+Array = NDArray[np.float64]
+
+MICROSECONDS = 1_000_000
+
+
+def position_bucket(distance: int) -> int:
+    """Itself below 16, then three an octave, at most 31."""
+    if distance < 16:
+        return max(0, distance)
+    return min(31, 16 + math.floor(3 * math.log2(distance / 16)))
+
+
+def age_bucket(age: int) -> int:
+    """0 for no age, else 1.4 an octave of seconds, at most 39."""
+    if age <= 0:
+        return 0
+    return min(39, math.floor(1 + 1.4 * math.log2(1 + age / MICROSECONDS)))
+
+
+def window_start(length: int, window: int) -> int:
+    """The first event that is read: quarters of the window are dropped until the rest fits."""
+    start = 0
+    while length - start > window:
+        start += max(1, window // 4)
+    return start
+
+
+def sigmoid(x: Array) -> Array:
+    return np.array([1 / (1 + math.exp(-v)) for v in x])
+
+
+class ReferenceModel:
+    """What a `Recommender` computes, read off its weights."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        heads: int,
+        window: int = 200,
+        *,
+        dislike: int = -1,
+        dislike_heads: int = 0,
+        baskets: bool = False,
+    ) -> None:
+        state = model.state_dict()
+        self.state: dict[str, Array] = {k: v.double().numpy() for k, v in state.items()}
+        self.heads = heads
+        self.window = window
+        self.dislike, self.dislike_heads = dislike, dislike_heads
+        # What an event counts for each one after it, and how many do.
+        self.decay, self.depth = (1.0, 180) if baskets else (0.3, 8)
+        self._projected: dict[bytes, dict[str, Array]] = {}
+
+    # ------------------------------------------------------------------ items
+
+    def vector(self, row: int, content: NDArray[np.floating]) -> Array:
+        """The item tower: the id's embedding, where there is one, and the projected text."""
+        vector = self.state["content.weight"] @ content.astype(np.float64)
+        return vector + self.state["ids.weight"][row] if row >= 0 else vector
+
+    def project(self, vector: Array) -> dict[str, Array]:
+        """Query, key, value and output of one item vector, [H, d] each."""
+        known = self._projected.get(vector.tobytes())
+        if known is not None:
+            return known
+        normed = self._norm("norm", vector)
+        w = {name: self.state[f"cross.w_{name}.weight"] for name in ("q", "k", "o")}
+        w["v"] = self.state.get("cross.w_v.weight", w["k"])
+        parts = {
+            "query": (w["q"] @ normed).reshape(self.heads, -1),
+            "key": (w["k"] @ normed).reshape(self.heads, -1),
+            "value": (w["v"] @ normed).reshape(self.heads, -1),
+            "output": (w["o"].T @ normed).reshape(self.heads, -1),
+        }
+        self._projected[vector.tobytes()] = parts
+        return parts
+
+    # ------------------------------------------------------------------ the three parts
+
+    def read(self, vector: Array, kind: int, weight: float) -> Array:
+        """What the encoder reads of an event on an item; a type below 0 is not known."""
+        if "kinds.loudness" not in self.state:
+            return vector
+        read: Array = vector + math.log(weight) * self.state["kinds.loudness"]
+        if kind >= 0 and "kinds.kind" in self.state:
+            read = read + self.state["kinds.kind"][kind]
+        return read
+
+    def may_see(self, head: int, kind: int) -> bool:
+        """The last heads see dislikes, the others everything else."""
+        if self.dislike < 0:
+            return True
+        return (head >= self.heads - self.dislike_heads) == (kind == self.dislike)
+
+    def summaries(
+        self,
+        vectors: Sequence[Array],
+        times: Sequence[int],
+        asked: Sequence[int | None] | None = None,
+    ) -> list[Array]:
+        """The encoder's summary of every prefix, asked at these times; None = not told."""
+        state = self.state
+        x = []
+        for j, vector in enumerate(vectors):
+            gap = times[j] - times[j - 1] if j else 0
+            start = vector + 0.2 * state["encoder.gap.weight"][age_bucket(gap)]
+            x.append(self._norm("encoder.norm_in", start))
+        blocks = 0
+        while f"encoder.blocks.{blocks}.out.weight" in state:
+            blocks += 1
+        for block in range(blocks - 1):
+            x = [self._block(block, x[t], x[: t + 1], times[: t + 1], times[t])
+                 for t in range(len(x))]  # fmt: skip
+        out = []
+        for t in range(len(x)):
+            at = None if asked is None else asked[t]
+            bucket = 40 if at is None else age_bucket(at - times[t])
+            query = x[t] + state["encoder.asked_gap.weight"][bucket]
+            when = times[t] if at is None else at
+            last = self._block(blocks - 1, query, x[: t + 1], times[: t + 1], when)
+            out.append(self._norm("encoder.norm_out", last))
+        return out
+
+    def summary(
+        self, vectors: Sequence[Array], times: Sequence[int], at: int | None = None
+    ) -> Array:
+        """h_u of what the encoder reads of a history; zero without an encoder or without events.
+
+        A request at a time is no later than the horizon allows; None = the time is not told.
+        """
+        if "encoder.gap.weight" not in self.state or not len(vectors):
+            return np.zeros(self.state["content.weight"].shape[0])
+        start = window_start(len(vectors), self.window)
+        if at is not None:
+            at = min(at, times[-1] + int(self.state["horizon"]))
+        asked = [None] * (len(vectors) - start - 1) + [at]
+        return self.summaries(vectors[start:], times[start:], asked)[-1]
+
+    def follows(self, item: int, target: int) -> float:
+        """How often one item followed another, by rows of the id embedding; -1 is no row."""
+        if item < 0 or target < 0:
+            return 0.0
+        columns, counts = self.state["columns"][item], self.state["counts"][item]
+        return sum(
+            float(count)
+            for column, count in zip(columns.tolist(), counts.tolist(), strict=True)
+            if column == target
+        )
+
+    def shares(self, recent: Sequence[int], target: int) -> list[float]:
+        """What each of the last items, newest first, adds to F(target)."""
+        newest = enumerate(recent[: self.depth])
+        return [self.decay**k * self.follows(item, target) for k, item in newest]
+
+    def transitions(self, summary: Array, recent: Sequence[int], target: int) -> float:
+        """λ(h) log(1 + 2F) after these items, newest first; 0 where nothing came before."""
+        if "encoder.gap.weight" not in self.state or not len(recent):
+            return 0.0
+        return self._scale(0, summary) * math.log(1 + 2 * math.fsum(self.shares(recent, target)))
+
+    def again(self, summary: Array, same: Sequence[bool]) -> float:
+        """λ(h) log(1 + n) of an item that n of the newest events, newest first, were on."""
+        return self._scale(1, summary) * math.log(1 + sum(same[: self.depth]))
+
+    def _scale(self, count: int, summary: Array) -> float:
+        weight, bias = self.state["scale.weight"][count], self.state["scale.bias"][count]
+        return float(weight @ summary + bias)
+
+    def attention(
+        self,
+        target: Array,
+        keys: Sequence[Array],
+        values: Sequence[Array],
+        *,
+        distances: Sequence[int],
+        ages: Sequence[int],
+        weights: Sequence[float],
+        types: Sequence[int] | None = None,
+        visible: Sequence[bool] | None = None,
+        temperature: float = 1.0,
+        hard: bool = False,
+    ) -> tuple[Array, Array]:
+        """Weights [H, n] and gains [H, n] of rows; `keys` and `values` are item vectors."""
+        asked = self.project(target)
+        alpha, gain = np.zeros((self.heads, len(keys))), np.zeros((self.heads, len(keys)))
+        for head in range(self.heads):
+            scores: list[float] = []
+            for j in range(len(keys)):
+                key = self.project(keys[j])["key"][head]
+                score = asked["query"][head] @ key / math.sqrt(len(key))
+                score += self._recency("recency", head, distances[j], ages[j])
+                score += math.log(weights[j])
+                kind = -1 if types is None else types[j]
+                if kind >= 0 and "kind_bias.bias" in self.state:
+                    score += self.state["kind_bias.bias"][head, kind]
+                seen = (visible is None or visible[j]) and self.may_see(head, kind)
+                scores.append(score if seen else -math.inf)
+                gain[head, j] = self.project(values[j])["value"][head] @ asked["output"][head]
+            alpha[head] = softmax(scores, temperature, hard)
+        return alpha, gain
+
+    # ------------------------------------------------------------------ the parts
+
+    def _block(
+        self, number: int, x: Array, past: Sequence[Array], times: Sequence[int], at: int
+    ) -> Array:
+        """One event's stream `x` after a block that asks its past, itself included, at a time."""
+        state, dim, name = self.state, len(x), f"encoder.blocks.{number}"
+        asking = state[f"{name}.query_gate.weight"] @ self._norm(f"{name}.norm_attention", x)
+        asking = asking + state[f"{name}.query_gate.bias"]
+        query, gate = asking[:dim], asking[dim:]
+        normed = [self._norm(f"{name}.norm_attention", each) for each in past]
+        both = [state[f"{name}.key_value.weight"] @ each for each in normed]
+        size = dim // self.heads
+        mixed = np.zeros(dim)
+        for head in range(self.heads):
+            part = slice(head * size, (head + 1) * size)
+            scores: list[float] = []
+            for j in range(len(past)):
+                score = float(query[part] @ both[j][:dim][part]) / math.sqrt(size)
+                distance = len(past) - 1 - j
+                score += self._recency(f"{name}.recency", head, distance, at - times[j])
+                scores.append(score)
+            for j, weight in enumerate(softmax(scores)):
+                mixed[part] += weight * both[j][dim:][part]
+        x = x + sigmoid(gate) * (state[f"{name}.out.weight"] @ mixed)
+        fed = state[f"{name}.feed.weight"] @ self._norm(f"{name}.norm_feed", x)
+        fed = fed + state[f"{name}.feed.bias"]
+        hidden = state[f"{name}.down.weight"].shape[1]
+        left, right, gate = fed[:hidden], fed[hidden : 2 * hidden], fed[2 * hidden :]
+        swish = left * sigmoid(left)
+        passed: Array = x + sigmoid(gate) * (state[f"{name}.down.weight"] @ (swish * right))
+        return passed
+
+    def _recency(self, name: str, head: int, distance: int, age: int) -> float:
+        place, when = position_bucket(distance), age_bucket(age)
+        bias = self.state[f"{name}.position"][head, place] + self.state[f"{name}.age"][head, when]
+        return float(bias + self.state[f"{name}.joint"][head, 40 * place + when])
+
+    def _norm(self, name: str, x: Array) -> Array:
+        spread = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+        scaled: Array = (x - x.mean()) / spread
+        return scaled * self.state[f"{name}.weight"] + self.state[f"{name}.bias"]

@@ -1,0 +1,146 @@
+"""Small things to test on: a model with every weight drawn, a text encoder, a catalogue, logs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import Entry
+from models.catalogue.snapshot import Snapshot
+from models.data.interactions import Interactions
+from models.history.user_history import Past
+from models.recommender.artifact import Trained
+from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import Recommender
+from models.recommender.transition_counts import Followers
+
+DIMENSION = 8  # of the text embeddings
+TYPES = ("view", "dislike", "purchase")  # of the models that know several
+TOLD: dict[str, Any] = {"types": 3, "dislike": 1, "dislike_heads": 1}  # their shape
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+
+
+def encode(texts: Sequence[str]) -> NDArray[np.float32]:
+    """Unit vectors that depend on the text alone; zero for a text without a letter or digit."""
+    out = np.zeros((len(texts), DIMENSION), dtype=np.float32)
+    for row, text in enumerate(texts):
+        if any(letter.isalnum() for letter in text):
+            drawn = np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION)
+            out[row] = drawn / np.linalg.norm(drawn)
+    return out
+
+
+def random_model(seed: int = 0, **shape: Any) -> Recommender:
+    """A recommender in which no weight has its initial value, so that none can be forgotten."""
+    given: dict[str, Any] = {"items": 12, "content": DIMENSION, "dim": 12, "heads": 3, "blocks": 2}
+    model = Recommender(RecommenderConfig(**given | {"followers": 5} | shape))
+    kept = random_followers(seed, model.config.items, model.config.followers)
+    lately = None
+    if model.lately is not None:
+        lately = torch.randn(model.lately.shape, generator=torch.Generator().manual_seed(seed))
+    model.memorise(kept, 2 * DAY, lately)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        own = model.new_prior  # drawn last: what the others are does not hang on there being one
+        others = [(name, part) for name, part in model.named_parameters() if part is not own]
+        for name, weight in [*others, ("new_prior", own)]:
+            drawn = torch.randn(weight.shape, generator=generator)
+            # Norms stay near 1, matrices near orthogonal, biases on the score of order 1.
+            if "norm" in name and name.endswith("weight"):
+                weight.copy_(1 + 0.3 * drawn)
+            elif weight.dim() == 2 and "recency" not in name:
+                weight.copy_(1.2 * drawn / weight.shape[1] ** 0.5)
+            else:
+                weight.copy_(0.7 * drawn)
+    return model.eval()
+
+
+def random_followers(seed: int, items: int, most: int) -> Followers:
+    """None to `most` distinct followers of each item, the most frequent first."""
+    rng = np.random.default_rng(seed)
+    columns = np.full((items, most), items, dtype=np.int32)
+    counts = np.zeros((items, most), dtype=np.float32)
+    for row in range(items):
+        some = int(rng.integers(0, min(most, items) + 1))
+        columns[row, :some] = rng.choice(items, some, replace=False)
+        counts[row, :some] = np.sort(rng.exponential(2, some))[::-1]
+    return Followers(torch.from_numpy(columns), torch.from_numpy(counts))
+
+
+def entries(count: int, first: int = 0) -> list[Entry]:
+    """Items i0, i1, …, each with a title and a description of its own."""
+    return [
+        Entry(f"i{n}", f"title {n}", {"title": f"title {n}", "description": f"about {n}"})
+        for n in range(first, first + count)
+    ]
+
+
+def catalogue(count: int) -> Catalogue:
+    """A catalogue of `entries`."""
+    return Catalogue.empty(DIMENSION).updated(entries(count), [], encode)
+
+
+def trained(model: Recommender, counts: ArrayLike | None = None) -> Trained:
+    """The model as trained on items i0, i1, …"""
+    items = model.config.items
+    given = np.arange(items) + 1 if counts is None else np.asarray(counts)
+    ids = tuple(f"i{n}" for n in range(items))
+    types = TYPES[: model.config.types]
+    return Trained(model, ids, given.astype(np.int64), "fake", {"note": "small"}, types)
+
+
+def snapshot(
+    items: int = 15, model: Recommender | None = None, counts: ArrayLike = (), **more: Any
+) -> Snapshot:
+    """Twelve trained items and a few that only their text describes."""
+    made = trained(model or random_model())
+    given = np.asarray(counts, dtype=np.int64)
+    return Snapshot.build("v1", made, catalogue(items), given, **more)
+
+
+def past(rows: ArrayLike, times: ArrayLike, weights: ArrayLike | None = None, **more: Any) -> Past:
+    """A past of these columns."""
+    items = np.asarray(rows, dtype=np.int32)
+    given = np.ones(len(items)) if weights is None else np.asarray(weights)
+    return Past(items, np.asarray(times, np.int64), given.astype(np.float32), **more)
+
+
+def random_past(seed: int, events: int, items: int, **more: Any) -> Past:
+    """Events over a few days, some at one moment, with weights around 1."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.choice(rng.integers(0, 5 * DAY, max(1, events)), events))
+    return past(rng.integers(0, items, events), times, rng.uniform(0.2, 3, events), **more)
+
+
+def cycle(users: int, length: int, items: int, seed: int = 0) -> Interactions:
+    """Everyone goes round the items in one order, from a place of their own."""
+    start = np.random.default_rng(seed).integers(0, items, users)
+    step = np.arange(length)
+    taken = (start[:, None] + step) % items
+    return Interactions.from_columns(
+        np.repeat(np.arange(users), length),
+        taken.ravel(),
+        np.tile(step * SECOND, users),
+        n_users=users,
+        n_items=items,
+    )
+
+
+def five_users() -> Interactions:
+    """A log to work out by hand: user 1's two events at t=5 tie, and user 3 has none."""
+    users = [0, 1, 0, 4, 1, 1, 2, 0, 4, 1, 2]  # arrival order is mixed on purpose
+    items = [0, 3, 1, 5, 2, 4, 0, 2, 1, 0, 5]
+    times = [30, 5, 10, 7, 5, 1, 40, 20, 6, 9, 41]
+    return Interactions.from_columns(users, items, times, n_users=5, n_items=6)
+
+
+def sequences(log: Interactions) -> list[list[int]]:
+    """Each user's items, oldest first."""
+    return [log.user(u).items.tolist() for u in range(log.n_users)]

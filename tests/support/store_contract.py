@@ -1,0 +1,1035 @@
+"""What every store must do, as tests to inherit: subclass `StoreContract` and write `connect`.
+
+`connect` is a fixture: a function each call of which gives another client of one fresh database,
+as another process would have it.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.domain.errors import Conflict, Invalid, Unavailable
+from service.domain.records import Event, Item, User, Vector
+from service.stores.base import History, Store
+from tests.support.store_model import Notebook
+
+Connect = Callable[[], Store]
+
+NOON = 1_700_000_000_000_000  # some microsecond
+IDS = [
+    "a",
+    " ",
+    "\x01\x7f",
+    "Zürich",
+    "Zu\u0308rich",  # looks like the one above, is another
+    "\u202eabc\u202c",  # reads backwards
+    "\u200f\u2067שלום\u2069",
+    "𝔘𓀀🏳️\u200d🌈",
+    "\U0010ffff",
+    "\ufeffbom",
+    "../../etc/passwd",
+    "'; DROP TABLE users; --",
+    "%00\\u0000{}",
+    "line\nbreak\ttab",
+    "x" * 256,
+    "𓀀" * 64,  # 256 bytes
+]
+REFUSED = ["", "x" * 257, "ü" * 129, "nul\0inside", "\0", "\ud800", "a\udfffb", 7, None, b"bytes"]
+
+
+def vector(*numbers: float) -> Vector:
+    """A float32 vector of these."""
+    return np.array(numbers, np.float32)
+
+
+async def events_of(store: Store, user_id: str) -> list[Event]:
+    """The whole history, oldest first, read page by page."""
+    found: list[Event] = []
+    cursor = None
+    while True:
+        events, cursor = await store.page(user_id, cursor=cursor, limit=7)
+        found += events
+        if cursor is None:
+            return found[::-1]
+
+
+def rows(history: History) -> list[tuple[Any, ...]]:
+    """A history as rows: seq, timestamp, weight, item, type, key, value."""
+    found = []
+    for i in range(len(history)):
+        key, value = history.vectors.get(i, (None, None))
+        found.append(
+            (
+                int(history.seqs[i]),
+                int(history.timestamps[i]),
+                float(history.weights[i]),
+                history.item_ids[i],
+                history.types[i],
+                None if key is None else key.tolist(),
+                None if value is None else value.tolist(),
+            )
+        )
+    return found
+
+
+class _Contract:
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def another(self, connect: Connect) -> AsyncIterator[Connect]:
+        opened: list[Store] = []
+
+        def another() -> Store:
+            opened.append(connect())
+            return opened[-1]
+
+        yield another
+        for store in opened:
+            await store.close()
+
+    @pytest.fixture
+    async def store(self, another: Connect) -> Store:
+        return another()
+
+
+class AppendContract(_Contract):
+    """Events go in once, whole, and come out as they were."""
+
+    async def test_an_event_comes_back_with_every_field(self, store: Store) -> None:
+        """What was sent is what the history and the page say, vectors bit for bit."""
+        key, value = vector(1.5, -2.25, 1e-38), vector(0.1)
+        event = Event("u", "i", "e", "buy", 2.5, NOON, key, value)
+        assert await store.append([event]) == (1, 0)
+        assert await store.page("u") == ([event], None)
+        history = await store.history("u")
+        assert rows(history) == [(1, NOON, 2.5, "i", "buy", key.tolist(), value.tolist())]
+        assert history.vectors[0].key is not None
+        assert history.vectors[0].key.dtype == np.float32
+        types = [a.dtype.name for a in (history.seqs, history.timestamps, history.weights)]
+        assert types == ["uint32", "int64", "float32"]
+        assert history.user is None
+
+    async def test_what_is_left_out_is_filled_in(self, store: Store) -> None:
+        """An event of two ids is a view of weight 1, named by the store and stamped on arrival."""
+        before = time.time_ns() // 1000
+        await store.append([Event("u", "i"), Event("u", "i")])
+        after = time.time_ns() // 1000
+        first, second = await events_of(store, "u")
+        assert (first.type, first.weight, first.key, first.value) == ("view", 1.0, None, None)
+        assert first.timestamp is not None
+        assert before <= first.timestamp <= after
+        assert first.event_id is not None
+        assert second.event_id is not None
+        assert first.event_id < second.event_id
+        assert await store.append([first, second]) == (0, 2)
+
+    @pytest.mark.parametrize("name", IDS)
+    async def test_ids_come_back_byte_for_byte(self, store: Store, name: str) -> None:
+        """Any valid string names a user, an item, an event or a type, and no other."""
+        await store.append([Event(other, other, other, other) for other in IDS])
+        history = await store.history(name)
+        assert (history.user_id, history.item_ids, history.types) == (name, [name], [name])
+        assert await store.event_ids(name, history.seqs) == [name]
+        (event,) = await events_of(store, name)
+        assert (event.user_id, event.item_id, event.event_id, event.type) == (name,) * 4
+        await store.put_user(User(name, {"name": name}, (name,)))
+        assert await store.get_user(name) == User(name, {"name": name}, (name,))
+        item = Item(name, name, name, (name,), (name,), {name: name})
+        await store.put_items([Item("other"), item])
+        assert await store.get_items([name]) == [item]
+
+    @pytest.mark.parametrize("name", REFUSED, ids=ascii)
+    async def test_what_is_no_id_is_refused(self, store: Store, name: Any) -> None:
+        """A bad id anywhere is named by a pointer, and nothing of the batch is stored."""
+        good = Event("u", "i", "e")
+        bad = {
+            "/events/1/user_id": Event(name, "i"),
+            "/events/1/item_id": Event("u", name),
+            "/events/1/event_id": Event("u", "i", name if name is not None else ""),
+            "/events/1/type": Event("u", "i", type=name),
+        }
+        for pointer, event in bad.items():
+            with pytest.raises(Invalid) as caught:
+                await store.append([good, event])
+            assert caught.value.pointer == pointer
+        for ask in (store.version, store.history, store.page, store.get_user, store.forget):
+            with pytest.raises(Invalid) as caught:
+                await ask(name)
+            assert caught.value.pointer == "/user_id"
+        for call in (
+            store.put_user(User(name)),
+            store.put_items([Item(name)]),
+            store.get_items([name]),
+            store.delete_item(name),
+            store.delete_event(name, "e"),
+            store.delete_event("u", name),
+            store.merge(name, "u"),
+            store.merge("u", name),
+            store.event_ids(name, [1]),
+        ):
+            with pytest.raises(Invalid):
+                await call
+        assert await store.counts() == {"users": 0, "items": 0, "events": 0}
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("weight", float("nan")),
+            ("weight", float("inf")),
+            ("weight", 1e39),
+            ("weight", 0.0),
+            ("weight", -1.0),
+            ("weight", 1e-39),
+            ("weight", True),
+            ("weight", "1"),
+            ("timestamp", 10**18),
+            ("timestamp", -(10**17)),
+            ("timestamp", 1.0),
+            ("key", vector(float("nan"))),
+            ("key", vector()),
+            ("value", np.ones((2, 2), np.float32)),
+            ("value", np.ones(2)),
+            ("value", [1.0]),
+        ],
+    )
+    async def test_bad_numbers_are_refused(self, store: Store, field: str, value: Any) -> None:
+        """Whatever is not a finite number in its range is named, and nothing is stored."""
+        fields: dict[str, Any] = {field: value}
+        with pytest.raises(Invalid) as caught:
+            await store.append([Event("u", "i", **fields)])
+        assert caught.value.pointer == f"/events/0/{field}"
+        assert await store.version("u") == 0
+
+    @pytest.mark.parametrize("timestamp", [0, -1, -62_135_596_800_000_000, 253_402_300_799_999_999])
+    async def test_the_ends_of_time_are_in_it(self, store: Store, timestamp: int) -> None:
+        """Years 1 to 9999 are valid, before 1970 too."""
+        await store.append([Event("u", "i", timestamp=timestamp)])
+        assert (await store.history("u")).timestamps.tolist() == [timestamp]
+
+    async def test_a_repeated_event_is_a_duplicate(self, store: Store) -> None:
+        """Same id and body, sent again or twice in a batch, with or without its time: one event."""
+        event = Event("u", "i", "e", timestamp=NOON, key=vector(1, 2))
+        retry = Event("u", "i", "e", key=vector(1, 2))
+        assert await store.append([event, retry, event]) == (1, 2)
+        version = await store.version("u")
+        assert await store.append([retry, event]) == (0, 2)
+        assert await events_of(store, "u") == [event]
+        assert await store.version("u") == version
+
+    async def test_a_retry_without_time_matches_the_stamp(self, store: Store) -> None:
+        """An event that was stamped on arrival may be retried, without a time or with that one."""
+        assert await store.append([Event("u", "i", "e")]) == (1, 0)
+        assert await store.append([Event("u", "i", "e")]) == (0, 1)
+        (stamped,) = await events_of(store, "u")
+        assert await store.append([stamped]) == (0, 1)
+        with pytest.raises(Conflict):
+            await store.append([Event("u", "i", "e", timestamp=NOON)])
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"user_id": "v"},
+            {"item_id": "j"},
+            {"type": "buy"},
+            {"weight": 2.0},
+            {"timestamp": NOON + 1},
+            {"key": None},
+            {"key": vector(1, 3)},
+            {"key": None, "value": vector(1, 2)},
+            {"value": vector(1)},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("together", [False, True])
+    async def test_another_body_is_a_conflict(
+        self, store: Store, changed: dict[str, Any], together: bool
+    ) -> None:
+        """The same id with another body is refused by name, and nothing of its batch is stored."""
+        fields: dict[str, Any] = {
+            "user_id": "u",
+            "item_id": "i",
+            "event_id": "e-7",
+            "timestamp": NOON,
+            "key": vector(1, 2),
+        }
+        first, other = Event(**fields), Event(**(fields | changed))
+        await store.append([Event("w", "i")] if together else [first, Event("w", "i")])
+        before = await store.counts(), [await store.version(user) for user in "uvw"]
+        batch = [Event("new", "new"), *([first] if together else []), other, Event("w", "i")]
+        with pytest.raises(Conflict, match="e-7"):
+            await store.append(batch)
+        assert before == (await store.counts(), [await store.version(user) for user in "uvw"])
+        assert await store.version("new") == 0
+        # The names that the refused batch brought must work afterwards.
+        await store.append([Event("new", "new")])
+        assert (await store.history("new")).item_ids == ["new"]
+
+    async def test_nothing_is_stored_of_nothing(self, store: Store) -> None:
+        """An empty batch is no change."""
+        assert await store.append([]) == (0, 0)
+        assert await store.put_items([]) == 0
+
+    async def test_arrival_order_does_not_matter(self, store: Store) -> None:
+        """Events sent in any order, in batches of any size, give the history of the sorted log."""
+        rng = random.Random(7)
+        log = [Event("u", f"i{n}", f"e{n}", timestamp=NOON + n) for n in range(200)]
+        for user in ("u", "v"):
+            sent = [
+                Event(user, e.item_id, user + str(e.event_id), timestamp=e.timestamp) for e in log
+            ]
+            rng.shuffle(sent)
+            while sent:
+                size = rng.randint(1, 40)
+                await store.append(sent[:size])
+                sent = sent[size:]
+            history = await store.history(user)
+            assert history.item_ids == [event.item_id for event in log]
+            assert history.timestamps.tolist() == [event.timestamp for event in log]
+
+    async def test_ties_stay_in_the_order_of_arrival(self, store: Store) -> None:
+        """Of equal timestamps the first to arrive is the older."""
+        await store.append([Event("u", f"i{n}", timestamp=NOON) for n in range(5)])
+        await store.append([Event("u", "late", timestamp=NOON), Event("u", "0", timestamp=0)])
+        history = await store.history("u")
+        assert history.item_ids == ["0", "i0", "i1", "i2", "i3", "i4", "late"]
+        assert history.seqs.tolist() == [7, 1, 2, 3, 4, 5, 6]
+
+    async def test_the_clock_ticks_with_every_change(self, store: Store) -> None:
+        """Events, items, profiles, and what is taken away; reading and retries let it stand."""
+        ticks = [await store.clock()]
+        event = Event("u", "i", "1")
+        for change in (
+            store.append([event]),
+            store.put_items([Item("i", title="A title")]),
+            store.put_user(User("u", interests=("i",))),
+            store.append([Event("v", "j", "2")]),
+            store.merge("u", "v"),
+            store.delete_event("u", "1"),
+            store.delete_item("i"),
+            store.forget("u"),
+        ):
+            await change
+            ticks.append(await store.clock())
+        assert ticks == sorted(set(ticks))
+        assert ticks[0] == 0
+        await store.append([Event("w", "k", "3")])
+        last = await store.clock()
+        await store.append([Event("w", "k", "3")])
+        await store.history("w")
+        await store.popularity()
+        assert await store.clock() == last
+
+    async def test_popularity_is_what_the_log_holds(self, store: Store) -> None:
+        """Retries count once, and what was deleted, moved or forgotten counts as it stands."""
+
+        async def popular() -> dict[str, int]:
+            ids, counts = await store.popularity()
+            assert counts.dtype == np.int64
+            return dict(zip(ids, counts.tolist(), strict=True))
+
+        assert await popular() == {}
+        batch = [Event("u", "i", "1"), Event("u", "i", "2"), Event("v", "i"), Event("v", "j")]
+        await store.append(batch)
+        await store.append([*batch[:2], Event("w", "k")])
+        assert await popular() == {"i": 3, "j": 1, "k": 1}
+        await store.delete_event("u", "1")
+        await store.merge("u", "w")
+        await store.forget("v")
+        assert await popular() == {"i": 1, "k": 1}
+        await store.append([Event("x", "i", "3", "dislike"), Event("x", "l", "4", "dislike")])
+        assert await popular() == {"i": 1, "k": 1, "l": 0}  # events all the same, but no votes
+
+    async def test_many_writers_on_one_user_all_count(self, store: Store, another: Connect) -> None:
+        """64 writers, half of them in another process's place: each event is there exactly once."""
+        clients = [store, another()]
+
+        async def write(writer: int) -> None:
+            for n in range(20):
+                events = [Event("u", f"i{writer}", f"{writer}-{n}-{k}") for k in range(3)]
+                assert await clients[writer % 2].append(events) == (3, 0)
+
+        await asyncio.gather(*(write(writer) for writer in range(64)))
+        history = await store.history("u")
+        assert sorted(history.seqs.tolist()) == list(range(1, 64 * 20 * 3 + 1))
+        ids = [event.event_id for event in await events_of(store, "u")]
+        assert len(set(ids)) == len(ids) == 64 * 20 * 3
+
+    async def test_racing_retries_are_stored_once(self, store: Store, another: Connect) -> None:
+        """The same batch sent 16 times at once, by two clients, is stored by one of them."""
+        clients = [store, another()]
+        batch = [Event("u", "i", f"e{n}", timestamp=NOON) for n in range(50)]
+        answers = await asyncio.gather(*(clients[n % 2].append(batch) for n in range(16)))
+        assert sorted(answers) == [(0, 50)] * 15 + [(50, 0)]
+        assert len(await store.history("u")) == 50
+
+    async def test_a_cancelled_append_is_all_or_nothing(self, store: Store) -> None:
+        """Whoever stops waiting leaves no half batch, and breaks nothing for the others."""
+        tasks = [
+            asyncio.create_task(store.append([Event(f"u{n}", "i") for _ in range(5)]))
+            for n in range(40)
+        ]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [answer for answer in done if not isinstance(answer, BaseException)] == [(5, 0)] * 20
+        await store.append([Event("last", "i")])  # whatever was to be written has been by now
+        for n in range(40):
+            assert len(await store.history(f"u{n}")) in ({5} if n % 2 else {0, 5})
+
+
+class HistoryContract(_Contract):
+    """Histories, their versions, and what takes events out of them."""
+
+    async def test_an_unknown_user_is_empty(self, store: Store) -> None:
+        """Nothing is stored of a user never seen, and asking does not make one."""
+        history = await store.history("u")
+        assert (history.version, history.generation, len(history), history.user) == (0, 0, 0, None)
+        assert (history.seqs.shape, history.timestamps.shape) == ((0,), (0,))
+        assert await store.version("u") == 0
+        assert await store.page("u") == ([], None)
+        assert await store.get_user("u") is None
+        assert await store.event_ids("u", [1, 2]) == [None, None]
+        assert await store.forget("u") == 0
+        assert not await store.delete_event("u", "e")
+        assert await store.merge("v", "u") == 0
+        assert await store.counts() == {"users": 0, "items": 0, "events": 0}
+
+    async def test_versions_only_grow(self, store: Store) -> None:
+        """Each change of a user gives a greater version, no change gives none, forgetting 0."""
+        seen = [0]
+
+        async def grown() -> bool:
+            seen.append(await store.version("u"))
+            return seen[-1] > max(seen[:-1])
+
+        await store.append([Event("u", "i", "e1"), Event("u", "i", "e2")])
+        assert await grown()
+        await store.append([Event("u", "i", "late", timestamp=0)])
+        assert await grown()
+        await store.put_user(User("u", {"a": 1}))
+        assert await grown()
+        await store.delete_event("u", "e1")
+        assert await grown()
+        await store.append([Event("x", "i")])
+        await store.merge("u", "x")
+        assert await grown()
+        await store.append([Event("u", "i", "e2")])
+        await store.delete_event("u", "e1")
+        assert not await grown()
+        for _ in range(3):
+            await store.forget("u")
+            assert await store.version("u") == 0
+            await store.append([Event("u", "i")])
+            assert await grown()
+
+    async def test_generations_change_with_all_but_appends(self, store: Store) -> None:
+        """Appending, late too, and the profile keep the generation; taking events away does not."""
+
+        async def generation() -> int:
+            return (await store.history("u")).generation
+
+        await store.append([Event("u", "i", "e1")])
+        first = await generation()
+        assert first > 0
+        await store.append([Event("u", "i", "e2"), Event("u", "i", timestamp=0)])
+        await store.put_user(User("u"))
+        assert await generation() == first
+        await store.delete_event("u", "e1")
+        second = await generation()
+        await store.append([Event("x", "i")])
+        await store.merge("u", "x")
+        third = await generation()
+        await store.forget("u")
+        await store.append([Event("u", "i")])
+        assert len({first, second, third, await generation()}) == 4
+
+    async def test_reading_on_from_a_seq(self, store: Store) -> None:
+        """What came after a seq, late events too, completes what was read before."""
+        rng = random.Random(3)
+        known: list[tuple[Any, ...]] = []
+        last = 0
+        for _ in range(30):
+            await store.append(
+                [
+                    Event("u", f"i{rng.randrange(9)}", timestamp=NOON + rng.randrange(50))
+                    for _ in range(rng.randint(1, 4))
+                ]
+            )
+            await store.append([Event("u", "v", timestamp=NOON, key=vector(last))])
+            news = await store.history("u", after=last)
+            assert min(news.seqs) == last + 1
+            known = sorted(known + rows(news), key=lambda row: (row[1], row[0]))
+            last = max(row[0] for row in known)
+            assert known == rows(await store.history("u"))
+        assert len(await store.history("u", after=last)) == 0
+        assert (await store.history("u", after=last)).version == await store.version("u")
+        assert rows(await store.history("u", after=0)) == known
+        assert len(await store.history("u", after=last + 100)) == 0
+
+    async def test_a_limit_keeps_the_newest(self, store: Store) -> None:
+        """The newest events by time, of all or of those after a seq, still oldest first."""
+        times = [5, 1, 4, 2, 3]
+        await store.append([Event("u", str(t), timestamp=t, key=vector(t)) for t in times])
+        assert (await store.history("u", limit=3)).item_ids == ["3", "4", "5"]
+        assert (await store.history("u", limit=9)).item_ids == ["1", "2", "3", "4", "5"]
+        news = await store.history("u", after=2, limit=2)
+        assert news.item_ids == ["3", "4"]
+        assert {i: v.key.tolist() for i, v in news.vectors.items() if v.key is not None} == {
+            0: [3.0],
+            1: [4.0],
+        }
+        with pytest.raises(Invalid):
+            await store.history("u", limit=0)
+
+    async def test_pages_go_back_in_time(self, store: Store) -> None:
+        """Pages are newest first, and what arrives or goes meanwhile neither repeats nor hides."""
+        await store.append(
+            [Event("u", str(n), f"e{n}", timestamp=NOON + n // 3) for n in range(10)]
+        )
+        first, cursor = await store.page("u", limit=4)
+        assert [event.item_id for event in first] == ["9", "8", "7", "6"]
+        await store.append([Event("u", "new", timestamp=NOON + 99), Event("u", "old", timestamp=0)])
+        await store.delete_event("u", "e6")
+        await store.delete_event("u", "e4")
+        second, cursor = await store.page("u", cursor=cursor, limit=4)
+        assert [event.item_id for event in second] == ["5", "3", "2", "1"]
+        third, cursor = await store.page("u", cursor=cursor, limit=2)
+        assert [event.item_id for event in third] == ["0", "old"]
+        assert cursor is None
+
+    @pytest.mark.parametrize(
+        "cursor", ["", "x", "!!!", "bnVsbA", "WzFd", "WzEsMl0x", "WyJhIiwxXQ", "\ud800", "W10" * 99]
+    )
+    async def test_foreign_cursors_are_refused(self, store: Store, cursor: str) -> None:
+        """A cursor that the list did not give out is an error, not a place."""
+        for call in (store.page("u", cursor=cursor), store.page_items(cursor=cursor)):
+            with pytest.raises(Invalid) as caught:
+                await call
+            assert caught.value.pointer == "/cursor"
+        for ask in (
+            store.page("u", limit=0),
+            store.page_items(limit=-1),
+            store.page_users(limit=0),
+        ):
+            with pytest.raises(Invalid):
+                await ask
+
+    async def test_seqs_lead_to_event_ids(self, store: Store) -> None:
+        """Any selection, in any order, with or without timestamps; None for what is gone."""
+        await store.append([Event("u", "i", f"e{n}", timestamp=NOON - n) for n in range(9)])
+        await store.append([Event("v", "i", "other", timestamp=NOON)])
+        await store.delete_event("u", "e4")
+        history = await store.history("u")
+        names = {seq: f"e{seq - 1}" for seq in history.seqs.tolist()}
+        assert await store.event_ids("u", [9, 5, 1]) == ["e8", None, "e0"]
+        for order in (slice(None), slice(None, None, -1), slice(2, 5), slice(0)):
+            seqs, times = history.seqs[order], history.timestamps[order]
+            assert await store.event_ids("u", seqs) == [names[seq] for seq in seqs.tolist()]
+            assert await store.event_ids("u", seqs, times) == [names[seq] for seq in seqs.tolist()]
+        assert await store.event_ids("u", [5], [NOON - 4]) == [None]
+
+    async def test_an_event_is_deleted_by_its_owner_only(self, store: Store) -> None:
+        """Deleting names user and event; it takes the vectors along and frees the id."""
+        event = Event("u", "i", "e", timestamp=NOON, key=vector(1))
+        await store.append([event, Event("u", "j", "f", timestamp=NOON), Event("v", "i", "g")])
+        assert not await store.delete_event("v", "e")
+        assert not await store.delete_event("u", "g")
+        assert await store.delete_event("u", "e")
+        assert not await store.delete_event("u", "e")
+        assert rows(await store.history("u")) == [(2, NOON, 1.0, "j", "view", None, None)]
+        assert await store.append([Event("u", "other", "e", timestamp=NOON + 1)]) == (1, 0)
+        assert (await store.history("u")).vectors == {}
+
+    async def test_the_forgotten_are_gone(self, store: Store, another: Connect) -> None:
+        """Events, vectors, profile and ids go at once, for every client; others keep theirs."""
+        other = another()
+        await store.append([Event("u", "i", f"e{n}", key=vector(n)) for n in range(5)])
+        await store.append([Event("v", "i", "kept")])
+        await store.put_user(User("u", {"a": 1}, ("jazz",)))
+        assert len(await other.history("u")) == 5
+        assert await store.forget("u") == 5
+        for client in (store, other):
+            assert await client.version("u") == 0
+            assert len(await client.history("u")) == 0
+            assert await client.get_user("u") is None
+            assert await client.page("u") == ([], None)
+            assert (await client.history("v")).item_ids == ["i"]
+        assert await store.counts() == {"users": 1, "items": 0, "events": 1}
+        assert await store.append([Event("u", "other", "e0")]) == (1, 0)
+        history = await store.history("u")
+        assert (history.item_ids, history.vectors, history.user) == (["other"], {}, None)
+
+    async def test_merging_moves_everything(self, store: Store) -> None:
+        """Events with ids, times and vectors; interests united; the target's attributes win."""
+        await store.append([Event("u", "a", "a", timestamp=1), Event("u", "b", "b", timestamp=3)])
+        await store.append(
+            [
+                Event("anon", "y", "y", timestamp=3, key=vector(3)),
+                Event("anon", "x", "x", timestamp=2),
+                Event("anon", "gone", "gone", timestamp=2),
+                Event("anon", "z", "z", timestamp=3),
+            ]
+        )
+        await store.delete_event("anon", "gone")
+        await store.put_user(User("u", {"a": 1, "b": 1}, ("jazz", "rock")))
+        await store.put_user(User("anon", {"b": 2, "c": 2}, ("rock", "folk")))
+        assert await store.merge("u", "anon") == 3
+        history = await store.history("u")
+        assert history.item_ids == ["a", "x", "b", "y", "z"]
+        assert history.user == User("u", {"b": 1, "c": 2, "a": 1}, ("jazz", "rock", "folk"))
+        assert {i: v.key.tolist() for i, v in history.vectors.items() if v.key is not None} == {
+            3: [3.0]
+        }
+        assert await store.event_ids("u", history.seqs) == ["a", "x", "b", "y", "z"]
+        assert await store.version("anon") == 0
+        assert await store.get_user("anon") is None
+        assert await store.counts() == {"users": 1, "items": 0, "events": 5}
+        # A retry of what was sent before signing in is still a duplicate.
+        assert await store.append([Event("anon", "x", "x", timestamp=2)]) == (0, 1)
+        await store.append([Event("u", "last", timestamp=9)])
+        assert (await store.history("u", after=max(history.seqs))).item_ids == ["last"]
+
+    async def test_merging_with_nothing(self, store: Store) -> None:
+        """An unknown source changes nothing, an unknown target is made, oneself is an error."""
+        await store.append([Event("u", "i")])
+        version = await store.version("u")
+        assert await store.merge("u", "nobody") == 0
+        assert await store.merge("ghost", "nobody") == 0
+        assert await store.version("u") == version
+        assert await store.version("ghost") == 0
+        assert await store.merge("new", "u") == 1
+        assert (await store.history("new")).item_ids == ["i"]
+        assert await store.get_user("new") == User("new")
+        with pytest.raises(Invalid):
+            await store.merge("new", "new")
+
+    async def test_profiles(self, store: Store) -> None:
+        """A profile replaces the last one and comes with the history; events alone give none."""
+        await store.put_user(User("p", {"n": None, "list": [1, 2.5, {"deep": "ü"}]}, ("b", "a")))
+        assert await store.get_user("p") == User(
+            "p", {"n": None, "list": [1, 2.5, {"deep": "ü"}]}, ("b", "a")
+        )
+        assert (await store.history("p")).user == await store.get_user("p")
+        await store.put_user(User("p"))
+        assert (await store.history("p")).user == User("p")
+        await store.append([Event("e", "i")])
+        assert await store.get_user("e") == User("e")
+        assert (await store.history("e")).user is None
+        assert await store.counts() == {"users": 2, "items": 0, "events": 1}
+
+    @pytest.mark.parametrize(
+        ("attributes", "pointer"),
+        [
+            ({"a": float("nan")}, "/attributes/a"),
+            ({"a": {"b/c": [0, float("inf")]}}, "/attributes/a/b~1c/1"),
+            ({"a": "\ud800"}, "/attributes/a"),
+            ({"\udfff": 1}, "/attributes"),
+            ({7: 1}, "/attributes"),
+            ({"a": 2**63}, "/attributes/a"),
+            ({"a": b"x"}, "/attributes/a"),
+            ({"a": {1, 2}}, "/attributes/a"),
+            ([], "/attributes"),
+        ],
+        ids=ascii,
+    )
+    async def test_attributes_must_be_json(
+        self, store: Store, attributes: Any, pointer: str
+    ) -> None:
+        """What JSON cannot say exactly is refused where it stands."""
+        with pytest.raises(Invalid) as caught:
+            await store.put_user(User("u", attributes))
+        assert caught.value.pointer == pointer
+        with pytest.raises(Invalid) as caught:
+            await store.put_items([Item("a"), Item("b", attributes=attributes)])
+        assert caught.value.pointer == f"/items/1{pointer}"
+        assert await store.counts() == {"users": 0, "items": 0, "events": 0}
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_any_sequence_of_changes_agrees_with_the_notebook(
+        self, store: Store, another: Connect, seed: int
+    ) -> None:
+        """300 random changes through two clients give what lists and dicts give."""
+        rng = random.Random(seed)
+        clients, book, users = [store, another()], Notebook(), ["a", "b", "c", "d"]
+        versions = dict.fromkeys(users, 0)
+        highest = 0
+        for step in range(300):
+            client, user, other = rng.choice(clients), *rng.sample(users, 2)
+            match rng.choices(["append", "delete", "forget", "merge", "profile"], [9, 4, 1, 1, 1])[
+                0
+            ]:
+                case "append":
+                    batch = [
+                        Event(
+                            user_id=rng.choice([user, user, other]),
+                            item_id=f"i{rng.randrange(20)}",
+                            event_id=f"e{rng.randrange(3 * step + 3)}",
+                            timestamp=NOON + rng.randrange(30),
+                            key=vector(step) if rng.random() < 0.1 else None,
+                        )
+                        for _ in range(rng.randint(1, 6))
+                    ]
+                    if rng.random() < 0.2 and book.bodies:
+                        batch = [*rng.choices(list(book.bodies.values()), k=2), *batch[:1]]
+                    try:
+                        expected: object = book.append(batch)
+                    except Conflict:
+                        with pytest.raises(Conflict):
+                            await client.append(batch)
+                    else:
+                        assert await client.append(batch) == expected
+                case "delete":
+                    known = [str(e.event_id) for e in book.history(user)] or ["none"]
+                    name = rng.choice(known)
+                    deleted = await client.delete_event(user, name)
+                    assert deleted == book.delete_event(user, name)
+                case "forget":
+                    assert await client.forget(user) == book.forget(user)
+                case "merge":
+                    assert await client.merge(user, other) == book.merge(user, other)
+                case "profile":
+                    book.profiles[user] = User(user, {"step": step}, (str(step), other))
+                    await client.put_user(book.profiles[user])
+            for name in users:
+                version = await rng.choice(clients).version(name)
+                if version != versions[name]:
+                    assert version == 0 or version > highest or version > versions[name]
+                    versions[name] = version
+            highest = max(highest, *versions.values())
+            checked = rng.choice(users)
+            assert await events_of(rng.choice(clients), checked) == book.history(checked)
+        for name in users:
+            history = await store.history(name)
+            assert history.item_ids == [event.item_id for event in book.history(name)]
+            assert history.user == book.profiles.get(name)
+        assert (await store.counts())["events"] == len(book.bodies)
+        everything = [event for name in users for event in book.history(name)]
+        scanned = list(store.scan_events())
+        assert sorted(scanned, key=lambda e: e.user_id) == everything
+
+
+class CatalogueContract(_Contract):
+    """Items, and following what becomes of them."""
+
+    async def test_an_item_comes_back_with_every_field(self, store: Store) -> None:
+        """What was put is what is got, the bare item and the full one."""
+        full = Item(
+            "full",
+            "Title",
+            "Text\nof two lines",
+            ("t1", "t2"),
+            ("c",),
+            {"year": 1999, "ok": True, "deep": {"list": [1, None, "ü", 2.5]}},
+            vector(0.1, -0.2, 3e38),
+            True,
+            NOON,
+        )
+        assert await store.put_items([Item("bare"), full]) == 2
+        assert await store.get_items(["full", "none", "bare", "full"]) == [
+            full,
+            None,
+            Item("bare"),
+            full,
+        ]
+        assert await store.get_items([]) == []
+        assert await store.counts() == {"users": 0, "items": 2, "events": 0}
+
+    async def test_putting_replaces(self, store: Store) -> None:
+        """A second put replaces the whole item; within one put the last wins."""
+        await store.put_items([Item("a", "old", tags=("x",), embedding=vector(1))])
+        assert await store.put_items([Item("a", "older"), Item("b"), Item("a", "new")]) == 2
+        assert await store.get_items(["a"]) == [Item("a", "new")]
+        assert (await store.counts())["items"] == 2
+
+    @pytest.mark.parametrize(
+        ("item", "pointer"),
+        [
+            (Item("a", title="\ud800"), "/title"),
+            (Item("a", description="\udc00"), "/description"),
+            (Item("a", tags=("", "b")), "/tags/0"),
+            (Item("a", categories=("b", "c\0")), "/categories/1"),
+            (Item("a", embedding=vector(float("inf"))), "/embedding"),
+            (Item("a", published_at=10**18), "/published_at"),
+        ],
+        ids=ascii,
+    )
+    async def test_bad_items_are_refused_whole(
+        self, store: Store, item: Item, pointer: str
+    ) -> None:
+        """One bad field refuses the call, and nothing of it is stored."""
+        with pytest.raises(Invalid) as caught:
+            await store.put_items([Item("good"), item])
+        assert caught.value.pointer == f"/items/1{pointer}"
+        assert await store.get_items(["good"]) == [None]
+        assert await store.catalogue_version() == 0
+
+    async def test_changes_can_be_followed(self, store: Store, another: Connect) -> None:
+        """Applying the changes since the last look gives the catalogue, whoever made them."""
+        rng = random.Random(5)
+        clients, book, mirror = [store, another()], Notebook(), dict[str, Item]()
+        seen = await store.catalogue_version()
+        assert seen == 0
+        for step in range(120):
+            client, name = rng.choice(clients), f"i{rng.randrange(12)}"
+            if rng.random() < 0.3:
+                assert await client.delete_item(name) == (book.items.pop(name, None) is not None)
+            else:
+                items = [Item(f"i{rng.randrange(12)}", str(rng.randrange(3))) for _ in range(3)]
+                book.items |= {item.item_id: item for item in items}
+                await client.put_items(items)
+            await client.append([Event("u", name)])  # no change of the catalogue
+            if rng.random() < 0.5:
+                continue
+            reader = rng.choice(clients)
+            version, upserted, deleted = await reader.catalogue_changes(seen)
+            assert version == await reader.catalogue_version()
+            assert version >= seen
+            assert not {item.item_id for item in upserted} & set(deleted)
+            mirror |= {item.item_id: item for item in upserted}
+            for name in deleted:
+                mirror.pop(name, None)
+            seen = version
+            assert mirror == book.items, step
+            assert (await reader.counts())["items"] == len(book.items)
+        _, upserted, _ = await store.catalogue_changes(0)
+        assert {item.item_id: item for item in upserted} == book.items
+
+    @pytest.mark.parametrize("limit", [1, 3, 100])
+    async def test_changes_come_in_parts(self, store: Store, limit: int) -> None:
+        """Each part ends where a change does, and the versions of the parts lead to the end."""
+        for batch in range(5):
+            await store.put_items([Item(f"i{batch}.{at}") for at in range(batch + 1)])
+        await store.delete_item("i0.0")
+        whole = await store.catalogue_changes(0)
+        seen, there, gone, parts = 0, [], [], 0
+        while seen < whole.version:
+            seen, upserted, deleted = await store.catalogue_changes(seen, limit)
+            assert len({item.item_id[:2] for item in upserted}) <= max(1, limit)
+            there += upserted
+            gone += deleted
+            parts += 1
+        assert (there, gone) == (whole.upserted, whole.deleted)
+        assert parts == {1: 5, 3: 4, 100: 1}[limit]
+        assert await store.catalogue_changes(seen, limit) == (seen, [], [])
+
+    async def test_no_change_is_no_version(self, store: Store) -> None:
+        """Putting what is there, deleting what is not, and events leave the version alone."""
+        await store.put_items([Item("a", "t", embedding=vector(1)), Item("b")])
+        await store.delete_item("b")
+        version = await store.catalogue_version()
+        assert await store.put_items([Item("a", "t", embedding=vector(1))]) == 1
+        assert not await store.delete_item("b")
+        assert not await store.delete_item("never")
+        await store.append([Event("u", "seen only here")])
+        assert await store.catalogue_version() == version
+        assert await store.catalogue_changes(version) == (version, [], [])
+        await store.put_items([Item("a", "t", embedding=vector(2))])
+        assert await store.catalogue_version() > version
+
+    async def test_a_deleted_item_stays_in_histories(self, store: Store) -> None:
+        """An item may be in histories before and after it is in the catalogue."""
+        await store.append([Event("u", "i")])
+        assert await store.get_items(["i"]) == [None]
+        await store.put_items([Item("i", "t")])
+        assert await store.delete_item("i")
+        assert await store.get_items(["i"]) == [None]
+        assert await store.page_items() == ([], None)
+        await store.append([Event("u", "i")])
+        assert (await store.history("u")).item_ids == ["i", "i"]
+        await store.put_items([Item("i", "back")])
+        assert await store.get_items(["i"]) == [Item("i", "back")]
+
+    async def test_pages_of_items_are_in_byte_order(self, store: Store) -> None:
+        """Items come by the bytes of their ids; what is added or deleted meanwhile does no harm."""
+        names = sorted(IDS, key=str.encode)
+        await store.put_items([Item(name) for name in IDS])
+        await store.append([Event("u", "not in the catalogue")])
+        found: list[str] = []
+        cursor = None
+        while True:
+            items, cursor = await store.page_items(cursor=cursor, limit=3)
+            found += [item.item_id for item in items]
+            if cursor is None:
+                break
+            await store.put_items([Item("\x01first")])
+            await store.delete_item(found[-1])
+        assert found == names
+
+    async def test_pages_of_users_are_in_byte_order(self, store: Store) -> None:
+        """Everybody with events or a profile, with that; who comes meanwhile does no harm."""
+        names = sorted(IDS, key=str.encode)
+        await store.append([Event(name, "i") for name in IDS[::2]])
+        profiles = [User(name, {"n": at}, ("i",)) for at, name in enumerate(IDS[1::2])]
+        for user in profiles:
+            await store.put_user(user)
+        assert await store.page_users(limit=len(IDS)) == (
+            [next((u for u in profiles if u.user_id == name), User(name)) for name in names],
+            None,
+        )
+        found: list[str] = []
+        cursor = None
+        while True:
+            users, cursor = await store.page_users(cursor=cursor, limit=3)
+            found += [user.user_id for user in users]
+            if cursor is None:
+                break
+            await store.put_user(User("\x01first"))
+            await store.forget(found[-1])
+        assert found == names
+
+
+class WholeContract(_Contract):
+    """The store as one thing: scans, several clients, the end."""
+
+    async def test_a_scan_is_every_history(self, store: Store) -> None:
+        """Columns in slices of any size hold the log, with codes that keep their meaning."""
+        rng = random.Random(11)
+        users = [f"u{n}" for n in range(17)]
+        await store.append(
+            [
+                Event(
+                    rng.choice(users),
+                    f"i{rng.randrange(40)}",
+                    type=rng.choice(["view", "buy"]),
+                    weight=rng.uniform(0.1, 9),
+                    timestamp=NOON + rng.randrange(1000),
+                )
+                for _ in range(500)
+            ]
+        )
+        await store.forget("u3")
+        expected = {user: await store.history(user) for user in users}
+        for size in (1, 7, 10_000):
+            found: dict[str, list[tuple[Any, ...]]] = {user: [] for user in users}
+            order: list[str] = []
+            for slice_ in store.scan(size):
+                assert len(slice_) <= size
+                assert slice_.users.dtype == slice_.items.dtype == slice_.types.dtype == np.int32
+                for u, i, t, when, weight in zip(
+                    slice_.users,
+                    slice_.items,
+                    slice_.types,
+                    slice_.timestamps.tolist(),
+                    slice_.weights.tolist(),
+                    strict=True,
+                ):
+                    order.append(slice_.user_ids[u])
+                    row = (slice_.item_ids[i], slice_.type_names[t], when, weight)
+                    found[order[-1]].append(row)
+            assert sum(a != b for a, b in pairwise(order)) == 15  # each user in one piece
+            for user, history in expected.items():
+                assert found[user] == list(
+                    zip(
+                        history.item_ids,
+                        history.types,
+                        history.timestamps.tolist(),
+                        history.weights.tolist(),
+                        strict=True,
+                    )
+                )
+
+    async def test_scans_of_an_empty_store(self, store: Store) -> None:
+        """Nothing comes of nothing."""
+        assert list(store.scan()) == []
+        assert list(store.scan_events()) == []
+        assert list(store.scan_items()) == []
+        assert list(store.scan_users()) == []
+        assert list(store.scan_user_ids()) == []
+
+    async def test_every_user_who_counts_is_named(self, store: Store) -> None:
+        """By events, by a profile, or by events that are gone; not those who are forgotten."""
+        await store.append([Event(name, "i", f"of {name}") for name in ("b", "é", "a", "gone")])
+        await store.put_user(User("Z"))
+        await store.append([Event("merged", "i")])
+        await store.merge("a", "merged")
+        await store.delete_event("b", "of b")
+        await store.forget("gone")
+        assert list(store.scan_user_ids()) == ["Z", "a", "b", "é"]
+        assert (await store.counts())["users"] == 4
+
+    async def test_what_is_exported_can_be_imported(self, store: Store, another: Connect) -> None:
+        """Scanning records and putting them back finds them all there already."""
+        events = [Event(f"u{n % 3}", "i", weight=n + 1, key=vector(n)) for n in range(30)]
+        await store.append(events)
+        items, users = [Item("b", "t"), Item("a", tags=("x",))], [User("u1", {"a": 1}), User("u9")]
+        await store.put_items(items)
+        await store.delete_item("none")
+        for user in users:
+            await store.put_user(user)
+        assert list(store.scan_items()) == items[::-1]
+        assert list(store.scan_users()) == users
+        assert await another().append(list(store.scan_events())) == (0, 30)
+
+    async def test_a_scan_sees_one_state(self, store: Store) -> None:
+        """What is written while a scan goes on is not in it."""
+        await store.append([Event(f"u{n}", "i", f"e{n}") for n in range(100)])
+        scan, records = store.scan(10), store.scan_events()
+        first = next(scan)
+        next(records)
+        await store.forget("u50")
+        await store.append([Event(f"u{n}", "j") for n in range(200)])
+        assert len(first) + sum(len(slice_) for slice_ in scan) == 100
+        assert {event.item_id for event in records} == {"i"}
+        abandoned = store.scan(10)
+        next(abandoned)
+        del abandoned
+        assert sum(len(slice_) for slice_ in store.scan()) == 299
+
+    async def test_clients_see_each_other_at_once(self, store: Store, another: Connect) -> None:
+        """What one client was told is done, another one reads, with whatever both remember."""
+        clients = [store, another(), another()]
+        for n in range(30):
+            writer, reader = clients[n % 3], clients[(n + 1) % 3]
+            # Each client meets names that it, another or nobody has met before.
+            await writer.append([Event("u", f"i{n // 2}", type=f"t{n // 3}", timestamp=NOON + n)])
+            history = await reader.history("u")
+            assert history.item_ids == [f"i{k // 2}" for k in range(n + 1)]
+            assert history.types == [f"t{k // 3}" for k in range(n + 1)]
+            assert history.version == await writer.version("u")
+            await reader.put_items([Item(f"i{n}", str(n))])
+            assert await writer.get_items([f"i{n}"]) == [Item(f"i{n}", str(n))]
+
+    async def test_a_closed_store_says_so(self, connect: Connect) -> None:
+        """Closing finishes what was accepted and may be repeated; calls after it are refused."""
+        store = connect()
+        pending = [asyncio.ensure_future(store.append([Event("u", str(n))])) for n in range(20)]
+        await asyncio.sleep(0)
+        assert await store.healthy()
+        await store.close()
+        await store.close()
+        assert await asyncio.gather(*pending) == [(1, 0)] * 20
+        assert not await store.healthy()
+        for call in (
+            store.append([Event("u", "i")]),
+            store.history("u"),
+            store.version("u"),
+            store.put_items([Item("a")]),
+            store.catalogue_changes(0),
+            store.counts(),
+        ):
+            with pytest.raises(Unavailable):
+                await call
+        with pytest.raises(Unavailable):
+            next(iter(store.scan()))
+        reopened = connect()
+        assert len(await reopened.history("u")) == 20
+        await reopened.close()
+
+
+class StoreContract(AppendContract, HistoryContract, CatalogueContract, WholeContract):
+    """All of it. Inherit and write the fixture `connect`."""

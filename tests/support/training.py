@@ -1,0 +1,79 @@
+"""Small things to train: shapes, settings, texts and logs with something to learn in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.data.interactions import Interactions
+from models.recommender.config import RecommenderConfig
+from models.recommender.recent_popularity import Trends
+from models.recommender.recommender import Recommender
+from models.recommender.transition_counts import followers
+from models.training.fit import Fitted, TrainConfig, fit
+from models.training.log_profile import returns
+from tests.support.small import DAY, DIMENSION, SECOND, encode, random_model
+
+# Everything trains in a second or two: small batches, long steps, a short memory of weights.
+QUICK = TrainConfig(
+    epochs=12,
+    validate_every=1,
+    learning_rate=1e-2,
+    warmup=10,
+    batch_tokens=80,
+    attention_tokens=80,
+    drop_id=0.0,
+    average=0.9,
+)
+
+
+def tiny(items: int, **more: Any) -> RecommenderConfig:
+    """A model of one block; what is named is changed."""
+    shape: dict[str, Any] = {"dim": 16, "heads": 2, "blocks": 1, "window": 16, "dropout": 0.0}
+    return RecommenderConfig(
+        **{"items": items, "content": DIMENSION, "followers": 4} | shape | more
+    )
+
+
+def content(items: int) -> NDArray[np.float32]:
+    """A text of its own for every item, as vectors."""
+    return encode([f"title {n}" for n in range(items)])
+
+
+def train(log: Interactions, config: TrainConfig = QUICK, **more: Any) -> Fitted:
+    """`fit` on small texts, of the tiny shape unless another is given."""
+    shape = more.pop("shape", tiny(log.n_items))
+    return fit(log, content(log.n_items), shape=shape, config=config, **more)
+
+
+def drawn_log(seed: int, lengths: list[int], items: int, *, again: bool = True) -> Interactions:
+    """Users of these lengths, with times that repeat and weights around 1.
+
+    again: whether a user may take an item twice.
+    """
+    rng = np.random.default_rng(seed)
+    events = sum(lengths)
+    taken = [rng.choice(items, length, replace=again) for length in lengths]
+    return Interactions.from_columns(
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.concatenate(taken),
+        np.sort(rng.choice([0, SECOND, 40 * SECOND, DAY, 3 * DAY], events)),
+        rng.uniform(0.2, 3, events),
+        n_users=len(lengths),
+        n_items=items,
+    )
+
+
+def counted_model(seed: int, log: Interactions, *, most: int = 4, **shape: Any) -> Recommender:
+    """A model of drawn weights that has counted what follows what in the log.
+
+    It looks for what users had where they come back, unless it is told not to.
+    """
+    shape = {"again": returns(log)} | shape
+    model = random_model(seed, items=log.n_items, followers=most, **shape)
+    if most:
+        lately = Trends(log).now if model.config.baskets else None
+        model.memorise(followers(log, most, model.reach), 2 * DAY, lately)
+    return model
