@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.attention.scorers import Scorer, check_width, cosine, scaled_dot, unit
+from models.attention.scorers import Scorer, check_width, cosine, normalize, scaled_dot
 
 _FUSED_MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature may overflow float32
 
@@ -148,7 +148,7 @@ def context_only(
     check_width(query, keys)
     scale = 1 / temperature
     if score is cosine:
-        query, keys = unit(query), unit(keys)
+        query, keys = normalize(query), normalize(keys)
     else:
         scale /= math.sqrt(query.shape[-1])
 

@@ -19,7 +19,7 @@ from models.attention.scorers import Scorer, scaled_dot
 
 
 @dataclass(frozen=True, eq=False)
-class Lookup:
+class MemoryQuery:
     """Targets that ask, and the memory that is asked.
 
     query: [T, H, d_k]. bias (added to the memory's own) and visible (bool, True = may be attended):

@@ -19,7 +19,7 @@ _FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu") 
 _HIDDEN = -1e30  # of a row that nobody sees: the kernel makes NaN of a block of -inf alone
 
 
-class Partial(NamedTuple):
+class PartialSoftmax(NamedTuple):
     """Attention over some rows, H heads and T targets.
 
     context: [H, T, d_v] the weighted mean of their values; zero where there are none.
@@ -27,19 +27,19 @@ class Partial(NamedTuple):
     """
 
     context: Tensor
-    log_mass: Tensor
+    logsumexp: Tensor
 
     @classmethod
-    def nothing(cls, heads: int, targets: int, width: int) -> Partial:
+    def empty(cls, heads: int, targets: int, width: int) -> PartialSoftmax:
         """Attention over no rows."""
         return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), -math.inf))
 
-    def of(self, target: int) -> Partial:
+    def target(self, target: int) -> PartialSoftmax:
         """That of one target, T = 1."""
-        return Partial(*(part[:, target : target + 1] for part in self))
+        return PartialSoftmax(*(part[:, target : target + 1] for part in self))
 
 
-class Rows(NamedTuple):
+class KVBlock(NamedTuple):
     """Some rows of a memory, heads first: keys [H, n, d], values [H, n, d_v] and their bias.
 
     bias: [H, n], or [H, T, n] where it depends on the target; -inf hides a row.
@@ -50,14 +50,14 @@ class Rows(NamedTuple):
     bias: Tensor
 
 
-def attended(query: Tensor, blocks: Iterable[Rows]) -> Partial:
+def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
     """Exact attention by the scaled dot product over rows that come in blocks.
 
     Args:
         query: [H, T, d].
         blocks: at least one, of the same heads and at least one row.
     """
-    total: Partial | None = None
+    total: PartialSoftmax | None = None
     heads, targets, width = query.shape
     for rows in blocks:
         bias = rows.bias.clamp(min=_HIDDEN)
@@ -65,15 +65,15 @@ def attended(query: Tensor, blocks: Iterable[Rows]) -> Partial:
         context, log_mass = _FUSED(
             query[None], rows.keys[None], rows.values[None], attn_mask=bias, scale=width**-0.5
         )
-        part = Partial(context[0], log_mass[0])
-        total = part if total is None else merged(total, part)
+        part = PartialSoftmax(context[0], log_mass[0])
+        total = part if total is None else merge_partials(total, part)
     if total is None:
         raise ValueError("blocks: there must be at least one")
     return total
 
 
-def merged(first: Partial, second: Partial) -> Partial:
+def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoftmax:
     """Attention over the rows of both."""
-    log_mass = torch.logaddexp(first.log_mass, second.log_mass)
-    share = (first.log_mass - log_mass).exp().nan_to_num(0.0)  # of nothing and nothing
-    return Partial(torch.lerp(second.context, first.context, share[..., None]), log_mass)
+    log_mass = torch.logaddexp(first.logsumexp, second.logsumexp)
+    share = (first.logsumexp - log_mass).exp().nan_to_num(0.0)  # of nothing and nothing
+    return PartialSoftmax(torch.lerp(second.context, first.context, share[..., None]), log_mass)

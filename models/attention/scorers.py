@@ -39,11 +39,11 @@ def cosine(query: Tensor, keys: Tensor) -> Tensor:
         lengths = torch.linalg.vector_norm(keys, dim=-1)
         least, most = _LENGTHS
         if bool(((lengths > least) & (lengths < most)).all()):
-            return (unit(query) @ keys.mT).div_(lengths.unsqueeze(-2))
-    return unit(query) @ unit(keys).mT
+            return (normalize(query) @ keys.mT).div_(lengths.unsqueeze(-2))
+    return normalize(query) @ normalize(keys).mT
 
 
-def unit(vectors: Tensor) -> Tensor:
+def normalize(vectors: Tensor) -> Tensor:
     """Each vector [..., d] divided by its length; a zero vector stays zero, with zero gradient."""
     # x/|x| does not change when x is scaled, so a constant scale may be divided out first:
     # squares then neither overflow nor vanish, and the gradient is still exact.

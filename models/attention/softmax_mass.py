@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.memory_query import Lookup
+from models.attention.memory_query import MemoryQuery
 
 SAMPLE = 2048
 """Rows scored for an estimate; a memory of no more rows has an exact one."""
 
 
-class Mass(NamedTuple):
+class SoftmaxMass(NamedTuple):
     """The share of the full softmax, and the standard error of its estimate (0 = exact)."""
 
     share: Tensor
@@ -23,13 +23,13 @@ class Mass(NamedTuple):
 
 @torch.no_grad()
 def estimate_mass(
-    lookup: Lookup,
+    lookup: MemoryQuery,
     rows: Tensor,
     *,
     temperature: float = 1.0,
     hard: bool = False,
     sample: int = SAMPLE,
-) -> Mass:
+) -> SoftmaxMass:
     """The share of the full softmax that `rows` [T, H, k] (-1 = none) hold: each [T, H].
 
     Of the rows that some target may see, one in each of `sample` equal stretches is scored, always
@@ -41,7 +41,7 @@ def estimate_mass(
     pool = torch.arange(n, device=rows.device)
     if seen is not None:
         pool = pool[seen.flatten(0, 1).any(0)]
-    picked = pool[strata(len(pool), sample).to(pool.device)]
+    picked = pool[stratified_rows(len(pool), sample).to(pool.device)]
 
     inside = lookup.logits_at(rows)
     outside = lookup.logits_of(picked)  # (T, H, m)
@@ -52,18 +52,18 @@ def estimate_mass(
         outside = outside.masked_fill(taken > 0, -math.inf)
     # How many rows each target may see outside of `rows`.
     rest = (n if seen is None else seen.sum(2)) - (inside > -math.inf).sum(2)
-    return sampled_mass(inside, outside, rest, temperature=temperature, hard=hard)
+    return mass_from_sample(inside, outside, rest, temperature=temperature, hard=hard)
 
 
 @torch.no_grad()
-def sampled_mass(
+def mass_from_sample(
     inside: Tensor,
     outside: Tensor,
     rest: Tensor,
     *,
     temperature: float = 1.0,
     hard: bool = False,
-) -> Mass:
+) -> SoftmaxMass:
     """The same from scores, where others have chosen the sample.
 
     Args:
@@ -78,7 +78,7 @@ def sampled_mass(
     best_out = torch.cat([outside, lowest], 2).amax(2, keepdim=True)
     if hard:
         share = (best_in >= best_out).to(inside.dtype).squeeze(2)
-        return Mass(share, torch.zeros_like(share))
+        return SoftmaxMass(share, torch.zeros_like(share))
     peak = torch.maximum(best_in, best_out)
     peak = peak.masked_fill(peak == -math.inf, 0.0)
 
@@ -100,10 +100,10 @@ def sampled_mass(
         share / whole * rest * (spread * missed / m).sqrt()
     )  # |d share / d tail| = share / whole
     error = torch.where(blind, share * (1 - share), error)
-    return Mass(share, error.masked_fill(rest == 0, 0.0))
+    return SoftmaxMass(share, error.masked_fill(rest == 0, 0.0))
 
 
-def strata(n: int, sample: int = SAMPLE) -> Tensor:
+def stratified_rows(n: int, sample: int = SAMPLE) -> Tensor:
     """One row from each of `sample` equal stretches of n rows, the same ones at every call.
 
     Which one of a stretch is drawn from a seed: a fixed stride would beat with periods in the data.

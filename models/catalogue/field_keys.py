@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.softmax_mass import strata
+from models.attention.softmax_mass import stratified_rows
 from models.catalogue.cow_array import Pages
 
 Vectors = NDArray[np.float32]
@@ -131,7 +131,7 @@ class FieldKeys:
         """Some keys that stand for all: one from each of so many equal stretches."""
         for sample in self._sampled:
             return sample
-        places = strata(len(self)).numpy()
+        places = stratified_rows(len(self)).numpy()
         self._sampled[:] = [Sample(places, self.vectors[places])]
         return self._sampled[0]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.field_keys import NewKeys
-from models.index.mips import unit
+from models.index.mips import normalize_rows
 
 Vectors = NDArray[np.float32]
 Encode = Callable[[Sequence[str]], Vectors]
@@ -62,12 +62,14 @@ def keys_of(
                 codes.append(names.setdefault(name, len(names)))
         if entry.embedding is not None:
             brought.append((place, entry.embedding))
-    keys = unit(encode(texts))  # also of an encoder whose vectors were kept in half precision
+    keys = normalize_rows(
+        encode(texts)
+    )  # also of an encoder whose vectors were kept in half precision
     if brought:
         for _, vector in brought:
             if vector.shape != keys.shape[1:]:
                 raise ValueError(f"embedding has dimension {vector.shape[-1]}, not {keys.shape[1]}")
-        own = unit(np.stack([vector for _, vector in brought]))
+        own = normalize_rows(np.stack([vector for _, vector in brought]))
         keys = np.concatenate([keys, own])
         places += [place for place, _ in brought]
         codes += [names.setdefault(EMBEDDING, len(names))] * len(brought)

@@ -121,7 +121,9 @@ class Snapshot:
         if len(catalogue) >= index_from:
             index = item_index(self.pages)
         if len(keys) >= index_from:
-            key_index = ann_index.build("ivf", keys, own=False, like=self.key_index)
+            key_index = ann_index.build_index(
+                "ivf", keys, copy=False, reuse_clusters=self.key_index
+            )
         return replace(
             self,
             catalogue=catalogue,
@@ -229,7 +231,7 @@ def item_index(pages: ItemPages) -> CoarseIndex:
         pages: the items.
     """
     offered, prior = pages.offered().numpy(), pages.prior.numpy()
-    return ann_index.build("pq", offered, bias=prior, own=False)
+    return ann_index.build_index("pq", offered, bias=prior, copy=False)
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.clustered.cluster_tree import Cells, Table
-from models.attention.clustered.clustered_attention import MAX_ERROR, attend_cells
-from models.attention.clustered.moment_expansion import Tail
-from models.attention.partial_softmax import Partial, Rows, attended, merged
+from models.attention.clustered.cluster_tree import ClusterTree, KVTable
+from models.attention.clustered.clustered_attention import MAX_ERROR, attend_clusters
+from models.attention.clustered.moment_expansion import ClusteredAttention
+from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks, merge_partials
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import IGNORED, UNKNOWN
 from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, age_edges
@@ -73,9 +73,9 @@ class Older:
         self.lock = threading.RLock()  # one question may take it for several of its parts
         self.count = 0
         self.on_items = 0  # of those, on items that can be attended
-        self.cells: Cells | None = None
+        self.cells: ClusterTree | None = None
         self._model, self._catalogue = snapshot.model, snapshot.catalogue
-        self._tables = Table(snapshot.tables.keys, snapshot.tables.values)
+        self._tables = KVTable(snapshot.tables.keys, snapshot.tables.values)
         self._place = np.full(len(snapshot.known), -1, np.int32)  # of each item among the distinct
         self._items = np.zeros(0, np.int64)
         self._missing = np.zeros(0, np.int64)  # items of events that cannot be attended
@@ -115,7 +115,7 @@ class Older:
         if (self._place[inside] >= 0).any() or np.isin(changed, self._missing).any():
             return False
         self._catalogue = snapshot.catalogue
-        self._tables = Table(snapshot.tables.keys, snapshot.tables.values)
+        self._tables = KVTable(snapshot.tables.keys, snapshot.tables.values)
         if self.cells is not None:
             self.cells.table = self._tables
         return True
@@ -166,7 +166,7 @@ class Older:
         self._told(self._add(moved, self._codes(moved, at), 1.0))
 
     @torch.inference_mode()
-    def clustered(self, snapshot: Snapshot) -> tuple[Cells, NDArray[np.float64]]:
+    def clustered(self, snapshot: Snapshot) -> tuple[ClusterTree, NDArray[np.float64]]:
         """Cells of the items as they are now, and the weights these are made with.
 
         This may take seconds, and needs the lock for its beginning alone.
@@ -176,10 +176,12 @@ class Older:
         queries = snapshot.tables.queries[:, :: max(1, len(snapshot.known) // _QUERIES)]
         metric = queries.mT @ queries / max(1, queries.shape[1])
         log_weights = torch.from_numpy(_log(weights)).float()
-        return Cells(table, log_weights, at=torch.from_numpy(items), metric=metric), weights
+        return ClusterTree(
+            table, log_weights, table_rows=torch.from_numpy(items), metric=metric
+        ), weights
 
     @torch.inference_mode()
-    def adopt(self, cells: Cells, weights: NDArray[np.float64]) -> None:
+    def adopt(self, cells: ClusterTree, weights: NDArray[np.float64]) -> None:
         """Serve from cells that `clustered` made of these weights; they are told what changed."""
         with self.lock:
             held = weights.shape[1]
@@ -191,12 +193,12 @@ class Older:
     def attend(
         self,
         query: Tensor,
-        beside: Partial,
+        beside: PartialSoftmax,
         *,
         max_error: float = MAX_ERROR,
         order: int = 2,
         cells: bool = True,
-    ) -> Tail:
+    ) -> ClusteredAttention:
         """Attend over these events.
 
         Args:
@@ -207,19 +209,25 @@ class Older:
             cells: whether cells may be used, where there are any.
         """
         if not len(self):
-            zero = torch.zeros_like(beside.log_mass)
-            return Tail(beside, zero, zero, beside.log_mass.clone(), zero)
+            zero = torch.zeros_like(beside.logsumexp)
+            return ClusteredAttention(beside, zero, zero, beside.logsumexp.clone(), zero)
         held = len(self.cells) if cells and self.cells is not None else 0
         if held < len(self):
-            beside = merged(beside, attended(query, self._rows(held)))
+            beside = merge_partials(beside, attend_blocks(query, self._rows(held)))
         one_by_one = float(len(self) - held)
         if self.cells is None or not held:
-            zero = torch.zeros_like(beside.log_mass)
-            return Tail(beside, zero, zero + one_by_one, beside.log_mass.clone(), zero)
-        tail = attend_cells(self.cells, query, beside=beside, max_error=max_error, order=order)
+            zero = torch.zeros_like(beside.logsumexp)
+            return ClusteredAttention(
+                beside, zero, zero + one_by_one, beside.logsumexp.clone(), zero
+            )
+        tail = attend_clusters(
+            self.cells, query, recent_partial=beside, max_error=max_error, order=order
+        )
         return tail._replace(scanned=tail.scanned + one_by_one)
 
-    def without(self, found: Tail, query: Tensor, targets: Tensor) -> Tail:
+    def without(
+        self, found: ClusteredAttention, query: Tensor, targets: Tensor
+    ) -> ClusteredAttention:
         """What was found [H, T], less what each target's own item had part in it.
 
         By α' = α / (1 - α_own): an error is larger by as much as what is left is smaller.
@@ -233,22 +241,22 @@ class Older:
         keys, values = of_rows(self._tables.keys, rows), of_rows(self._tables.values, rows)
         scores = (query[:, own] * keys).sum(-1) / math.sqrt(query.shape[-1])
         scores += torch.from_numpy(_log(self._weights[:, places[own].numpy()])).float()
-        share = (scores - found.partial.log_mass[:, own]).exp().clamp(max=1 - 1e-6)
+        share = (scores - found.partial.logsumexp[:, own]).exp().clamp(max=1 - 1e-6)
         left = (1 - share)[..., None]
         context, log_mass = (part.clone() for part in found.partial)
         context[:, own] = (context[:, own] - share[..., None] * values) / left
         log_mass[:, own] += torch.log1p(-share)
         error = found.error.clone()
         error[:, own] /= left[..., 0]
-        return found._replace(partial=Partial(context, log_mass), error=error)
+        return found._replace(partial=PartialSoftmax(context, log_mass), error=error)
 
-    def pooled(self) -> Partial:
+    def pooled(self) -> PartialSoftmax:
         """What a query that is alike to all keys finds: [H, 1, d_v]."""
         heads, _, width = self._tables.values.shape
         if not len(self):
-            return Partial.nothing(heads, 1, width)
+            return PartialSoftmax.empty(heads, 1, width)
         nothing = torch.zeros(heads, 1, self._tables.keys.shape[2])
-        beside = Partial.nothing(heads, 1, width)
+        beside = PartialSoftmax.empty(heads, 1, width)
         # The mean is what the moments of cells are exact in.
         return self.attend(nothing, beside, max_error=math.inf).partial
 
@@ -369,15 +377,15 @@ class Older:
         places = places[places < len(self.cells)]
         if len(places):
             log_weights = torch.from_numpy(_log(self._weights[:, places])).float()
-            self.cells.reweigh(torch.from_numpy(places).long(), log_weights)
+            self.cells.update_log_weights(torch.from_numpy(places).long(), log_weights)
 
-    def _rows(self, start: int) -> Iterator[Rows]:
+    def _rows(self, start: int) -> Iterator[KVBlock]:
         """The items from a place on, block by block."""
         for at in range(start, len(self), _BLOCK):
             items = torch.from_numpy(self._items[at : at + _BLOCK])
             log_weights = torch.from_numpy(_log(self._weights[:, at : at + _BLOCK])).float()
             keys, values = of_rows(self._tables.keys, items), of_rows(self._tables.values, items)
-            yield Rows(keys, values, log_weights)
+            yield KVBlock(keys, values, log_weights)
 
 
 def _log(weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.attention.attend import exclude_self
 from models.attention.kv_memory import KeyValueMemory
-from models.attention.partial_softmax import Partial, Rows, attended
+from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import UNKNOWN
 from models.encoder.recency_bias import FOREVER
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     mass: Tensor
     error: Tensor
     scanned: Tensor
-    whole: Partial
+    whole: PartialSoftmax
 
 
 def joined(parts: Iterable[Found]) -> Found:
@@ -51,25 +51,25 @@ def joined(parts: Iterable[Found]) -> Found:
         torch.cat([part.mass for part in every]),
         torch.cat([part.error for part in every]),
         torch.cat([part.scanned for part in every]),
-        Partial(
+        PartialSoftmax(
             torch.cat([part.whole.context for part in every], 1),
-            torch.cat([part.whole.log_mass for part in every], 1),
+            torch.cat([part.whole.logsumexp for part in every], 1),
         ),
     )
 
 
 def near(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, how: Attending = SOFTMAX
-) -> Partial:
+) -> PartialSoftmax:
     """What targets [T] attend to of the rows of a memory itself, without the older events."""
     memory, bias = user.memory, user.bias
     if not len(memory):
-        return Partial.nothing(memory.heads, len(targets), memory.values.shape[2])
+        return PartialSoftmax.empty(memory.heads, len(targets), memory.values.shape[2])
     if how.exclude_self:
         hidden = ~exclude_self(targets, user.rows)  # (T, m)
         bias = bias[:, None].masked_fill(hidden, -math.inf)
-    rows = Rows(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
-    return attended(of_rows(snapshot.tables.queries, targets), [rows])
+    rows = KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
+    return attend_blocks(of_rows(snapshot.tables.queries, targets), [rows])
 
 
 def attend_long(
@@ -104,7 +104,7 @@ def attend_long(
                 found = older.without(older.attend(query, beside, cells=False), query, targets)
     return Found(
         (found.partial.context * outputs).sum((0, 2)),
-        (found.covered - found.partial.log_mass).exp().clamp(max=1.0).amin(0),
+        (found.exact_logsumexp - found.partial.logsumexp).exp().clamp(max=1.0).amin(0),
         found.error.amax(0),
         found.scanned.mean(0) + len(user.memory),
         found.partial,
@@ -116,7 +116,7 @@ def unfolded(
     user: UserMemory,
     target: int,
     top: int,
-    whole: Partial,
+    whole: PartialSoftmax,
     how: Attending = SOFTMAX,
 ) -> UserMemory:
     """A memory in which one target finds the same, with those older events in it that matter to it.
@@ -148,9 +148,9 @@ def unfolded(
     biases = torch.from_numpy(bias)
     scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
     # All shares of one softmax: what is left is the rest's.
-    total, context = whole.log_mass, whole.context[:, 0]  # (H, 1), (H, d)
+    total, context = whole.logsumexp, whole.context[:, 0]  # (H, 1), (H, d)
     beside = near(snapshot, user, chosen, how)
-    newer, named = (beside.log_mass - total).exp(), (scores - total).exp()
+    newer, named = (beside.logsumexp - total).exp(), (scores - total).exp()
     left = (1 - newer - named.sum(1, keepdim=True)).clamp(min=_TINY)
     context = context - newer * beside.context[:, 0] - (named[:, None] @ values)[:, 0]
     count = len(events) + 1

@@ -20,13 +20,13 @@ import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and 
 from numpy.typing import NDArray
 
 from models.index import faiss_structures
-from models.index.mips import Floats, Mask, augment, centred, equal_norms, unit
+from models.index.mips import Floats, Mask, augment, centre_bias, equal_norms, normalize_rows
 
 import faiss  # isort: skip
 
-Kind = Literal["flat", "ivf", "pq", "hnsw", "lsh"]
+IndexKind = Literal["flat", "ivf", "pq", "hnsw", "lsh"]
 Metric = Literal["dot", "cosine"]
-Rows = NDArray[np.int64]
+RowArray = NDArray[np.int64]
 
 _faiss: Any = faiss  # what its type stubs leave out: selectors, search parameters, generators
 
@@ -47,7 +47,7 @@ class Candidates(NamedTuple):
         over many rows they are of keys in half precision.
     """
 
-    rows: Rows
+    rows: RowArray
     scores: Floats
 
 
@@ -62,7 +62,7 @@ class CoarseIndex(Protocol):
         k: int,
         *,
         allow: Mask | None = None,
-        exclude: Rows | None = None,
+        exclude: RowArray | None = None,
         probes: int | None = None,
     ) -> Candidates:
         """The k best rows for each of queries [Q, d]; see `FaissIndex.search`."""
@@ -73,10 +73,12 @@ class CoarseIndex(Protocol):
 class FaissIndex:
     """What `build` made."""
 
-    kind: Kind
+    kind: IndexKind
     metric: Metric
     points: Floats  # [n, D] the keys as indexed: of unit length for cosine
-    beside: Floats | None  # [n] their bias, where it is not in the points but indexed with them
+    bias_column: (
+        Floats | None
+    )  # [n] their bias, where it is not in the points but indexed with them
     offset: float | None  # taken from every bias, so that it adds spread and no length; None = none
     hidden: Mask | None  # [n] rows with a bias of -inf
     index: Any  # faiss.Index; for lsh, what turns points into codes. None when there are no rows
@@ -88,7 +90,7 @@ class FaissIndex:
     @property
     def dim(self) -> int:
         """The dimension d of a query."""
-        return int(self.points.shape[1]) - (self.offset is not None and self.beside is None)
+        return int(self.points.shape[1]) - (self.offset is not None and self.bias_column is None)
 
     def search(
         self,
@@ -96,7 +98,7 @@ class FaissIndex:
         k: int,
         *,
         allow: Mask | None = None,
-        exclude: Rows | None = None,
+        exclude: RowArray | None = None,
         probes: int | None = None,
     ) -> Candidates:
         """The k best rows for each query.
@@ -124,7 +126,7 @@ class FaissIndex:
         if not np.isfinite(points).all():
             raise ValueError("queries: must be finite")
         if self.metric == "cosine":
-            points = unit(points)
+            points = normalize_rows(points)
         if self.offset is not None:
             points = np.hstack([points, np.ones((len(points), 1), np.float32)])
 
@@ -141,7 +143,7 @@ class FaissIndex:
             rows, scores = self._find(points, k, allowed, probes, n / count)
         return _padded(rows, scores + np.float32(self.offset or 0.0), k)
 
-    def _allowed(self, allow: Mask | None, exclude: Rows | None) -> Mask | None:
+    def _allowed(self, allow: Mask | None, exclude: RowArray | None) -> Mask | None:
         n = len(self)
         if allow is not None and (allow.dtype != np.bool_ or allow.shape != (n,)):
             raise ValueError(f"allow: must be bool [{n}], got {allow.dtype} {list(allow.shape)}")
@@ -158,18 +160,18 @@ class FaissIndex:
             allowed[exclude] = False
         return allowed
 
-    def _scan(self, queries: Floats, k: int, within: Rows | None) -> tuple[Rows, Floats]:
+    def _scan(self, queries: Floats, k: int, within: RowArray | None) -> tuple[RowArray, Floats]:
         points = self._at(slice(None) if within is None else within)
         scores, rows = faiss.knn(queries, points, k, metric=faiss.METRIC_INNER_PRODUCT)
         return (rows if within is None else within[rows]), scores
 
-    def _at(self, rows: Rows | slice) -> Floats:
+    def _at(self, rows: RowArray | slice) -> Floats:
         """The points of some rows, with their bias."""
-        if self.beside is None:
+        if self.bias_column is None:
             return self.points[rows]
-        return np.concatenate([self.points[rows], self.beside[rows][..., None]], -1)
+        return np.concatenate([self.points[rows], self.bias_column[rows][..., None]], -1)
 
-    def _rank(self, queries: Floats, rows: Rows, k: int) -> tuple[Rows, Floats]:
+    def _rank(self, queries: Floats, rows: RowArray, k: int) -> tuple[RowArray, Floats]:
         """The k best of rows [Q, m], by their points."""
         scores = np.empty(rows.shape, np.float32)
         block = max(1, _RANK_BLOCK // (rows.shape[1] * queries.shape[1]))
@@ -177,8 +179,8 @@ class FaissIndex:
             part = slice(at, at + block)
             own, wide = queries[part], self.points.shape[1]
             scores[part] = (self.points[rows[part]] @ own[:, :wide, None])[..., 0]
-            if self.beside is not None:
-                scores[part] += self.beside[rows[part]] * own[:, wide:]
+            if self.bias_column is not None:
+                scores[part] += self.bias_column[rows[part]] * own[:, wide:]
         scores[rows < 0] = -np.inf
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
@@ -190,13 +192,13 @@ class FaissIndex:
         allowed: Mask | None,
         probes: int | None,
         widen: float,
-    ) -> tuple[Rows, Floats]:
+    ) -> tuple[RowArray, Floats]:
         """Search the structure; `widen` is how many rows there are for each one allowed."""
         if self.kind == "pq":
             # Its scan cannot pass over rows, so that those that are barred are sifted after it.
             wanted = max(k, probes or max(_RANKED * k, _RANKED_LEAST))
             ranked = min(len(self), math.ceil(wanted * widen))
-            _, rows = self.index.search(faiss_structures.even(queries), ranked)
+            _, rows = self.index.search(faiss_structures.pad_to_even(queries), ranked)
             if allowed is not None:
                 rows = np.where(allowed[rows] & (rows >= 0), rows, -1)
             return self._rank(queries, rows, k)
@@ -221,8 +223,8 @@ class FaissIndex:
         return rows, scores
 
 
-def build(
-    kind: Kind,
+def build_index(
+    kind: IndexKind,
     keys: Floats,
     *,
     metric: Metric = "dot",
@@ -231,8 +233,8 @@ def build(
     lists: int | None = None,
     links: int = 32,
     construction: int = 80,
-    own: bool = True,
-    like: CoarseIndex | None = None,
+    copy: bool = True,
+    reuse_clusters: CoarseIndex | None = None,
 ) -> FaissIndex:
     """Index keys under q·k + bias or cos(q, k) + bias.
 
@@ -256,7 +258,7 @@ def build(
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
     """
-    for name, given, known in (("kind", kind, Kind), ("metric", metric, Metric)):
+    for name, given, known in (("kind", kind, IndexKind), ("metric", metric, Metric)):
         if given not in get_args(known):
             raise ValueError(f"{name}: must be one of {', '.join(get_args(known))}, got {given!r}")
     if keys.ndim != 2 or keys.shape[1] == 0:
@@ -265,11 +267,11 @@ def build(
     if not all(np.isfinite(points[at : at + _BLOCK]).all() for at in range(0, len(points), _BLOCK)):
         raise ValueError("keys: must be finite")
     if metric == "cosine":
-        points = unit(points)
+        points = normalize_rows(points)
     offset = hidden = beside = None
     if bias is not None and kind in ("ivf", "pq"):
         # FAISS has its own copy: what the caller has need not be there twice.
-        beside, offset, hidden = centred(bias, len(points))
+        beside, offset, hidden = centre_bias(bias, len(points))
     elif bias is not None:
         points, offset, hidden = augment(points, bias)
     if len(points) == 0:
@@ -280,7 +282,9 @@ def build(
             case "flat":
                 index = faiss_structures.flat(points)
             case "ivf":
-                index = faiss_structures.ivf(points, beside, seed, lists, _structure(like))
+                index = faiss_structures.ivf(
+                    points, beside, seed, lists, _structure(reuse_clusters)
+                )
             case "pq":
                 index = faiss_structures.pq(points, beside, seed)
             case "hnsw":
@@ -288,7 +292,7 @@ def build(
             case "lsh":
                 index, codes = faiss_structures.lsh(points, seed)
     points = _shared(kind, points, index)
-    if own and np.may_share_memory(points, keys):
+    if copy and np.may_share_memory(points, keys):
         points = points.copy()  # the caller may write over its own
     return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
 
@@ -298,7 +302,7 @@ def _structure(index: CoarseIndex | None) -> Any:
     return index.index if isinstance(index, FaissIndex) and index.kind == "ivf" else None
 
 
-def _shared(kind: Kind, points: Floats, index: Any) -> Floats:
+def _shared(kind: IndexKind, points: Floats, index: Any) -> Floats:
     """FAISS's own copy of the points where it keeps them in order, so that there is only one."""
     if index is None or kind not in ("flat", "hnsw"):
         return points
@@ -307,7 +311,7 @@ def _shared(kind: Kind, points: Floats, index: Any) -> Floats:
     return view.reshape(store.ntotal, store.d)
 
 
-def _padded(rows: Rows, scores: Floats | None, k: int) -> Candidates:
+def _padded(rows: RowArray, scores: Floats | None, k: int) -> Candidates:
     """Fill up to k with -1; where FAISS says -1 the score is -inf."""
     shape = (len(rows), k)
     all_rows, all_scores = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)

@@ -91,7 +91,7 @@ def pq(points: Floats, beside: Floats | None, seed: int) -> Any:
 
     def at(rows: slice | NDArray[np.int64]) -> Floats:
         part = points[rows] if beside is None else np.column_stack([points[rows], beside[rows]])
-        return even(part)
+        return pad_to_even(part)
 
     parts = -(-dim // 2)
     index = _faiss.IndexPQFastScan(2 * parts, parts, _PQ_BITS, faiss.METRIC_INNER_PRODUCT)
@@ -106,7 +106,7 @@ def pq(points: Floats, beside: Floats | None, seed: int) -> Any:
     return index
 
 
-def even(points: Floats) -> Floats:
+def pad_to_even(points: Floats) -> Floats:
     """Points [n, D] with one more dimension of zeros where they have an odd number of them."""
     odd = points.shape[1] % 2
     padded: Floats = np.pad(points, ((0, 0), (0, 1))) if odd else points

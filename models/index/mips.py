@@ -9,7 +9,7 @@ Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 
-def unit(vectors: Floats) -> Floats:
+def normalize_rows(vectors: Floats) -> Floats:
     """Each of vectors [n, d] divided by its length; a zero vector stays zero."""
     wide = vectors.astype(np.float64)  # the square of any float32 fits
     length = np.linalg.norm(wide, axis=1, keepdims=True)
@@ -33,11 +33,11 @@ def augment(points: Floats, bias: Floats) -> tuple[Floats, float, Mask | None]:
     Raises:
         ValueError: for a misshapen bias, NaN or +inf.
     """
-    column, offset, hidden = centred(bias, len(points))
+    column, offset, hidden = centre_bias(bias, len(points))
     return np.hstack([points, column[:, None]]), offset, hidden
 
 
-def centred(bias: Floats, count: int) -> tuple[Floats, float, Mask | None]:
+def centre_bias(bias: Floats, count: int) -> tuple[Floats, float, Mask | None]:
     """That dimension alone [n], the offset, and which rows are hidden; as `augment`.
 
     Args:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from models.attention.attend import Attention, check_temperature
 from models.attention.kv_memory import KeyValueMemory
-from models.attention.memory_query import Lookup
+from models.attention.memory_query import MemoryQuery
 from models.attention.scorers import Scorer, cosine, scaled_dot
 from models.attention.softmax_mass import estimate_mass
 from models.index import ann_index
-from models.index.ann_index import CoarseIndex, Kind, Rows
+from models.index.ann_index import CoarseIndex, IndexKind, RowArray
 from models.index.mips import Floats, Mask
 
 _OVERSAMPLE = 4  # rows fetched for each one kept, where the index does not order by the true score
@@ -31,7 +31,7 @@ _SPARE = 256  # hidden rows a search may wade through before targets with other 
 
 def index_heads(
     memory: KeyValueMemory,
-    kind: Kind,
+    kind: IndexKind,
     *,
     score: Scorer = scaled_dot,
     seed: int = 0,
@@ -51,7 +51,7 @@ def index_heads(
     for head in range(memory.heads):
         bias = memory.bias_of(head)
         found.append(
-            ann_index.build(
+            ann_index.build_index(
                 kind,
                 _numpy(memory.keys[:, head]),
                 metric=metric,
@@ -65,7 +65,7 @@ def index_heads(
     return tuple(found)
 
 
-def exact(
+def attend_exact(
     query: Tensor,
     memory: KeyValueMemory,
     *,
@@ -80,11 +80,11 @@ def exact(
     `bias` is added to the memory's own. Raises ValueError, naming the argument, when shapes do not
     fit.
     """
-    lookup = Lookup(query, memory, bias, visible, score)
+    lookup = MemoryQuery(query, memory, bias, visible, score)
     return lookup.attend(temperature=temperature, hard=hard)
 
 
-def retrieve(
+def attend_retrieved(
     query: Tensor,
     memory: KeyValueMemory,
     indexes: Sequence[CoarseIndex],
@@ -109,7 +109,7 @@ def retrieve(
 
     Raises ValueError, naming the argument, when shapes do not fit or k < 1.
     """
-    lookup = Lookup(query, memory, bias, visible, score)
+    lookup = MemoryQuery(query, memory, bias, visible, score)
     check_temperature(temperature)
     targets, heads, n = query.shape[0], memory.heads, len(memory)
     if k < 1:
@@ -160,7 +160,9 @@ def _candidates(
     return torch.from_numpy(np.stack(found, axis=1))
 
 
-def _search(index: CoarseIndex, queries: Floats, k: int, mask: Mask, probes: int | None) -> Rows:
+def _search(
+    index: CoarseIndex, queries: Floats, k: int, mask: Mask, probes: int | None
+) -> RowArray:
     """Rows [T, k] for queries [T, d] under a mask [T, n], or [1, n] for all."""
     if len(mask) == 1:
         return index.search(queries, k, allow=mask.reshape(-1), probes=probes).rows

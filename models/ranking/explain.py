@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from models.attention.attend import attend
-from models.attention.partial_softmax import Partial
+from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FOREVER
 from models.history.attention_options import SOFTMAX, Attending
@@ -52,7 +52,7 @@ def explain(
     *,
     rest: float = 0.0,
     within: Tensor | None = None,
-    whole: Partial | None = None,
+    whole: PartialSoftmax | None = None,
 ) -> list[Reason]:
     """The `top` rows by size of their contribution to one target's attention and transitions.
 

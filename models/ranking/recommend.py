@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.partial_softmax import Partial
+from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot, popular_first
 from models.data.row_sets import Rows, united
 from models.history.attention_options import SOFTMAX, Attending
@@ -174,6 +174,8 @@ def _take(scores: Scores, order: Tensor) -> Scores:
         prior=scores.prior[order],
         mass=scores.mass[order],
         error=None if scores.error is None else scores.error[order],
-        whole=None if scores.whole is None else Partial(*(x[:, order] for x in scores.whole)),
+        whole=None
+        if scores.whole is None
+        else PartialSoftmax(*(x[:, order] for x in scores.whole)),
         within=None if scores.within is None else scores.within[order],
     )

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from models.attention.attend import attend, context_only, exclude_self
 from models.attention.kv_memory import KeyValueMemory
-from models.attention.partial_softmax import Partial
+from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_K, SOFTMAX, Attending
 from models.history.long_history import attend_long, joined
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
-from models.index.two_stage import index_heads, retrieve
+from models.index.two_stage import attend_retrieved, index_heads
 from models.recommender.target_attention import of_rows
 from models.recommender.transition_counts import followed
 
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
     memory: int  # rows there were to attend to
     error: Tensor | None = None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
     scanned: float | None = None  # rows attended one by one, mean of targets and heads; None = all
-    whole: Partial | None = None  # of a long history, what every head and target attended to
+    whole: PartialSoftmax | None = None  # of a long history, what every head and target attended to
 
 
 @torch.inference_mode()
@@ -147,7 +147,7 @@ def _attend_coarse(
     """The attention part [T], its mass [T] and the rows that were kept [T, H, m]."""
     tables = snapshot.tables
     k = min(how.k or DEFAULT_K, len(user))
-    found = retrieve(
+    found = attend_retrieved(
         of_rows(tables.queries, targets).transpose(0, 1),  # (T, H, d)
         user.memory,
         indexes or head_indexes(user.memory),

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.attend import attend
-from models.attention.softmax_mass import sampled_mass
+from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import Rows, united
 from models.history.attention_options import SOFTMAX, Attending
-from models.index.mips import unit
+from models.index.mips import normalize_rows
 from models.ranking.scoring import Scores
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
@@ -95,7 +95,7 @@ def match(
         parameters: what a match is worth.
     """
     catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
-    asked = torch.from_numpy(unit(query[None]))
+    asked = torch.from_numpy(normalize_rows(query[None]))
     open_keys = fields.owned(allowed)
     count = int(np.count_nonzero(open_keys))
     mode = how.over(count)
@@ -328,7 +328,7 @@ def _mass(
     cosines = cosines[:, torch.from_numpy(others)]
     sharpness = _sharpness(matches.catalogue, matches.parameters)[fields.codes[sample]]
     outside = cosines * torch.from_numpy(sharpness) + _bias(matches, sample, personal, scale)
-    share = sampled_mass(
+    share = mass_from_sample(
         inside[None],
         outside[None],
         torch.tensor([[rest]]),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.attention.attend import context_only
 from models.attention.multihead import merge_heads
-from models.attention.partial_softmax import Partial, merged
+from models.attention.partial_softmax import PartialSoftmax, merge_partials
 
 
 class ItemTables(NamedTuple):
@@ -102,7 +102,7 @@ def candidate_keys(tables: ItemTables) -> Tensor:
 
 
 def candidate_query(
-    summary: Tensor, values: Tensor, bias: Tensor, beside: Partial | None = None
+    summary: Tensor, values: Tensor, bias: Tensor, beside: PartialSoftmax | None = None
 ) -> Tensor:
     """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
 
@@ -119,5 +119,5 @@ def candidate_query(
     pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
     if beside is not None:
         mass = bias.logsumexp(1, keepdim=True)
-        pooled = merged(Partial(pooled, mass), beside).context
+        pooled = merge_partials(PartialSoftmax(pooled, mass), beside).context
     return torch.cat([summary, merge_heads(pooled)[0], summary.new_ones(1)])

@@ -16,7 +16,7 @@ from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_K, Attending
 from models.history.user_memory import UserMemory
-from models.index.two_stage import exact, index_heads, retrieve
+from models.index.two_stage import attend_exact, attend_retrieved, index_heads
 from service.domain.errors import Invalid, NotFound
 from service.domain.queries import Attended, AttendQuery, VectorMemory
 
@@ -154,7 +154,7 @@ def _attend(
     coarse = how.over(count) == "coarse"
     with torch.inference_mode():
         if coarse and count:
-            found = retrieve(
+            found = attend_retrieved(
                 operands.query,
                 memory,
                 index_heads(memory, "flat", score=score),
@@ -166,7 +166,7 @@ def _attend(
                 probes=query.retrieval.probes,
             )
         else:
-            found = exact(
+            found = attend_exact(
                 operands.query,
                 memory,
                 visible=operands.visible,

@@ -53,7 +53,7 @@ def reasons_of(
             how,
             rest=rest[place],
             within=None if scores.within is None else scores.within[place],
-            whole=None if scores.whole is None else scores.whole.of(place),
+            whole=None if scores.whole is None else scores.whole.target(place),
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]

@@ -9,8 +9,8 @@ from functools import cache, partial
 
 import torch
 
-from models.attention.clustered.cluster_tree import Cells, Table
-from models.attention.clustered.clustered_attention import attend_cells, attend_every
+from models.attention.clustered.cluster_tree import ClusterTree, KVTable
+from models.attention.clustered.clustered_attention import attend_all_rows, attend_clusters
 from models.history.attention_options import MANY, Crossover
 
 _ROWS = 16_384
@@ -31,14 +31,14 @@ def measure() -> Crossover:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    table = Table(normal(_HEADS, _ROWS, _WIDTH), normal(_HEADS, _ROWS, _WIDTH))
-    cells = Cells(table, torch.zeros(_HEADS, _ROWS))
+    table = KVTable(normal(_HEADS, _ROWS, _WIDTH), normal(_HEADS, _ROWS, _WIDTH))
+    cells = ClusterTree(table, torch.zeros(_HEADS, _ROWS))
     found = []
     for targets in (1, MANY):
         query = 0.1 * normal(_HEADS, targets, _WIDTH)
         ratio = _ratio(
-            partial(attend_cells, cells, query, max_error=math.inf),
-            partial(attend_every, cells, query),
+            partial(attend_clusters, cells, query, max_error=math.inf),
+            partial(attend_all_rows, cells, query),
         )
         found.append(_ROWS * ratio)
     return Crossover(*found)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from models.attention.attend import context_only
 from models.attention.kv_memory import KeyValueMemory
 from models.history.attention_options import DEFAULT_K
-from models.index.two_stage import exact, index_heads, retrieve
+from models.index.two_stage import attend_exact, attend_retrieved, index_heads
 from service.loadtest.timing import Spread, Told, alternate, silent
 
 HEADS, WIDTH = 4, 16  # as the recommender's
@@ -189,7 +189,7 @@ def _exact(query: Tensor, memory: KeyValueMemory, rounds: int) -> Exact:
         return context_only(q, keys, values, bias=bias)
 
     def attended() -> Tensor:
-        return exact(query, memory).context.transpose(0, 1)
+        return attend_exact(query, memory).context.transpose(0, 1)
 
     works = {_REFERENCE: reference, "attend": attended, "fused": fused}
     timed = alternate(works, rounds)
@@ -218,11 +218,11 @@ def _coarse(
     timed = alternate(
         {
             "exact": lambda: context_only(q, keys, values, bias=bias),
-            "coarse": lambda: retrieve(query, memory, indexes, k),
+            "coarse": lambda: attend_retrieved(query, memory, indexes, k),
         },
         rounds,
     )
-    found = retrieve(query[:_JUDGED], memory, indexes, k)
+    found = attend_retrieved(query[:_JUDGED], memory, indexes, k)
     truth = _truth(query[:_JUDGED], memory)
     rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `retrieve` gives both
     wanted = truth.logits.topk(k, dim=2).indices

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.attention.clustered.cluster_tree import CELL, Cells, Table
-from models.attention.clustered.clustered_attention import MAX_ERROR, attend_cells
+from models.attention.clustered.cluster_tree import MIN_CLUSTER_SIZE, ClusterTree, KVTable
+from models.attention.clustered.clustered_attention import MAX_ERROR, attend_clusters
 from models.attention.kv_memory import KeyValueMemory
-from models.attention.memory_query import Lookup
-from models.attention.partial_softmax import Rows, attended
+from models.attention.memory_query import MemoryQuery
+from models.attention.partial_softmax import KVBlock, attend_blocks
 from models.history.attention_options import CROSSOVER, Crossover
 from models.index.ann_index import CoarseIndex
 from models.index.two_stage import index_heads
@@ -164,10 +164,10 @@ def _cases(
 ) -> Iterator[Case]:
     rows = material.keys.shape[1]
     cells, build = None, 0.0
-    if rows >= max(CELL, crossover.rows(max(targets))):
+    if rows >= max(MIN_CLUSTER_SIZE, crossover.rows(max(targets))):
         started = time.process_time()
-        table = Table(material.keys, material.values)
-        cells = Cells(table, material.log_weights, metric=material.metric)
+        table = KVTable(material.keys, material.values)
+        cells = ClusterTree(table, material.log_weights, metric=material.metric)
         build = time.process_time() - started
     indexes: tuple[CoarseIndex, ...] | None = None
     memory = KeyValueMemory(
@@ -186,7 +186,7 @@ def _cases(
 
 def _case(
     material: Material,
-    cells: Cells | None,
+    cells: ClusterTree | None,
     build: float,
     whole: tuple[Tensor, Tensor],
     rounds: int,
@@ -195,29 +195,29 @@ def _case(
     indexes: tuple[CoarseIndex, ...] | None,
 ) -> Case:
     query, rows = material.queries, material.keys.shape[1]
-    every = Rows(material.keys, material.values, material.log_weights)
+    every = KVBlock(material.keys, material.values, material.log_weights)
 
     def reference() -> Tensor:
         return scaled_dot_product_attention(query[None], whole[0][None], whole[1][None])[0]
 
     def ours() -> Tensor:
         if cells is None:
-            return attended(query, [every]).context
-        return attend_cells(cells, query, max_error=max_error).partial.context
+            return attend_blocks(query, [every]).context
+        return attend_clusters(cells, query, max_error=max_error).partial.context
 
     timed = alternate({_REFERENCE: reference, _OURS: ours}, rounds)
     exact = _exact(material)
     contexts = ours()
     stated = scanned = 0.0
     if cells is not None:
-        tail = attend_cells(cells, query, max_error=max_error)
+        tail = attend_clusters(cells, query, max_error=max_error)
         stated, scanned = float(tail.error.median()), float(tail.scanned.mean())
     away = (contexts.double() - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-30)
     seconds = timed.seconds(_OURS)
     beside: dict[int, Off] = {}
     took: dict[int, float] = {}
     if indexes is not None:
-        lookup = Lookup(query.transpose(0, 1), memory)
+        lookup = MemoryQuery(query.transpose(0, 1), memory)
         for k in _TOP_K:
             if k >= rows:
                 break
@@ -250,7 +250,7 @@ def _case(
     )
 
 
-def _top(lookup: Lookup, indexes: tuple[CoarseIndex, ...], k: int) -> Tensor:
+def _top(lookup: MemoryQuery, indexes: tuple[CoarseIndex, ...], k: int) -> Tensor:
     """Contexts [H, T, d_v] of a softmax over the k nearest rows alone."""
     asked = lookup.query.contiguous().numpy()
     rows = [

@@ -13,25 +13,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.clustered.kd_partition import balanced
-from models.attention.clustered.moments import Moments, joined, moments, summed, sums_of
-from models.attention.partial_softmax import Rows
+from models.attention.clustered.kd_partition import balanced_partition
+from models.attention.clustered.moments import (
+    Moments,
+    merge_neighbours,
+    moments_from_sums,
+    sums_from_moments,
+    sums_from_rows,
+)
+from models.attention.partial_softmax import KVBlock
 
-CELL = 64  # rows of the smallest cells, at least: smaller ones cost as much as their rows
+MIN_CLUSTER_SIZE = (
+    64  # rows of the smallest cells, at least: smaller ones cost as much as their rows
+)
 _COARSEST = 256  # cells of the first level, at most
 _FINEST = 4_096  # cells of the last, at most
 _SAMPLES = 4  # rows of each cell that are sampled
 _BLOCK = 65_536  # rows gathered at once
 
 
-class Table(NamedTuple):
+class KVTable(NamedTuple):
     """Where keys [H, N, d] and values [H, N, d_v] lie; a memory's rows are some of the N."""
 
     keys: Tensor
     values: Tensor
 
 
-class Sample(NamedTuple):
+class ClusterSample(NamedTuple):
     """S rows of each cell: places int64 [H, S, C] (-1 = none), keys, values and a 1 after them."""
 
     rows: Tensor
@@ -40,33 +48,33 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class ClusterLevel:
     """C cells of `size` rows for each of H heads, and S rows sampled of each cell."""
 
     size: int
     moments: Moments  # leading dimensions [H, C]
-    log_mass: Tensor  # [H, C] with what was taken from all log weights
+    log_weight: Tensor  # [H, C] with what was taken from all log weights
     uneven: Tensor  # [H, C] ≥ 1, what unequal weights do to the variance of a sampled row
     keys: Tensor  # [H, S, C, d] of the sampled rows
     values: Tensor  # [H, S, C, d_v + 1] likewise, and a 1
     shares: Tensor  # [H, S, C] of the cell's mass that a sampled row stands for; about 1
 
-    def of(self, heads: slice) -> Level:
+    def of(self, heads: slice) -> ClusterLevel:
         """The same of some heads."""
         found = Moments(*(part[heads] for part in self.moments))
-        rest = (self.log_mass, self.uneven, self.keys, self.values, self.shares)
-        return Level(self.size, found, *(part[heads] for part in rest))
+        rest = (self.log_weight, self.uneven, self.keys, self.values, self.shares)
+        return ClusterLevel(self.size, found, *(part[heads] for part in rest))
 
 
-class Cells:
+class ClusterTree:
     """m rows with weights, H heads, C cells each. Not for several threads at once."""
 
     def __init__(
         self,
-        table: Table,
+        table: KVTable,
         log_weights: Tensor,
         *,
-        at: Tensor | None = None,
+        table_rows: Tensor | None = None,
         metric: Tensor | None = None,
     ) -> None:
         """Cut into cells and take their moments.
@@ -81,19 +89,21 @@ class Cells:
             ValueError: for fewer rows than one cell has.
         """
         heads, rows = log_weights.shape
-        if rows < CELL:
-            raise ValueError(f"log_weights: must be of at least {CELL} rows, got {rows}")
+        if rows < MIN_CLUSTER_SIZE:
+            raise ValueError(
+                f"log_weights: must be of at least {MIN_CLUSTER_SIZE} rows, got {rows}"
+            )
         self.table = table
-        self._at = at
+        self._at = table_rows
         self._shift = log_weights.amax(1, keepdim=True).clamp(min=-1e30)  # (H, 1)
         self._weights = (log_weights - self._shift).exp()
-        self._cut(1 << ((rows // CELL).bit_length() - 1), metric)
+        self._cut(1 << ((rows // MIN_CLUSTER_SIZE).bit_length() - 1), metric)
         self._about = torch.stack(
             [self.keys(head, torch.arange(min(rows, _BLOCK))).mean(0) for head in range(heads)]
         )
         self._moments = self._summarised()
-        self._samples = [self._sampled(each.mass.shape[1]) for each in self._moments]
-        self._levels: list[Level] | None = None
+        self._samples = [self._sampled(each.weight.shape[1]) for each in self._moments]
+        self._levels: list[ClusterLevel] | None = None
 
     def __len__(self) -> int:
         return self._weights.shape[1]
@@ -104,7 +114,7 @@ class Cells:
         return self._weights.shape[0]
 
     @property
-    def levels(self) -> Sequence[Level]:
+    def levels(self) -> Sequence[ClusterLevel]:
         """From the fewest cells to the most."""
         if self._levels is None:
             self._levels = [
@@ -134,29 +144,29 @@ class Cells:
         """Log weights [...] of rows [...]."""
         return self._weights[head, rows].log() + self._shift[head]
 
-    def members(self, head: int, cells: Tensor) -> Tensor:
+    def cluster_rows(self, head: int, cells: Tensor) -> Tensor:
         """Rows int64 [..., B] of cells [...] of the last level; -1 = none."""
         return self._members[head, cells].long()
 
-    def blocks(self, heads: slice) -> Iterator[Rows]:
+    def blocks(self, heads: slice) -> Iterator[KVBlock]:
         """All rows of some heads, block by block."""
         log_weights = self._weights[heads].log() + self._shift[heads]
         for start in range(0, len(self), _BLOCK):
             part = slice(start, start + _BLOCK)
             places = part if self._at is None else self._at[part]
-            yield Rows(
+            yield KVBlock(
                 self.table.keys[heads, places],
                 self.table.values[heads, places],
                 log_weights[:, part],
             )
 
-    def reweigh(self, rows: Tensor, log_weights: Tensor) -> None:
+    def update_log_weights(self, rows: Tensor, log_weights: Tensor) -> None:
         """Give rows int64 [k], each named once, other log weights [H, k]."""
         new = (log_weights - self._shift).exp()
         for head in range(self.heads):
             old, about = self._weights[head, rows], self._about[head]
             # As cells of one row each; those in the same cell are then added up.
-            each = summed(
+            each = sums_from_rows(
                 self.keys(head, rows)[:, None],
                 self.values(head, rows)[:, None],
                 (new[head] - old)[:, None],
@@ -164,12 +174,12 @@ class Cells:
             )._replace(squares=new[head].square() - old.square())
             cells, finest = self._cell[head, rows].long(), self._members.shape[1]
             for found in self._moments:
-                own = cells * found.mass.shape[1] // finest
+                own = cells * found.weight.shape[1] // finest
                 touched, place = torch.unique(own, return_inverse=True)
-                sums = sums_of(Moments(*(part[head, touched] for part in found)), about)
+                sums = sums_from_moments(Moments(*(part[head, touched] for part in found)), about)
                 for total, more in zip(sums, each, strict=True):
                     total.index_add_(0, place, more)
-                for kept, part in zip(found, moments(sums, about), strict=True):
+                for kept, part in zip(found, moments_from_sums(sums, about), strict=True):
                     kept[head, touched] = part
         self._weights[:, rows] = new
         self._levels = None
@@ -182,7 +192,9 @@ class Cells:
         for head in range(self.heads):
             points = self.keys(head, torch.arange(len(self)))
             under = None if metric is None else metric[head]
-            members.append(torch.from_numpy(balanced(points, min(_FINEST, cells), under)).int())
+            members.append(
+                torch.from_numpy(balanced_partition(points, min(_FINEST, cells), under)).int()
+            )
         self._members = torch.stack(members)
         self._cell = torch.empty(self.heads, len(self), dtype=torch.int32)
         count, size = self._members.shape[1:]
@@ -193,9 +205,11 @@ class Cells:
     def _summarised(self) -> list[Moments]:
         """The moments of each level, fewest cells first."""
         found = [_stacked([self._of_members(head) for head in range(self.heads)])]
-        while found[0].mass.shape[1] > _COARSEST:
+        while found[0].weight.shape[1] > _COARSEST:
             heads = (Moments(*parts) for parts in zip(*found[0], strict=True))
-            found.insert(0, _stacked([joined(*of) for of in zip(heads, self._about, strict=True)]))
+            found.insert(
+                0, _stacked([merge_neighbours(*of) for of in zip(heads, self._about, strict=True)])
+            )
         return found
 
     def _of_members(self, head: int) -> Moments:
@@ -204,11 +218,11 @@ class Cells:
         for block in torch.split(self._members[head], max(1, _BLOCK // self._members.shape[2])):
             rows, held = block.long().clamp(min=0), block >= 0
             keys, values = self.keys(head, rows), self.values(head, rows)
-            sums = summed(keys, values, self._weights[head, rows] * held, about)
-            found.append(moments(sums, about))
+            sums = sums_from_rows(keys, values, self._weights[head, rows] * held, about)
+            found.append(moments_from_sums(sums, about))
         return Moments(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
-    def _sampled(self, cells: int) -> Sample:
+    def _sampled(self, cells: int) -> ClusterSample:
         """Rows of each of some cells, others for each level."""
         wide = self._members.view(self.heads, cells, -1)
         generator = torch.Generator().manual_seed(cells)
@@ -222,17 +236,17 @@ class Cells:
         places = rows.clamp(min=0)
         keys = torch.stack([self.keys(head, places[head]) for head in range(self.heads)])
         values = torch.stack([self.values(head, places[head]) for head in range(self.heads)])
-        return Sample(rows, keys, torch.cat([values, torch.ones_like(values[..., :1])], -1))
+        return ClusterSample(rows, keys, torch.cat([values, torch.ones_like(values[..., :1])], -1))
 
-    def _level(self, found: Moments, sample: Sample) -> Level:
-        count = self._members[0].numel() // found.mass.shape[1]
-        held = found.mass.clamp(min=1e-30)
+    def _level(self, found: Moments, sample: ClusterSample) -> ClusterLevel:
+        count = self._members[0].numel() // found.weight.shape[1]
+        held = found.weight.clamp(min=1e-30)
         rows = sample.rows.clamp(min=0)
         weights = self._weights.gather(1, rows.flatten(1)).view(rows.shape) * (sample.rows >= 0)
-        return Level(
+        return ClusterLevel(
             count,
             found,
-            found.mass.log() + self._shift,
+            found.weight.log() + self._shift,
             count * found.squares / held.square(),
             sample.keys,
             sample.values,

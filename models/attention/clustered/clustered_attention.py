@@ -13,9 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from models.attention.clustered.cluster_tree import Cells
-from models.attention.clustered.moment_expansion import Tail, expanded
-from models.attention.partial_softmax import Partial, attended, merged
+from models.attention.clustered.cluster_tree import ClusterTree
+from models.attention.clustered.moment_expansion import ClusteredAttention, attend_by_moments
+from models.attention.partial_softmax import PartialSoftmax, attend_blocks, merge_partials
 
 MAX_ERROR = 0.01
 _GAIN = 1.75  # by which twice as many cells lessen the error, about
@@ -27,14 +27,14 @@ _WORTH = 64  # gathering the rows of one cell in so many takes as long as attend
 
 
 @torch.inference_mode()
-def attend_cells(
-    cells: Cells,
+def attend_clusters(
+    tree: ClusterTree,
     query: Tensor,
     *,
-    beside: Partial | None = None,
+    recent_partial: PartialSoftmax | None = None,
     max_error: float = MAX_ERROR,
     order: int = 2,
-) -> Tail:
+) -> ClusteredAttention:
     """Attend over all rows.
 
     Args:
@@ -45,32 +45,34 @@ def attend_cells(
         order: 2; or 1 as a reference, which states its error and looks no closer.
     """
     heads, targets, width = query.shape
-    if beside is None:
-        beside = Partial.nothing(heads, targets, cells.table.values.shape[2])
+    if recent_partial is None:
+        recent_partial = PartialSoftmax.empty(heads, targets, tree.table.values.shape[2])
     if max_error <= 0:
-        return _every(cells, slice(None), query, beside)
+        return _every(tree, slice(None), query, recent_partial)
     asked = query / math.sqrt(width)
-    tail = expanded(cells, 0, slice(None), asked, beside, order=order)
+    tail = attend_by_moments(tree, 0, slice(None), asked, recent_partial, order=order)
     if order == 2:
         for head in range(heads):
-            _look_closer(cells, head, query[head], asked[head], beside, max_error, tail)
+            _look_closer(tree, head, query[head], asked[head], recent_partial, max_error, tail)
     return tail
 
 
-def attend_every(cells: Cells, query: Tensor, beside: Partial | None = None) -> Partial:
+def attend_all_rows(
+    tree: ClusterTree, query: Tensor, recent_partial: PartialSoftmax | None = None
+) -> PartialSoftmax:
     """The same over every row, one by one: the reference."""
-    found = attended(query, cells.blocks(slice(None)))
-    return found if beside is None else merged(beside, found)
+    found = attend_blocks(query, tree.blocks(slice(None)))
+    return found if recent_partial is None else merge_partials(recent_partial, found)
 
 
 def _look_closer(
-    cells: Cells,
+    cells: ClusterTree,
     head: int,
     query: Tensor,
     asked: Tensor,
-    beside: Partial,
+    beside: PartialSoftmax,
     max_error: float,
-    tail: Tail,
+    tail: ClusteredAttention,
 ) -> None:
     """Answer anew, into `tail`, the targets of one head whose error is too large."""
     only = slice(head, head + 1)
@@ -78,10 +80,10 @@ def _look_closer(
     def wanting() -> Tensor:
         return (tail.error[head] > max_error).nonzero().flatten()
 
-    def near(left: Tensor) -> Partial:
-        return Partial(*(part[only, left] for part in beside))
+    def near(left: Tensor) -> PartialSoftmax:
+        return PartialSoftmax(*(part[only, left] for part in beside))
 
-    def keep(left: Tensor, found: Tail) -> None:
+    def keep(left: Tensor, found: ClusteredAttention) -> None:
         for kept, new in zip((*tail.partial, *tail[1:]), (*found.partial, *found[1:]), strict=True):
             kept[head, left] = new[0]
 
@@ -96,22 +98,29 @@ def _look_closer(
         # Over as many levels at once as the error says.
         number = min(last, number + max(1, math.ceil(math.log(float(off.median()), _GAIN))))
         aim = max_error if number == last else None
-        keep(left, expanded(cells, number, only, asked[None, left], near(left), aim=aim))
+        keep(
+            left,
+            attend_by_moments(cells, number, only, asked[None, left], near(left), tolerance=aim),
+        )
     if not last and len(left := wanting()):  # so few rows are soon attended
         keep(left, _every(cells, only, query[None, left], near(left)))
-    most, opened = cells.levels[-1].log_mass.shape[1] // _WORTH, _GROUPS
+    most, opened = cells.levels[-1].log_weight.shape[1] // _WORTH, _GROUPS
     while len(left := wanting()):
-        some = left[tail.toward[head, left] <= opened] if opened <= most else left
+        some = left[tail.clusters_needed[head, left] <= opened] if opened <= most else left
         if opened > most:
             keep(some, _every(cells, only, query[None, some], near(some)))
         elif len(some):
-            found = expanded(cells, last, only, asked[None, some], near(some), opened=opened)
+            found = attend_by_moments(
+                cells, last, only, asked[None, some], near(some), exact_clusters=opened
+            )
             keep(some, found)
-            tail.toward[head, some] = math.inf  # were that not enough, then every row
+            tail.clusters_needed[head, some] = math.inf  # were that not enough, then every row
         opened *= _GROUPS
 
 
-def _every(cells: Cells, heads: slice, query: Tensor, beside: Partial) -> Tail:
-    partial = merged(beside, attended(query, cells.blocks(heads)))
-    zero = torch.zeros_like(partial.log_mass)
-    return Tail(partial, zero, zero + len(cells), partial.log_mass.clone(), zero)
+def _every(
+    cells: ClusterTree, heads: slice, query: Tensor, beside: PartialSoftmax
+) -> ClusteredAttention:
+    partial = merge_partials(beside, attend_blocks(query, cells.blocks(heads)))
+    zero = torch.zeros_like(partial.logsumexp)
+    return ClusteredAttention(partial, zero, zero + len(cells), partial.logsumexp.clone(), zero)

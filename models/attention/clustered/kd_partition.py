@@ -12,7 +12,9 @@ _BLOCK = 1 << 22  # floats gathered at once: 16 MiB
 
 
 @torch.no_grad()
-def balanced(points: Tensor, cells: int, metric: Tensor | None = None) -> NDArray[np.int64]:
+def balanced_partition(
+    points: Tensor, clusters: int, metric: Tensor | None = None
+) -> NDArray[np.int64]:
     """Points in cells of equal size, close ones together.
 
     Every cell is cut in two halves of as many points, across the direction in which the spread
@@ -33,15 +35,15 @@ def balanced(points: Tensor, cells: int, metric: Tensor | None = None) -> NDArra
         ValueError: when `cells` is no power of two, or more than the points.
     """
     n, d = points.shape
-    if cells < 1 or cells & (cells - 1) or cells > n:
-        raise ValueError(f"cells: must be a power of two of at most {n}, got {cells}")
-    size = -(-n // cells)
+    if clusters < 1 or clusters & (clusters - 1) or clusters > n:
+        raise ValueError(f"cells: must be a power of two of at most {n}, got {clusters}")
+    size = -(-n // clusters)
     # What is missing is made up by points that come twice, and left out again at the end.
-    spare = torch.arange(cells * size - n) * n // max(1, cells * size - n)
+    spare = torch.arange(clusters * size - n) * n // max(1, clusters * size - n)
     source = torch.cat([torch.arange(n), spare])
-    order = torch.arange(cells * size)[None]
+    order = torch.arange(clusters * size)[None]
     metric = torch.eye(d) if metric is None else metric
-    for _ in range(cells.bit_length() - 1):
+    for _ in range(clusters.bit_length() - 1):
         count, width = order.shape
         halves = torch.empty(2 * count, width // 2, dtype=torch.int64)
         step = max(1, _BLOCK // (width * d))

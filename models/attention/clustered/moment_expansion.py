@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.clustered.cluster_tree import Cells, Level
-from models.attention.clustered.moments import products
-from models.attention.partial_softmax import Partial
+from models.attention.clustered.cluster_tree import ClusterLevel, ClusterTree
+from models.attention.clustered.moments import quadratic_features
+from models.attention.partial_softmax import PartialSoftmax
 
 CONFIDENT = 1.3  # standard errors that 99 of 100 contexts are within, on keys of trained models
 _STEEP = 20.0  # a variance of scores beyond which an expansion says nothing
@@ -26,7 +26,7 @@ _DOUBT = 2.0  # variances of the correction that are taken off it
 _SCORES = 1 << 15  # of one head held at once: some of them stay in a core's cache
 
 
-class Tail(NamedTuple):
+class ClusteredAttention(NamedTuple):
     """What attending to very many rows gave, for H heads and T targets.
 
     partial: context and log mass, of the rows and of what was given beside them.
@@ -37,24 +37,24 @@ class Tail(NamedTuple):
         none was.
     """
 
-    partial: Partial
+    partial: PartialSoftmax
     error: Tensor
     scanned: Tensor
-    covered: Tensor
-    toward: Tensor
+    exact_logsumexp: Tensor
+    clusters_needed: Tensor
 
 
-def expanded(
-    cells: Cells,
-    number: int,
+def attend_by_moments(
+    tree: ClusterTree,
+    level: int,
     heads: slice,
-    asked: Tensor,
-    beside: Partial,
+    scaled_query: Tensor,
+    recent_partial: PartialSoftmax,
     *,
     order: int = 2,
-    opened: int = 0,
-    aim: float | None = None,
-) -> Tail:
+    exact_clusters: int = 0,
+    tolerance: float | None = None,
+) -> ClusteredAttention:
     """Attend by one level of cells.
 
     Args:
@@ -68,43 +68,49 @@ def expanded(
             of the last level.
         aim: the error that is wanted, where `Tail.toward` is.
     """
-    level = cells.levels[number].of(heads)
-    step = max(1, _SCORES // level.log_mass.shape[1])
+    clusters = tree.levels[level].of(heads)
+    step = max(1, _SCORES // clusters.log_weight.shape[1])
     parts = []
-    for at in range(0, asked.shape[1], step):
-        some = asked[:, at : at + step]
-        near = Partial(*(part[:, at : at + step] for part in beside))
-        parts.append(_Estimate(level, some, near, order).tail(cells, heads, opened, aim))
+    for at in range(0, scaled_query.shape[1], step):
+        some = scaled_query[:, at : at + step]
+        near = PartialSoftmax(*(part[:, at : at + step] for part in recent_partial))
+        parts.append(
+            _Estimate(clusters, some, near, order).tail(tree, heads, exact_clusters, tolerance)
+        )
     if len(parts) == 1:
         return parts[0]
     context, log_mass, *rest = (
         torch.cat(each, 1) for each in zip(*((*p.partial, *p[1:]) for p in parts), strict=True)
     )
-    return Tail(Partial(context, log_mass), *rest)
+    return ClusteredAttention(PartialSoftmax(context, log_mass), *rest)
 
 
 class _Estimate:
     """One block of targets over one level."""
 
-    def __init__(self, level: Level, asked: Tensor, beside: Partial, order: int) -> None:
+    def __init__(
+        self, level: ClusterLevel, asked: Tensor, beside: PartialSoftmax, order: int
+    ) -> None:
         width = asked.shape[-1]
         found = level.moments
         self.level, self.asked, self.beside, self.order = level, asked, beside, order
         self.wide = beside.context.shape[-1]
         self.base = asked @ found.keys[..., :width].mT  # (G, T, C) the mean score of a cell
-        variance = products(asked) @ found.keys[..., width:].mT
+        variance = quadratic_features(asked) @ found.keys[..., width:].mT
         variance.clamp_(0, _STEEP)
         # Of a row about its expansion, where scores are normal in a cell: relative to the cell's.
         self.noise = (torch.expm1(variance) - variance).mul_(level.uneven[:, None])
         self.half = variance.div_(2) if order == 2 else torch.zeros_like(variance)
-        log_mass = level.log_mass[:, None] + self.base + self.half
-        self.peak = torch.maximum(log_mass.amax(-1), beside.log_mass)[..., None]
+        log_mass = level.log_weight[:, None] + self.base + self.half
+        self.peak = torch.maximum(log_mass.amax(-1), beside.logsumexp)[..., None]
         self.weights = log_mass.sub_(self.peak).exp_()  # (G, T, C)
 
-    def tail(self, cells: Cells, heads: slice, opened: int, aim: float | None) -> Tail:
+    def tail(
+        self, cells: ClusterTree, heads: slice, opened: int, aim: float | None
+    ) -> ClusteredAttention:
         """The answer; arguments as of `expanded`."""
         wide, order, weights = self.wide, self.order, self.weights
-        held = (self.beside.log_mass[..., None] - self.peak).exp()  # (G, T, 1)
+        held = (self.beside.logsumexp[..., None] - self.peak).exp()  # (G, T, 1)
         context, scanned = self.beside.context * held, 0
         if opened:
             chosen = (weights.square() * self.noise).topk(opened, -1).indices
@@ -139,8 +145,8 @@ class _Estimate:
         if aim is not None:
             rest = expected.sort(-1).values.cumsum(-1)  # what is left when all larger are opened
             toward = (rest > (aim * length / CONFIDENT).square()[..., None]).sum(-1).float()
-        return Tail(
-            Partial(context, (total.log() + self.peak)[..., 0]),
+        return ClusteredAttention(
+            PartialSoftmax(context, (total.log() + self.peak)[..., 0]),
             error,
             torch.full_like(error, scanned),
             (held.log() + self.peak)[..., 0],
@@ -167,9 +173,9 @@ class _Estimate:
         far = far + torch.baddbmm(centre.square().sum(-1, True), centre, values.mT, alpha=-2)
         return far.clamp_(min=0).mul_(self.noise).mul_((self.weights / total).square_())
 
-    def _opened(self, cells: Cells, head: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _opened(self, cells: ClusterTree, head: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Σ e^s v [1, T, d_v] and Σ e^s [1, T, 1], over e^peak, of cells [T, p] of one head."""
-        rows = cells.members(head, chosen).flatten(1)  # (T, p · B)
+        rows = cells.cluster_rows(head, chosen).flatten(1)  # (T, p · B)
         hidden, rows = rows < 0, rows.clamp(min=0)
         scores = (cells.keys(head, rows) @ self.asked[0, :, :, None])[..., 0]
         scores += cells.log_weights(head, rows) - self.peak[0]

@@ -28,7 +28,7 @@ class Moments(NamedTuple):
     squares: [..., C] Σ w².
     """
 
-    mass: Tensor
+    weight: Tensor
     keys: Tensor
     values: Tensor
     spread: Tensor
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
         return sum(part.nbytes for part in self)
 
 
-class Sums(NamedTuple):
+class MomentSums(NamedTuple):
     """The same before dividing, about a point that all cells share: these add up.
 
     outer: [C, 1 + d, 1 + d + d_v] Σ w [1, δ] [1, δ, v]ᵀ with δ = k - the point.
@@ -53,7 +53,7 @@ class Sums(NamedTuple):
     squares: Tensor
 
 
-def summed(keys: Tensor, values: Tensor, weights: Tensor, about: Tensor) -> Sums:
+def sums_from_rows(keys: Tensor, values: Tensor, weights: Tensor, about: Tensor) -> MomentSums:
     """Sums of cells of B rows each: keys [C, B, d], values [C, B, d_v], weights [C, B].
 
     about: [d], a point near the keys, so that little is lost to rounding.
@@ -62,10 +62,10 @@ def summed(keys: Tensor, values: Tensor, weights: Tensor, about: Tensor) -> Sums
     one = torch.ones_like(away[..., :1])
     left = torch.cat([one, away], -1) * weights[..., None]
     outer = left.mT @ torch.cat([one, away, values], -1)
-    return Sums(outer, (weights * values.square().sum(-1)).sum(-1), weights.square().sum(-1))
+    return MomentSums(outer, (weights * values.square().sum(-1)).sum(-1), weights.square().sum(-1))
 
 
-def moments(sums: Sums, about: Tensor) -> Moments:
+def moments_from_sums(sums: MomentSums, about: Tensor) -> Moments:
     """The moments of cells from their sums about a point [d]; an empty cell has zeros."""
     outer, d = sums.outer, sums.outer.shape[1] - 1
     mass = outer[:, 0, 0].clamp(min=0)
@@ -86,12 +86,12 @@ def moments(sums: Sums, about: Tensor) -> Moments:
     )
 
 
-def sums_of(found: Moments, about: Tensor) -> Sums:
+def sums_from_moments(found: Moments, about: Tensor) -> MomentSums:
     """The sums about a point [d] from which `moments` made these."""
     d = len(about)
     wide = found.values.shape[-1] // (1 + d)
     away, value = found.keys[:, :d] - about, found.values[:, :wide]
-    square = torch.zeros(len(found.mass), d, d)
+    square = torch.zeros(len(found.weight), d, d)
     first, second = torch.triu_indices(d, d)
     square[:, first, second] = found.keys[:, d:]
     square[:, second, first] = found.keys[:, d:]
@@ -100,21 +100,21 @@ def sums_of(found: Moments, about: Tensor) -> Sums:
     rows = torch.cat([one, away], 1)[:, :, None] * torch.cat([one, away, value], 1)[:, None]
     rows[:, 1:, 1 : 1 + d] += square
     rows[:, 1:, 1 + d :] += cross.mT
-    return Sums(
-        rows * found.mass[:, None, None],
-        (found.spread + value.square().sum(1)) * found.mass,
+    return MomentSums(
+        rows * found.weight[:, None, None],
+        (found.spread + value.square().sum(1)) * found.weight,
         found.squares,
     )
 
 
-def joined(found: Moments, about: Tensor) -> Moments:
+def merge_neighbours(found: Moments, about: Tensor) -> Moments:
     """Moments of every two neighbouring cells as one: of 2C cells those of C."""
-    sums = sums_of(found, about)
-    pairs = Sums(*(part.view(-1, 2, *part.shape[1:]).sum(1) for part in sums))
-    return moments(pairs, about)
+    sums = sums_from_moments(found, about)
+    pairs = MomentSums(*(part.view(-1, 2, *part.shape[1:]).sum(1) for part in sums))
+    return moments_from_sums(pairs, about)
 
 
-def products(query: Tensor) -> Tensor:
+def quadratic_features(query: Tensor) -> Tensor:
     """What multiplies the covariances in qᵀΣq: [..., d] -> [..., d (d + 1) / 2]."""
     first, second = torch.triu_indices(query.shape[-1], query.shape[-1])
     both = query.index_select(-1, first).mul_(query.index_select(-1, second))

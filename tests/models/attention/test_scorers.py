@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.attention.scorers import Additive, cosine, unit
+from models.attention.scorers import Additive, cosine, normalize
 
 
 def test_zero_vectors_have_cosine_zero() -> None:
@@ -21,7 +21,7 @@ def test_zero_vectors_have_cosine_zero() -> None:
 def test_cosine_does_not_see_length(size: float) -> None:
     """Squares that would overflow or vanish in float32 leave the direction intact."""
     torch.testing.assert_close(
-        unit(torch.tensor([[3.0, 4.0]]) * size), torch.tensor([[0.6, 0.8]]), atol=1e-6, rtol=0
+        normalize(torch.tensor([[3.0, 4.0]]) * size), torch.tensor([[0.6, 0.8]]), atol=1e-6, rtol=0
     )
 
 

@@ -124,7 +124,7 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
         rest = float(scores.sequence[target] + scores.prior[target])
         assert scores.whole is not None
         found = explain(
-            snapshot, together, target, 6, how, rest=rest, whole=scores.whole.of(target)
+            snapshot, together, target, 6, how, rest=rest, whole=scores.whole.target(target)
         )
         wanted = {r.source: r for r in explain(snapshot, each, target, 8, how, rest=rest)}
         for reason in found:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.index import faiss_structures
-from models.index.ann_index import FaissIndex, Kind, Metric, Rows, build
+from models.index.ann_index import FaissIndex, IndexKind, Metric, RowArray, build_index
 from models.index.mips import Floats, Mask, equal_norms
 from tests.support.reference import recall
 
 import faiss  # isort: skip  # after torch, which models.index.ann_index imports first
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[IndexKind, ...] = get_args(IndexKind)
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
@@ -44,7 +44,7 @@ def true_scores(
     return q @ k.T + (0 if bias is None else bias)
 
 
-def best(scores: np.ndarray[Any, Any], k: int, allow: Mask | None = None) -> Rows:
+def best(scores: np.ndarray[Any, Any], k: int, allow: Mask | None = None) -> RowArray:
     """The k best rows of each query; -1 where there are fewer."""
     scores = scores if allow is None else np.where(allow, scores, -np.inf)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -84,7 +84,7 @@ cases = st.builds(
 @pytest.mark.parametrize("kind", KINDS)
 @quick
 @given(case=cases)
-def test_candidates_keep_the_contract(kind: Kind, case: Case) -> None:
+def test_candidates_keep_the_contract(kind: IndexKind, case: Case) -> None:
     """Distinct allowed rows with true scores, best first, padded; all when k covers them."""
     n, k, metric, seed = case.n, case.k, case.metric, case.seed
     rng = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ def test_candidates_keep_the_contract(kind: Kind, case: Case) -> None:
         bias[rng.random(n) < 0.2] = -np.inf
     allow = rng.random(n) < 0.6 if case.masked else None
     exclude = rng.integers(0, n, case.excluded) if n else None
-    index = build(kind, keys, metric=metric, bias=bias)
+    index = build_index(kind, keys, metric=metric, bias=bias)
     found = index.search(queries, k, allow=allow, exclude=exclude)
 
     may = np.ones(n, bool) if allow is None else allow.copy()
@@ -126,9 +126,9 @@ def test_many_rows_are_kept_in_half_the_precision(
     """Scores are as close to those of the keys as that is, and what is found hardly differs."""
     keys, queries = gaussian(4_000, 16), gaussian(20, 16, seed=1)
     bias = np.random.default_rng(3).standard_normal(4_000).astype(np.float32)
-    plain = build("ivf", keys, bias=bias)
+    plain = build_index("ivf", keys, bias=bias)
     monkeypatch.setattr(faiss_structures, "MANY", 1_000)
-    index = build("ivf", keys, bias=bias)
+    index = build_index("ivf", keys, bias=bias)
     scores = true_scores(queries, keys, bias=bias)
     found = index.search(queries, 50)
     own = np.take_along_axis(scores, found.rows, 1)
@@ -143,9 +143,9 @@ def test_many_rows_are_kept_in_half_the_precision(
 def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
     """As long as the keys are not many more; what is found are the keys that are there now."""
     keys, queries = gaussian(3_000), gaussian(20, seed=1)
-    first = build("ivf", keys)
+    first = build_index("ivf", keys)
     more = np.concatenate([keys[::-1], gaussian(1_000, seed=5)])
-    again = build("ivf", more, like=first)
+    again = build_index("ivf", more, reuse_clusters=first)
     assert isinstance(first.index, faiss.IndexIVF)
     assert isinstance(again.index, faiss.IndexIVF)
     assert again.index.nlist == first.index.nlist
@@ -155,12 +155,13 @@ def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
         )
     found = again.search(queries, 10)
     assert recall(found.rows, best(true_scores(queries, more), 10)) > 0.8
-    outgrown = build("ivf", gaussian(9_000), like=first)
+    outgrown = build_index("ivf", gaussian(9_000), reuse_clusters=first)
     assert isinstance(outgrown.index, faiss.IndexIVF)
     assert outgrown.index.nlist > first.index.nlist
-    for other in (build("flat", keys), build("ivf", gaussian(3_000, 9))):  # of no use
+    for other in (build_index("flat", keys), build_index("ivf", gaussian(3_000, 9))):  # of no use
         np.testing.assert_array_equal(
-            build("ivf", keys, like=other).search(queries, 10).rows, first.search(queries, 10).rows
+            build_index("ivf", keys, reuse_clusters=other).search(queries, 10).rows,
+            first.search(queries, 10).rows,
         )
 
 
@@ -169,32 +170,32 @@ def test_keys_that_nobody_writes_to_are_not_copied() -> None:
     keys, queries = gaussian(3_000), gaussian(5, seed=1)
     bias = np.random.default_rng(3).standard_normal(3_000).astype(np.float32)
     for given_bias in (None, bias):
-        lent = build("ivf", keys, bias=given_bias, own=False)
+        lent = build_index("ivf", keys, bias=given_bias, copy=False)
         assert lent.points is keys
-        own = build("ivf", keys, bias=given_bias)
+        own = build_index("ivf", keys, bias=given_bias)
         assert not np.may_share_memory(own.points, keys)
         for one, other in zip(lent.search(queries, 9), own.search(queries, 9), strict=True):
             np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_narrow_filter_is_exact(kind: Kind) -> None:
+def test_a_narrow_filter_is_exact(kind: IndexKind) -> None:
     """One row in a hundred allowed: graphs would starve, so the allowed rows are scanned."""
     keys, queries = gaussian(5000), gaussian(10, seed=1)
     allow = np.zeros(5000, bool)
     allow[::100] = True
-    found = build(kind, keys).search(queries, 10, allow=allow)
+    found = build_index(kind, keys).search(queries, 10, allow=allow)
     assert np.array_equal(found.rows, best(true_scores(queries, keys), 10, allow))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_wide_filter_is_honoured(kind: Kind) -> None:
+def test_a_wide_filter_is_honoured(kind: IndexKind) -> None:
     """Through the structure itself: only allowed rows, and about as good as without a filter."""
     keys, queries = gaussian(6000), gaussian(20, seed=1)
     keys[-1] *= 10  # would be the best of many, and is not allowed
     allow = np.random.default_rng(2).random(6000) < 0.5
     allow[-1] = False
-    index = build(kind, keys)
+    index = build_index(kind, keys)
     found = index.search(queries, 10, allow=allow, exclude=np.array([1, 2, 3]))
     assert allow[found.rows].all()
     assert not np.isin(found.rows, [1, 2, 3]).any()
@@ -207,14 +208,14 @@ def test_a_wide_filter_is_honoured(kind: Kind) -> None:
 @pytest.mark.parametrize("metric", get_args(Metric))
 @pytest.mark.parametrize("kind", KINDS)
 def test_recall_of_few_rows_is_reported(
-    kind: Kind, metric: Metric, record_testsuite_property: Callable[[str, object], None]
+    kind: IndexKind, metric: Metric, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """Recall@32 over keys with row biases: 1 for flat, a fair share for the others."""
     rng = np.random.default_rng(0)
     keys, queries = gaussian(8000, 16), gaussian(30, 16, seed=1)
     bias = -np.log1p(np.arange(8000)[::-1] / 10).astype(np.float32)
     bias = (bias / (4 if metric == "cosine" else 1) + rng.normal(0, 0.1, 8000)).astype(np.float32)
-    index = build(kind, keys, metric=metric, bias=bias)
+    index = build_index(kind, keys, metric=metric, bias=bias)
     wanted = best(true_scores(queries, keys, metric, bias), 32)
     found = recall(index.search(queries, 32).rows, wanted)
     record_testsuite_property(f"recall@32 {kind} {metric}", round(found, 3))
@@ -242,7 +243,7 @@ def test_recall_counts_only_what_was_wanted() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_index(kind: Kind) -> None:
+def test_the_same_seed_gives_the_same_index(kind: IndexKind) -> None:
     """Byte for byte, on one thread or on two; another seed gives another, but for flat."""
     keys = gaussian(1500)
     before = faiss.omp_get_max_threads()
@@ -250,18 +251,18 @@ def test_the_same_seed_gives_the_same_index(kind: Kind) -> None:
         built = []
         for threads in (1, 2, 2):
             faiss.omp_set_num_threads(threads)
-            built.append(written(build(kind, keys, seed=7)))
+            built.append(written(build_index(kind, keys, seed=7)))
             assert faiss.omp_get_max_threads() == threads
     finally:
         faiss.omp_set_num_threads(before)
     assert built[0] == built[1] == built[2]
-    assert (written(build(kind, keys, seed=8)) == built[0]) == (kind == "flat")
+    assert (written(build_index(kind, keys, seed=8)) == built[0]) == (kind == "flat")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_searches_at_once_do_not_disturb_each_other(kind: Kind) -> None:
+def test_searches_at_once_do_not_disturb_each_other(kind: IndexKind) -> None:
     """Many threads with other filters and other efforts get what each would get alone."""
-    index = build(kind, gaussian(4000), bias=gaussian(4000, 1, 3)[:, 0])
+    index = build_index(kind, gaussian(4000), bias=gaussian(4000, 1, 3)[:, 0])
     rng = np.random.default_rng(0)
     jobs: list[dict[str, Any]] = [
         {
@@ -286,28 +287,28 @@ def test_searches_at_once_do_not_disturb_each_other(kind: Kind) -> None:
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 def test_few_rows_train_ivf_in_silence(n: int, capfd: pytest.CaptureFixture[str]) -> None:
     """More lists than rows, or rows too few to train on, is neither an error nor a warning."""
-    index = build("ivf", gaussian(n), lists=64)
+    index = build_index("ivf", gaussian(n), lists=64)
     found = index.search(gaussian(2, seed=1), 3)
     assert (found.rows >= 0).sum(1).tolist() == [min(3, n)] * 2
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_rows_and_no_queries_are_no_trouble(kind: Kind) -> None:
+def test_no_rows_and_no_queries_are_no_trouble(kind: IndexKind) -> None:
     """An empty memory answers -1, no queries get no answers, nothing allowed is nothing found."""
-    empty = build(kind, gaussian(0))
+    empty = build_index(kind, gaussian(0))
     assert empty.search(gaussian(2), 3).rows.tolist() == [[-1] * 3] * 2
-    index = build(kind, gaussian(9))
+    index = build_index(kind, gaussian(9))
     assert index.search(gaussian(0), 3).rows.shape == (0, 3)
     assert (index.search(gaussian(2), 3, allow=np.zeros(9, bool)).rows == -1).all()
     assert (index.search(gaussian(2), 3, exclude=np.arange(9)).rows == -1).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_index_keeps_its_own_copy(kind: Kind) -> None:
+def test_the_index_keeps_its_own_copy(kind: IndexKind) -> None:
     """Changing the array it was built from changes no answer."""
     keys, queries = gaussian(3000), gaussian(4, seed=1)
-    index = build(kind, keys)
+    index = build_index(kind, keys)
     allow = np.arange(3000) < 50
     before = [index.search(queries, 5), index.search(queries, 5, allow=allow)]
     keys[:] = 0
@@ -332,7 +333,7 @@ def test_what_cannot_be_built_is_named(change: dict[str, Any], message: str) -> 
     """Errors say which argument was wrong, and what is allowed."""
     arguments: dict[str, Any] = {"kind": "flat", "keys": np.ones((3, 2), np.float32)}
     with pytest.raises(ValueError, match=message):
-        build(**(arguments | change))
+        build_index(**(arguments | change))
 
 
 @pytest.mark.parametrize(
@@ -349,7 +350,7 @@ def test_what_cannot_be_built_is_named(change: dict[str, Any], message: str) -> 
 )
 def test_what_cannot_be_asked_is_named(change: dict[str, Any], message: str) -> None:
     """Errors say which argument was wrong, and what is allowed."""
-    index = build("flat", np.ones((3, 2), np.float32))
+    index = build_index("flat", np.ones((3, 2), np.float32))
     arguments: dict[str, Any] = {"queries": np.ones((1, 2), np.float32), "k": 1}
     with pytest.raises(ValueError, match=message):
         index.search(**(arguments | change))

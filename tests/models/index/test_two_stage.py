@@ -16,12 +16,12 @@ from torch import Tensor
 
 from models.attention.attend import exclude_self
 from models.attention.kv_memory import KeyValueMemory
-from models.attention.memory_query import Lookup
+from models.attention.memory_query import MemoryQuery
 from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
 from models.attention.softmax_mass import estimate_mass
 from models.index import two_stage
-from models.index.ann_index import Kind
-from models.index.two_stage import exact, index_heads, retrieve
+from models.index.ann_index import IndexKind
+from models.index.two_stage import attend_exact, attend_retrieved, index_heads
 from tests.support import reference
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -61,7 +61,7 @@ class Case:
     scorer: str
     temperature: float
     hard: bool
-    kind: Kind
+    kind: IndexKind
 
     @property
     def options(self) -> dict[str, Any]:
@@ -113,7 +113,9 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, largest: int = 9, kinds: tuple[Kind, ...] = get_args(Kind)) -> Case:
+def cases(
+    draw: st.DrawFn, *, largest: int = 9, kinds: tuple[IndexKind, ...] = get_args(IndexKind)
+) -> Case:
     heads, targets, n = (
         draw(st.integers(1, 3)),
         draw(st.integers(1, 4)),
@@ -162,14 +164,14 @@ def test_all_rows_give_exact_attention(case: Case, more: int) -> None:
     """With k ≥ n the two stages equal the loop to 1e-5, whatever the form or the index."""
     n = len(case.memory)
     indexes = index_heads(case.memory, case.kind, score=case.options["score"])
-    found = retrieve(case.query, case.memory, indexes, max(1, n + more), **case.options)
+    found = attend_retrieved(case.query, case.memory, indexes, max(1, n + more), **case.options)
     assert found.rows is not None
     weights, context, _ = case.attended(torch.arange(n).expand(*case.query.shape[:2], n))
     near(found.weights, weights)
     near(found.context, context)
     near(found.mass, np.ones(case.query.shape[:2]))
     assert found.rows.tolist() == [[list(range(n))] * case.memory.heads] * len(case.query)
-    whole = exact(case.query, case.memory, **case.options)
+    whole = attend_exact(case.query, case.memory, **case.options)
     assert whole.rows is None
     near(whole.weights, weights)
     near(whole.context, context)
@@ -183,7 +185,7 @@ def test_all_rows_give_exact_attention(case: Case, more: int) -> None:
 def test_few_rows_give_exact_attention_over_them(case: Case, k: int) -> None:
     """Whatever rows are found: distinct, visible, ascending, and attended exactly; mass is true."""
     indexes = index_heads(case.memory, case.kind, score=case.options["score"])
-    found = retrieve(case.query, case.memory, indexes, k, **case.options)
+    found = attend_retrieved(case.query, case.memory, indexes, k, **case.options)
     assert found.rows is not None
     assert found.rows.shape == found.weights.shape
     weights, context, mass = case.attended(found.rows)
@@ -206,7 +208,7 @@ def test_a_flat_index_finds_the_best_rows(case: Case, k: int) -> None:
     if case.scorer == "additive":
         case.scorer = "scaled_dot"
     indexes = index_heads(case.memory, "flat", score=case.options["score"])
-    found = retrieve(case.query, case.memory, indexes, k, **case.options)
+    found = attend_retrieved(case.query, case.memory, indexes, k, **case.options)
     assert found.rows is not None
     scores = case.logits()
     for t, h in np.ndindex(*scores.shape[:2]):
@@ -227,7 +229,7 @@ def test_every_target_may_have_its_own_mask(spare: int, monkeypatch: pytest.Monk
     visible = torch.from_numpy(rng.random((6, 1, 400)) < 0.5)
     visible[3] = visible[1]
     visible[4] = False
-    found = retrieve(query, memory, index_heads(memory, "flat"), 5, visible=visible)
+    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 5, visible=visible)
     case = Case(query, memory, None, visible, "scaled_dot", 1.0, False, "flat")
     wanted = np.sort(np.argsort(-case.logits(), axis=2)[:, :, :5], axis=2)
     wanted[4] = -1
@@ -241,7 +243,7 @@ def test_targets_in_the_history_do_not_retrieve_themselves() -> None:
     items = torch.arange(300) % 100
     query = memory.keys[:40]
     visible = exclude_self(items[:40], items)[:, None]
-    found = retrieve(query, memory, index_heads(memory, "flat"), 7, visible=visible)
+    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 7, visible=visible)
     assert found.rows is not None
     assert (found.rows >= 0).all()
     assert (items[found.rows] != items[:40, None, None]).all()
@@ -252,7 +254,7 @@ def test_nothing_visible_gives_nothing() -> None:
     memory = random_memory(50)
     query = torch.ones(3, 2, 4)
     visible = torch.zeros(50, dtype=torch.bool)
-    found = retrieve(query, memory, index_heads(memory, "hnsw"), 4, visible=visible)
+    found = attend_retrieved(query, memory, index_heads(memory, "hnsw"), 4, visible=visible)
     assert found.rows is not None
     assert found.mass is not None
     assert (found.rows == -1).all()
@@ -267,7 +269,7 @@ def test_rows_newer_than_the_index_are_always_attended() -> None:
     indexes = index_heads(old, "flat")
     new = old.merge(random_memory(3, seed=1))
     query = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(2))
-    found = retrieve(query, new, indexes, 5, temperature=0.5)
+    found = attend_retrieved(query, new, indexes, 5, temperature=0.5)
     assert found.rows is not None
     assert found.rows.shape == (2, 2, 8)
     assert (found.rows[:, :, 5:] == torch.tensor([60, 61, 62])).all()
@@ -277,7 +279,7 @@ def test_rows_newer_than_the_index_are_always_attended() -> None:
     near(found.context, context)
     near(found.mass, mass)
     with pytest.raises(ValueError, match="indexes: more rows than the memory's 60"):
-        retrieve(query, old, index_heads(new, "flat"), 5)
+        attend_retrieved(query, old, index_heads(new, "flat"), 5)
 
 
 def test_gradients_flow_through_what_was_retrieved() -> None:
@@ -289,7 +291,7 @@ def test_gradients_flow_through_what_was_retrieved() -> None:
     keys, values = (x.double().requires_grad_() for x in (memory.keys, memory.values))
 
     def run(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return retrieve(query, KeyValueMemory(keys, values), indexes, 3).context
+        return attend_retrieved(query, KeyValueMemory(keys, values), indexes, 3).context
 
     assert torch.autograd.gradcheck(run, (query, keys, values))
 
@@ -315,10 +317,10 @@ def test_the_estimated_mass_is_close(
 ) -> None:
     """From diffuse to peaked attention, the sample tells the share that k rows hold."""
     query, memory = shaped_memory(sharpness)
-    found = retrieve(query, memory, index_heads(memory, "flat"), 64)
+    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 64)
     assert found.rows is not None
-    true = exact(query, memory).weights.gather(2, found.rows).sum(2)
-    mass = estimate_mass(Lookup(query, memory), found.rows)
+    true = attend_exact(query, memory).weights.gather(2, found.rows).sum(2)
+    mass = estimate_mass(MemoryQuery(query, memory), found.rows)
     near(found.mass, mass.share, 0)
     off = (mass.share - true).abs()
     record_testsuite_property(f"mass at sharpness {sharpness}", round(true.mean().item(), 4))
@@ -334,7 +336,7 @@ def test_the_drawn_range_of_sharpness_is_wide() -> None:
     masses = []
     for sharpness in (0.3, 8.0):
         query, memory = shaped_memory(sharpness)
-        found = retrieve(query, memory, index_heads(memory, "flat"), 64)
+        found = attend_retrieved(query, memory, index_heads(memory, "flat"), 64)
         assert found.mass is not None
         masses.append(found.mass.mean().item())
     assert masses[0] < 0.1
@@ -349,10 +351,10 @@ def test_a_small_tail_is_counted_exactly() -> None:
     rows = torch.cat([rows, torch.full_like(rows, -1)], dim=2)
     case = Case(query, memory, None, None, "scaled_dot", 0.7, False, "flat")
     _, _, true = case.attended(rows)
-    mass = estimate_mass(Lookup(query, memory), rows, temperature=0.7, sample=500)
+    mass = estimate_mass(MemoryQuery(query, memory), rows, temperature=0.7, sample=500)
     near(mass.share, true)
     assert (mass.error == 0).all()
-    estimated = estimate_mass(Lookup(query, memory), rows, temperature=0.7, sample=499)
+    estimated = estimate_mass(MemoryQuery(query, memory), rows, temperature=0.7, sample=499)
     assert (estimated.error > 0).all()
 
 
@@ -361,9 +363,12 @@ def test_a_narrow_mask_is_sampled_within() -> None:
     query, memory = shaped_memory(1.0)
     visible = torch.zeros(20_000, dtype=torch.bool)
     visible[5_000:6_500] = True
-    found = retrieve(query, memory, index_heads(memory, "flat"), 16, visible=visible)
+    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 16, visible=visible)
     assert found.rows is not None
-    near(found.mass, exact(query, memory, visible=visible).weights.gather(2, found.rows).sum(2))
+    near(
+        found.mass,
+        attend_exact(query, memory, visible=visible).weights.gather(2, found.rows).sum(2),
+    )
 
 
 def test_a_tail_that_escapes_the_sample_is_not_forgotten() -> None:
@@ -375,7 +380,9 @@ def test_a_tail_that_escapes_the_sample_is_not_forgotten() -> None:
     for row in range(n):
         visible[row, 0, [row, (row + 1) % n]] = True  # the others two each, one of them retrieved
     rows = torch.arange(n + 1).clamp(max=n - 1)[:, None, None]
-    mass = estimate_mass(Lookup(torch.zeros(n + 1, 1, 4), memory, visible=visible), rows, sample=5)
+    mass = estimate_mass(
+        MemoryQuery(torch.zeros(n + 1, 1, 4), memory, visible=visible), rows, sample=5
+    )
     assert (mass.error[:n] > 0).sum() == n - 5
     near(mass.share[:n, 0], np.full(n, 0.5))
     near(mass.share[n, 0], 1 / n)
@@ -385,22 +392,22 @@ def test_hard_mass_says_whether_the_winner_is_there() -> None:
     """At temperature zero all mass is on one row: retrieved or not."""
     memory = random_memory(40)
     query = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
-    best = exact(query, memory, hard=True).weights.argmax(2, keepdim=True)
-    lookup = Lookup(query, memory)
+    best = attend_exact(query, memory, hard=True).weights.argmax(2, keepdim=True)
+    lookup = MemoryQuery(query, memory)
     assert (estimate_mass(lookup, best, hard=True).share == 1).all()
     assert (estimate_mass(lookup, (best + 1) % 40, hard=True).share == 0).all()
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", get_args(IndexKind))
 def test_recall_and_mass_of_few_rows_are_reported(
-    kind: Kind, record_testsuite_property: Callable[[str, object], None]
+    kind: IndexKind, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """Recall@k of each structure against exact attention's best rows, with the mass it held."""
     query, memory = shaped_memory(2.0, n=6000)
     indexes = index_heads(memory, kind)
-    weights = exact(query, memory).weights
+    weights = attend_exact(query, memory).weights
     for k in (8, 64):
-        found = retrieve(query, memory, indexes, k)
+        found = attend_retrieved(query, memory, indexes, k)
         assert found.rows is not None
         assert found.mass is not None
         wanted = weights.topk(k, dim=2)
@@ -420,10 +427,12 @@ def test_the_additive_proxy_is_rescored() -> None:
     query = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(3))
     score = Additive.plain(4)
     with torch.inference_mode():
-        found = retrieve(query, memory, index_heads(memory, "flat", score=score), 10, score=score)
-        proxy = retrieve(query, memory, index_heads(memory, "flat"), 40).rows
+        found = attend_retrieved(
+            query, memory, index_heads(memory, "flat", score=score), 10, score=score
+        )
+        proxy = attend_retrieved(query, memory, index_heads(memory, "flat"), 40).rows
         assert proxy is not None
-        kept = Lookup(query, memory, score=score).logits_at(proxy).topk(10, dim=2).indices
+        kept = MemoryQuery(query, memory, score=score).logits_at(proxy).topk(10, dim=2).indices
     assert found.rows is not None
     assert torch.equal(found.rows, proxy.gather(2, kept).sort(dim=2).values)
 
@@ -433,10 +442,10 @@ def test_a_bias_of_the_request_reorders_the_candidates() -> None:
     memory = random_memory(200)
     query = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
     indexes = index_heads(memory, "flat")
-    without = retrieve(query, memory, indexes, 3)
+    without = attend_retrieved(query, memory, indexes, 3)
     assert without.rows is not None
     bias = torch.zeros(2, 2, 200).scatter(2, without.rows, -5.0)
-    found = retrieve(query, memory, indexes, 3, bias=bias)
+    found = attend_retrieved(query, memory, indexes, 3, bias=bias)
     assert found.rows is not None
     assert not torch.isin(found.rows[0, 0], without.rows[0, 0]).any()
 
@@ -469,7 +478,7 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
         "k": 3,
     }
     with pytest.raises(ValueError, match=message):
-        retrieve(**(arguments | change))
+        attend_retrieved(**(arguments | change))
 
 
 def test_ties_go_to_the_lowest_row_retrieved() -> None:
@@ -477,5 +486,7 @@ def test_ties_go_to_the_lowest_row_retrieved() -> None:
     memory = random_memory(30)
     same = replace(memory, keys=memory.keys[:1].expand(30, -1, -1).contiguous())
     visible = torch.arange(30) >= 12
-    found = retrieve(same.keys[:1], same, index_heads(same, "flat"), 18, visible=visible, hard=True)
+    found = attend_retrieved(
+        same.keys[:1], same, index_heads(same, "flat"), 18, visible=visible, hard=True
+    )
     assert torch.equal(found.context[0], same.values[12])

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from models.encoder.history_encoder import UNTOLD
 from models.history.user_memory import remember
-from models.index.mips import unit
+from models.index.mips import normalize_rows
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender, identity
@@ -387,7 +387,7 @@ def test_identity_prefers_what_is_like_more_of_the_past() -> None:
 
     def themed(texts: Sequence[str]) -> NDArray[np.float32]:
         theme = encode([themes[int(text.split()[-1])] for text in texts])
-        return unit(theme + np.float32(0.3) * encode(texts))
+        return normalize_rows(theme + np.float32(0.3) * encode(texts))
 
     made = small_catalogue(0).updated(entries(8), [], themed)
     snapshot_ = Snapshot.build("v", None, made, np.zeros(8, np.int64))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.clustered.cluster_tree import CELL, Cells, Table
-from models.attention.clustered.clustered_attention import attend_cells, attend_every
-from models.attention.clustered.moment_expansion import Tail, expanded
-from models.attention.partial_softmax import Partial, Rows, attended, merged
+from models.attention.clustered.cluster_tree import MIN_CLUSTER_SIZE, ClusterTree, KVTable
+from models.attention.clustered.clustered_attention import attend_all_rows, attend_clusters
+from models.attention.clustered.moment_expansion import ClusteredAttention, attend_by_moments
+from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks, merge_partials
 
 HEADS, D = 2, 8
 
@@ -20,14 +20,14 @@ HEADS, D = 2, 8
 class World(NamedTuple):
     """Keys, values, log weights and queries."""
 
-    table: Table
+    table: KVTable
     log_weights: Tensor
     query: Tensor
 
-    def cells(self) -> Cells:
+    def cells(self) -> ClusterTree:
         """In cells that know the queries to come."""
         metric = self.query.mT @ self.query / self.query.shape[1]
-        return Cells(self.table, self.log_weights, metric=metric)
+        return ClusterTree(self.table, self.log_weights, metric=metric)
 
     def exact(self) -> Tensor:
         """The contexts [H, T, d] in float64."""
@@ -49,10 +49,10 @@ def world(
     of = torch.randint(100, (n,), generator=generator)
     keys = normal(HEADS, 100, D)[:, of] + spread * normal(HEADS, n, D)
     values = normal(HEADS, 100, D)[:, of] + 0.5 * keys + 0.3 * normal(HEADS, n, D)
-    return World(Table(keys, values), normal(HEADS, n), sharp * normal(HEADS, targets, D))
+    return World(KVTable(keys, values), normal(HEADS, n), sharp * normal(HEADS, targets, D))
 
 
-def errors(found: Tail, wanted: Tensor) -> Tensor:
+def errors(found: ClusteredAttention, wanted: Tensor) -> Tensor:
     """Relative errors of contexts, [H, T]."""
     away = (found.partial.context.double() - wanted).norm(dim=-1)
     relative: Tensor = away / wanted.norm(dim=-1)
@@ -64,7 +64,7 @@ def errors(found: Tail, wanted: Tensor) -> Tensor:
 def test_the_error_asked_for_is_met(sharp: float, max_error: float) -> None:
     """Of all targets and heads, at least 99 in 100 are as near to the exact context as asked."""
     made = world(20_000, sharp, targets=200)
-    found = attend_cells(made.cells(), made.query, max_error=max_error)
+    found = attend_clusters(made.cells(), made.query, max_error=max_error)
     assert float((errors(found, made.exact()) <= max_error).float().mean()) >= 0.99
     assert float(found.error.max()) <= max_error
 
@@ -73,7 +73,7 @@ def test_the_error_asked_for_is_met(sharp: float, max_error: float) -> None:
 def test_the_error_stated_is_not_less_than_the_true_one(sharp: float) -> None:
     """Even of the expansion alone: 99 in 100 are within what was said."""
     made = world(20_000, sharp, targets=200, seed=1)
-    found = attend_cells(made.cells(), made.query, max_error=math.inf)
+    found = attend_clusters(made.cells(), made.query, max_error=math.inf)
     assert float(found.scanned.max()) == 0
     assert float((errors(found, made.exact()) <= found.error).float().mean()) >= 0.99
 
@@ -81,7 +81,7 @@ def test_the_error_stated_is_not_less_than_the_true_one(sharp: float) -> None:
 def test_diffuse_attention_scans_nothing() -> None:
     """Where rows differ little, cells of thousands are enough for most targets."""
     made = world(60_000, 0.2)
-    found = attend_cells(made.cells(), made.query)
+    found = attend_clusters(made.cells(), made.query)
     assert float(found.scanned.median()) == 0
     assert float(errors(found, made.exact()).max()) <= 0.01
 
@@ -91,12 +91,15 @@ def test_opened_cells_are_those_that_matter() -> None:
     made = world(30_000, 3.0, spread=0.1)
     cells, wanted = made.cells(), made.exact()
     last, head = len(cells.levels) - 1, slice(0, 1)
-    asked, beside = made.query[head] / D**0.5, Partial.nothing(1, 60, D)
-    closed, opened = (expanded(cells, last, head, asked, beside, opened=count) for count in (0, 16))
+    asked, beside = made.query[head] / D**0.5, PartialSoftmax.empty(1, 60, D)
+    closed, opened = (
+        attend_by_moments(cells, last, head, asked, beside, exact_clusters=count)
+        for count in (0, 16)
+    )
     assert float(opened.scanned.max()) == 16 * cells.levels[-1].size < 30_000 / 8
     before, after = errors(closed, wanted[head]).median(), errors(opened, wanted[head]).median()
     assert float(after) < float(before) / 5
-    share = (opened.covered - opened.partial.log_mass).exp()
+    share = (opened.exact_logsumexp - opened.partial.logsumexp).exp()
     assert float(share.median()) > 0.2
 
 
@@ -104,19 +107,19 @@ def test_second_order_is_far_nearer_than_first() -> None:
     """What the covariances add is worth their keep."""
     made = world(20_000, 0.5, spread=1.0)
     cells, wanted = made.cells(), made.exact()
-    first = errors(attend_cells(cells, made.query, max_error=math.inf, order=1), wanted)
-    second = errors(attend_cells(cells, made.query, max_error=math.inf), wanted)
+    first = errors(attend_clusters(cells, made.query, max_error=math.inf, order=1), wanted)
+    second = errors(attend_clusters(cells, made.query, max_error=math.inf), wanted)
     assert float(second.median()) < float(first.median()) / 5
 
 
 def test_no_error_attends_every_row() -> None:
     """What is exact is the softmax, says so, and has scanned everything."""
     made = world(5_000)
-    found = attend_cells(made.cells(), made.query, max_error=0)
+    found = attend_clusters(made.cells(), made.query, max_error=0)
     assert float(errors(found, made.exact()).max()) < 1e-5
     assert float(found.error.max()) == 0
     assert torch.equal(found.scanned, torch.full_like(found.scanned, 5_000))
-    every = attend_every(made.cells(), made.query)
+    every = attend_all_rows(made.cells(), made.query)
     torch.testing.assert_close(every.context, found.partial.context)
 
 
@@ -125,8 +128,8 @@ def test_mass_is_that_of_the_sum_of_exponentials() -> None:
     made = world(20_000, 1.0)
     scores = made.query.double() @ made.table.keys.double().mT / D**0.5
     wanted = torch.logsumexp(scores + made.log_weights.double()[:, None], -1)
-    found = attend_cells(made.cells(), made.query)
-    assert float((found.partial.log_mass - wanted).abs().max()) < 0.02
+    found = attend_clusters(made.cells(), made.query)
+    assert float((found.partial.logsumexp - wanted).abs().max()) < 0.02
 
 
 @pytest.mark.parametrize("max_error", [0.01, 0.0])
@@ -136,15 +139,15 @@ def test_rows_beside_take_their_share(max_error: float) -> None:
     keys, values = (part[:, :300] for part in made.table)
     keys = keys * 1.5
     bias = torch.full((HEADS, 300), 2.0)
-    beside = attended(made.query, [Rows(keys, values, bias)])
+    beside = attend_blocks(made.query, [KVBlock(keys, values, bias)])
     all_of = World(
-        Table(torch.cat([made.table.keys, keys], 1), torch.cat([made.table.values, values], 1)),
+        KVTable(torch.cat([made.table.keys, keys], 1), torch.cat([made.table.values, values], 1)),
         torch.cat([made.log_weights, bias], 1),
         made.query,
     )
-    found = attend_cells(made.cells(), made.query, beside=beside, max_error=max_error)
+    found = attend_clusters(made.cells(), made.query, recent_partial=beside, max_error=max_error)
     assert float(errors(found, all_of.exact()).quantile(0.99)) <= max(max_error, 1e-5)
-    share = (found.covered - found.partial.log_mass).exp()
+    share = (found.exact_logsumexp - found.partial.logsumexp).exp()
     assert 0 < float(share.min()) <= float(share.max()) <= 1.001
 
 
@@ -157,19 +160,19 @@ def test_other_weights_are_as_if_they_had_been_there_from_the_start() -> None:
     other = made.log_weights.clone()
     other[:, rows] = torch.randn(HEADS, 700, generator=generator)
     other[:, rows[:50]] = -torch.inf
-    cells.reweigh(rows, other[:, rows])
+    cells.update_log_weights(rows, other[:, rows])
     made = made._replace(log_weights=other)
     anew = made.cells()
     for level, wanted in zip(cells.levels, anew.levels, strict=True):
         for part in ("keys", "values", "spread"):
             one, another = getattr(level.moments, part), getattr(wanted.moments, part)
             torch.testing.assert_close(one, another, atol=2e-3, rtol=2e-3)
-        torch.testing.assert_close(level.log_mass, wanted.log_mass, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(level.log_weight, wanted.log_weight, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(level.uneven, wanted.uneven, atol=1e-3, rtol=1e-3)
         torch.testing.assert_close(level.shares, wanted.shares, atol=1e-3, rtol=1e-3)
-    found = attend_cells(cells, made.query)
+    found = attend_clusters(cells, made.query)
     assert float((errors(found, made.exact()) <= 0.01).float().mean()) >= 0.99
-    exact = attend_cells(cells, made.query, max_error=0)
+    exact = attend_clusters(cells, made.query, max_error=0)
     assert float(errors(exact, made.exact()).max()) < 1e-5
 
 
@@ -177,33 +180,33 @@ def test_rows_are_found_where_they_lie() -> None:
     """A memory whose rows are some of a table's is that of those rows."""
     made = world(8_000)
     at = torch.randperm(8_000)[:3_000]
-    own = World(Table(*(part[:, at] for part in made.table)), made.log_weights[:, at], made.query)
-    cells = Cells(made.table, own.log_weights, at=at)
-    found = attend_cells(cells, made.query)
+    own = World(KVTable(*(part[:, at] for part in made.table)), made.log_weights[:, at], made.query)
+    cells = ClusterTree(made.table, own.log_weights, table_rows=at)
+    found = attend_clusters(cells, made.query)
     assert float((errors(found, own.exact()) <= 0.01).float().mean()) >= 0.99
 
 
-@pytest.mark.parametrize("n", [CELL, CELL + 1, 200, 4_097])
+@pytest.mark.parametrize("n", [MIN_CLUSTER_SIZE, MIN_CLUSTER_SIZE + 1, 200, 4_097])
 def test_few_rows_and_odd_numbers_of_them(n: int) -> None:
     """Cells that are not full hold nothing that is not there."""
     made = world(n, 1.0)
-    found = attend_cells(made.cells(), made.query)
+    found = attend_clusters(made.cells(), made.query)
     assert float((errors(found, made.exact()) <= 0.01).float().mean()) >= 0.99
 
 
 def test_equal_rows_and_hidden_rows() -> None:
     """Rows all alike have no spread to expand, and rows without weight count for nothing."""
-    table = Table(torch.ones(HEADS, 1_000, D), torch.full((HEADS, 1_000, D), 3.0))
+    table = KVTable(torch.ones(HEADS, 1_000, D), torch.full((HEADS, 1_000, D), 3.0))
     log_weights = torch.zeros(HEADS, 1_000)
     log_weights[:, ::2] = -torch.inf
-    found = attend_cells(Cells(table, log_weights), torch.randn(HEADS, 5, D))
+    found = attend_clusters(ClusterTree(table, log_weights), torch.randn(HEADS, 5, D))
     torch.testing.assert_close(found.partial.context, torch.full((HEADS, 5, D), 3.0))
     assert float(found.error.max()) < 1e-4
 
 
 def test_fewer_rows_than_a_cell_has_are_refused() -> None:
     """They are attended one by one, by whoever has them."""
-    made = world(CELL - 1)
+    made = world(MIN_CLUSTER_SIZE - 1)
     with pytest.raises(ValueError, match="at least 64 rows, got 63"):
         made.cells()
 
@@ -219,12 +222,14 @@ def test_parts_merge_as_one_softmax() -> None:
     """Attention over the halves of a memory, put together, is that over all of it."""
     made = world(500)
     halves = [
-        Rows(made.table.keys[:, half], made.table.values[:, half], made.log_weights[:, half])
+        KVBlock(made.table.keys[:, half], made.table.values[:, half], made.log_weights[:, half])
         for half in (slice(0, 130), slice(130, 500))
     ]
-    one = merged(attended(made.query, halves[:1]), attended(made.query, halves[1:]))
-    for found in (one, attended(made.query, halves)):
+    one = merge_partials(
+        attend_blocks(made.query, halves[:1]), attend_blocks(made.query, halves[1:])
+    )
+    for found in (one, attend_blocks(made.query, halves)):
         torch.testing.assert_close(found.context.double(), made.exact(), atol=1e-5, rtol=1e-4)
-    nothing = Partial.nothing(HEADS, 60, D)
-    assert torch.equal(merged(nothing, one).context, one.context)
-    assert not merged(nothing, nothing).context.any()
+    nothing = PartialSoftmax.empty(HEADS, 60, D)
+    assert torch.equal(merge_partials(nothing, one).context, one.context)
+    assert not merge_partials(nothing, nothing).context.any()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.clustered.kd_partition import balanced
+from models.attention.clustered.kd_partition import balanced_partition
 
 
 def within(points: torch.Tensor, cells: np.ndarray, metric: torch.Tensor) -> float:
@@ -30,21 +30,21 @@ def test_every_point_is_in_one_cell_and_cells_are_of_one_size(
     """Whatever the number, each row comes once, and no two cells differ in places."""
     cells = 1 << min(depth, n.bit_length() - 1)
     points = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
-    found = balanced(points, cells)
+    found = balanced_partition(points, cells)
     assert found.shape == (cells, -(-n // cells))
     assert sorted(found[found >= 0].tolist()) == list(range(n))
 
 
 def test_equal_points_are_divided_too() -> None:
     """Points without any spread give cells all the same."""
-    found = balanced(torch.zeros(100, 4), 8)
+    found = balanced_partition(torch.zeros(100, 4), 8)
     assert sorted(found[found >= 0].tolist()) == list(range(100))
 
 
 def test_cells_are_nested() -> None:
     """Two neighbours of the finer division are one cell of the wider."""
     points = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
-    fine, wide = balanced(points, 16), balanced(points, 8)
+    fine, wide = balanced_partition(points, 16), balanced_partition(points, 8)
     for cell in range(8):
         assert set(fine[2 * cell]) | set(fine[2 * cell + 1]) == set(wide[cell])
 
@@ -54,8 +54,8 @@ def test_cells_are_tight_where_the_metric_looks() -> None:
     points = torch.randn(4096, 8, generator=torch.Generator().manual_seed(1))
     metric = torch.zeros(8, 8)
     metric[2, 2] = 1.0
-    seen = within(points, balanced(points, 16, metric), metric)
-    blind = within(points, balanced(points, 16), metric)
+    seen = within(points, balanced_partition(points, 16, metric), metric)
+    blind = within(points, balanced_partition(points, 16), metric)
     assert seen < blind / 10
     # Sixteen cells of one direction: as good as the quantiles of a line can be.
     line = points[:, 2].double().sort().values.view(16, -1)
@@ -68,4 +68,4 @@ def test_a_number_of_cells_that_cannot_be_is_refused(cells: int) -> None:
     with pytest.raises(
         ValueError, match=f"cells: must be a power of two of at most 100, got {cells}"
     ):
-        balanced(torch.randn(100, 2), cells)
+        balanced_partition(torch.randn(100, 2), cells)

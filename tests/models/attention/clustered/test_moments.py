@@ -7,7 +7,14 @@ import math
 import numpy as np
 import torch
 
-from models.attention.clustered.moments import Moments, joined, moments, products, summed, sums_of
+from models.attention.clustered.moments import (
+    Moments,
+    merge_neighbours,
+    moments_from_sums,
+    quadratic_features,
+    sums_from_moments,
+    sums_from_rows,
+)
 
 D, WIDE = 4, 3
 
@@ -50,14 +57,19 @@ def close(found: Moments, wanted: Moments, tolerance: float = 1e-5) -> None:
 def test_moments_are_those_of_the_definition() -> None:
     """Weighted means, covariances and cross-covariances of each cell."""
     found = rows(5, 40)
-    close(moments(summed(*found, torch.full((D,), 2.5)), torch.full((D,), 2.5)), loop(*found))
+    close(
+        moments_from_sums(sums_from_rows(*found, torch.full((D,), 2.5)), torch.full((D,), 2.5)),
+        loop(*found),
+    )
 
 
 def test_sums_come_back_from_moments() -> None:
     """What was divided can be added to again."""
     about = torch.full((D,), 2.5)
-    sums = summed(*rows(5, 40), about)
-    for one, other in zip(sums_of(moments(sums, about), about), sums, strict=True):
+    sums = sums_from_rows(*rows(5, 40), about)
+    for one, other in zip(
+        sums_from_moments(moments_from_sums(sums, about), about), sums, strict=True
+    ):
         torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
 
 
@@ -65,7 +77,9 @@ def test_two_cells_joined_are_the_cell_of_both() -> None:
     """Neighbours put together have the moments of all their rows."""
     keys, values, weights = rows(6, 20)
     about = torch.full((D,), 2.5)
-    found = joined(moments(summed(keys, values, weights, about), about), about)
+    found = merge_neighbours(
+        moments_from_sums(sums_from_rows(keys, values, weights, about), about), about
+    )
     both = loop(keys.reshape(3, 40, D), values.reshape(3, 40, WIDE), weights.reshape(3, 40))
     close(found, both)
 
@@ -73,7 +87,9 @@ def test_two_cells_joined_are_the_cell_of_both() -> None:
 def test_an_empty_cell_has_no_mass_and_nothing_else() -> None:
     """No weight at all gives zeros, not NaN."""
     keys, values, _ = rows(2, 10)
-    found = moments(summed(keys, values, torch.zeros(2, 10), torch.zeros(D)), torch.zeros(D))
+    found = moments_from_sums(
+        sums_from_rows(keys, values, torch.zeros(2, 10), torch.zeros(D)), torch.zeros(D)
+    )
     for part in found:
         assert torch.equal(part, torch.zeros_like(part))
 
@@ -83,11 +99,13 @@ def test_the_expansion_is_exact_for_normal_keys() -> None:
     generator = torch.Generator().manual_seed(0)
     keys = torch.randn(1, 400_000, D, generator=generator) * 0.4
     values = keys[..., :WIDE] * 2 + 1
-    found = moments(summed(keys, values, torch.ones(1, 400_000), torch.zeros(D)), torch.zeros(D))
+    found = moments_from_sums(
+        sums_from_rows(keys, values, torch.ones(1, 400_000), torch.zeros(D)), torch.zeros(D)
+    )
     query = torch.tensor([0.9, -0.4, 0.3, 0.2])
     terms = (keys[0].double() @ query.double()).exp()
-    mass = found.mass * math.exp(
-        float(found.keys[0, :D] @ query + products(query) @ found.keys[0, D:] / 2)
+    mass = found.weight * math.exp(
+        float(found.keys[0, :D] @ query + quadratic_features(query) @ found.keys[0, D:] / 2)
     )
     context = found.values[0, :WIDE] + found.values[0, WIDE:].view(WIDE, D) @ query
     torch.testing.assert_close(mass[0].double(), terms.sum(), rtol=2e-3, atol=0)
@@ -102,5 +120,5 @@ def test_products_are_the_quadratic_form() -> None:
     square = root @ root.T
     first, second = torch.triu_indices(D, D)
     torch.testing.assert_close(
-        products(query) @ square[first, second], ((query @ square) * query).sum(1)
+        quadratic_features(query) @ square[first, second], ((query @ square) * query).sum(1)
     )
