@@ -48,8 +48,8 @@ class Attending:
     k: int | None = None
     probes: int | None = None
     exact_up_to: int = EXACT_UP_TO
-    max_error: float = MAX_ERROR  # of contexts, relative, where cells answer: see `attend_cells`
-    order: int = 2  # of the moments: see `attend_cells`
+    max_error: float = MAX_ERROR  # of contexts, relative, where cells answer: see `attend_clusters`
+    order: int = 2  # of the moments: see `attend_clusters`
     crossover: Crossover = CROSSOVER
 
     def over(self, rows: int) -> Literal["exact", "coarse"]:

@@ -204,7 +204,7 @@ class Older:
         Args:
             query: [H, T, d].
             beside: attention over the newer ones.
-            max_error: see `attend_cells`.
+            max_error: see `attend_clusters`.
             order: likewise.
             cells: whether cells may be used, where there are any.
         """

@@ -42,7 +42,7 @@ def index_heads(
     """One index for each head, ordering rows as `score` plus the memory's bias does.
 
     The additive score has no inner-product structure: its index orders by the scaled dot product,
-    a proxy, and needs queries and keys of one dimension. Other arguments as for `coarse.build`.
+    a proxy, and needs queries and keys of one dimension. Other arguments as for `build_index`.
     """
     metric: ann_index.Metric = "cosine" if score is cosine else "dot"
     # The index orders by q·k + b', the softmax by q·k/√d + b: the same order when b' = √d·b.
@@ -101,7 +101,7 @@ def attend_retrieved(
 
     `rows` [T, H, k'] are ascending, then -1 where fewer were found (weight 0). k' = min(k, n), plus
     the rows appended to the memory since the indexes were built, which are always attended.
-    With k ≥ n no index is asked and the result is that of `exact`.
+    With k ≥ n no index is asked and the result is that of `attend_exact`.
 
     The index knows the memory's bias, not `bias`; and only the dot product and the cosine. With a
     `bias`, or another score, 4k rows are fetched and the k of highest logit kept: an approximation
@@ -132,7 +132,7 @@ def attend_retrieved(
     if any(len(fresh) for fresh in newer):
         fresh = nn.utils.rnn.pad_sequence(newer, batch_first=True, padding_value=-1)  # (H, f)
         rows = torch.cat([rows, fresh.expand(targets, -1, -1)], dim=2)
-    # Ascending, so that ties go to the lowest row as they do in `exact`.
+    # Ascending, so that ties go to the lowest row as they do in `attend_exact`.
     rows = rows.masked_fill(rows < 0, n).sort(dim=2).values
     rows = rows.masked_fill(rows == n, -1)
 

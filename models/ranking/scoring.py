@@ -158,7 +158,7 @@ def _attend_coarse(
         probes=how.probes,
     )
     output = of_rows(tables.outputs, targets).transpose(0, 1)  # (T, H, d)
-    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `retrieve` gives both
+    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `attend_retrieved` gives both
     kept = torch.zeros(*rows.shape[:2], len(user) + 1, dtype=torch.bool)
     kept.scatter_(2, torch.where(rows < 0, len(user), rows), True)
     return (found.context * output).sum((1, 2)), mass.amin(1), kept[..., :-1]

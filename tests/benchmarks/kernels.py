@@ -224,7 +224,7 @@ def _coarse(
     )
     found = attend_retrieved(query[:_JUDGED], memory, indexes, k)
     truth = _truth(query[:_JUDGED], memory)
-    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `retrieve` gives both
+    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `attend_retrieved` gives both
     wanted = truth.logits.topk(k, dim=2).indices
     hits = torch.zeros(truth.logits.shape, dtype=torch.bool).scatter_(2, wanted, True)
     seen = rows.clamp(min=0)
