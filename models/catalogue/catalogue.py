@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.cow_array import Pages
-from models.catalogue.cow_list import Objects
+from models.catalogue.cow_array import CowArray
+from models.catalogue.cow_list import CowList
 from models.catalogue.field_keys import FieldKeys
-from models.catalogue.item_entry import Encode, Entry, keys_of
-from models.catalogue.item_filter import ItemFilter, holds
+from models.catalogue.item_entry import Encode, ItemEntry, keys_of_entries
+from models.catalogue.item_filter import ItemFilter, attribute_matches
 from models.data.vocabulary import Vocabulary
 from models.text.bm25 import Document, WordIndex, Words
 
 Vectors = NDArray[np.float32]
 
 _NEVER = np.iinfo(np.int64).min  # published_at of items without one
-_STEPS = 4  # views that a later one knows its changes since
+_TRACKED_VIEWS = 4  # views that a later one knows its changes since
 
 
-class _Step(NamedTuple):
+class _Change(NamedTuple):
     """From one view to the next."""
 
     view: weakref.ref[Catalogue]  # the one before
@@ -37,24 +37,24 @@ class Catalogue:
     """A frozen view of all items; `updated` gives the next one.
 
     Rows are the vocabulary's and never change meaning. An item that was deleted, or that is only
-    known from events, has a row that is not `listed`.
+    known from events, has a row that is not `visible`.
     """
 
     vocabulary: Vocabulary
-    titles: Objects[str]
-    contents: Pages[np.float32]  # [N, D] see `content`
-    described: NDArray[np.bool_]  # [N] has a content vector
+    titles: CowList[str]
+    content_rows: CowArray[np.float32]  # [N, D] see `content`
+    has_content: NDArray[np.bool_]  # [N] has a content vector
     present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
-    gone: NDArray[np.bool_]  # [N] was removed from it
-    listed: NDArray[np.bool_]  # [N] is present and not hidden
+    deleted: NDArray[np.bool_]  # [N] was removed from it
+    visible: NDArray[np.bool_]  # [N] is present and not hidden
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: FieldKeys  # what search compares a query with
-    categories: Objects[tuple[str, ...]]
+    categories: CowList[tuple[str, ...]]
     postings: Mapping[str, NDArray[np.int32]]  # category -> item rows
-    attributes: Objects[Mapping[str, Any]]
-    word_index: WordIndex | None  # shared by the views, as the vocabulary is
-    words: Words | None  # what it held when this view was made
-    _since: tuple[_Step, ...]  # the views before this one that it knows its changes since
+    attributes: CowList[Mapping[str, Any]]
+    bm25_writer: WordIndex | None  # shared by the views, as the vocabulary is
+    bm25_index: Words | None  # what it held when this view was made
+    _history: tuple[_Change, ...]  # the views before this one that it knows its changes since
 
     @classmethod
     def empty(
@@ -73,22 +73,22 @@ class Catalogue:
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
             vocabulary=vocabulary,
-            titles=Objects(),
-            contents=Pages(np.zeros((0, dimension), dtype=np.float32)),
-            described=np.zeros(0, dtype=np.bool_),
+            titles=CowList(),
+            content_rows=CowArray(np.zeros((0, dimension), dtype=np.float32)),
+            has_content=np.zeros(0, dtype=np.bool_),
             present=np.zeros(0, dtype=np.bool_),
-            gone=np.zeros(0, dtype=np.bool_),
-            listed=np.zeros(0, dtype=np.bool_),
+            deleted=np.zeros(0, dtype=np.bool_),
+            visible=np.zeros(0, dtype=np.bool_),
             published=np.zeros(0, dtype=np.int64),
             keys=FieldKeys.empty(dimension),
-            categories=Objects(),
+            categories=CowList(),
             postings={},
-            attributes=Objects(),
-            word_index=word_index,
-            words=None if word_index is None else word_index.updated([]),
-            _since=(),
+            attributes=CowList(),
+            bm25_writer=word_index,
+            bm25_index=None if word_index is None else word_index.updated([]),
+            _history=(),
         )
-        return bare._grown(len(vocabulary))
+        return bare._extended_to(len(vocabulary))
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -101,7 +101,7 @@ class Catalogue:
     @property
     def content(self) -> Vectors:
         """[N, D] unit vectors: the mean of the item's keys; zero without any."""
-        return self.contents.array
+        return self.content_rows.array
 
     def row(self, item_id: str) -> int:
         """The row of an item in this view, or -1."""
@@ -117,20 +117,20 @@ class Catalogue:
 
     # ------------------------------------------------------------------ growing
 
-    def covering(self, item_ids: Iterable[str]) -> Catalogue:
-        """This catalogue with a row for each of these ids; new ones are not listed."""
+    def with_items(self, item_ids: Iterable[str]) -> Catalogue:
+        """This catalogue with a row for each of these ids; new ones are not visible."""
         for item_id in item_ids:
             self.vocabulary.add(item_id)
-        return self._grown(len(self.vocabulary))
+        return self._extended_to(len(self.vocabulary))
 
     def updated(
-        self, entries: Iterable[Entry], removed: Iterable[str], encode: Encode
+        self, entries: Iterable[ItemEntry], removed: Iterable[str], encode: Encode
     ) -> Catalogue:
         """The catalogue after upserts and removals. This view stays as it was.
 
         Args:
             entries: new or changed items; of several with one id the last counts.
-            removed: ids that are no longer in the catalogue; their rows stay, unlisted.
+            removed: ids that are no longer in the catalogue; their rows stay, invisible.
             encode: texts -> unit vectors [n, D].
 
         Raises:
@@ -141,7 +141,7 @@ class Catalogue:
         if not latest and not lost:
             return self
         rows = np.array([self.vocabulary.add(id_) for id_ in latest], dtype=np.int64)
-        grown = self._grown(len(self.vocabulary))
+        grown = self._extended_to(len(self.vocabulary))
         if grown is not self:
             return grown.updated(latest.values(), lost, encode)
         lost_rows = self.rows(lost).astype(np.int64)
@@ -150,10 +150,10 @@ class Catalogue:
         changed = list(latest.values())
         return replace(
             self,
-            **self._texts_of(changed, rows, touched, encode),
-            **self._told_of(changed, rows, lost_rows),
-            words=self._words_of(changed, rows, lost_rows),
-            _since=self._next(touched),
+            **self._text_columns(changed, rows, touched, encode),
+            **self._metadata_columns(changed, rows, lost_rows),
+            bm25_index=self._updated_bm25(changed, rows, lost_rows),
+            _history=self._history_after(touched),
         )
 
     def changed_since(self, other: Catalogue) -> NDArray[np.int64] | None:
@@ -163,31 +163,31 @@ class Catalogue:
         """
         if other is self:
             return np.zeros(0, np.int64)
-        for at, step in enumerate(self._since):
+        for at, step in enumerate(self._history):
             if step.view() is other:
-                rows = np.concatenate([later.rows for later in self._since[at:]])
+                rows = np.concatenate([later.rows for later in self._history[at:]])
                 return np.union1d(rows, np.arange(len(other), len(self)))
         return None
 
-    def keyed(self, keys: FieldKeys) -> Catalogue:
+    def with_keys(self, keys: FieldKeys) -> Catalogue:
         """This catalogue with the same keys at other places."""
         if keys is self.keys:
             return self
-        return replace(self, keys=keys, _since=self._next(np.zeros(0, np.int64)))
+        return replace(self, keys=keys, _history=self._history_after(np.zeros(0, np.int64)))
 
-    def _next(self, rows: NDArray[np.int64]) -> tuple[_Step, ...]:
+    def _history_after(self, rows: NDArray[np.int64]) -> tuple[_Change, ...]:
         """What the view knows that follows this one with other rows."""
-        return (*self._since, _Step(weakref.ref(self), rows))[-_STEPS:]
+        return (*self._history, _Change(weakref.ref(self), rows))[-_TRACKED_VIEWS:]
 
-    def _texts_of(
+    def _text_columns(
         self,
-        entries: Iterable[Entry],
+        entries: Iterable[ItemEntry],
         rows: NDArray[np.int64],
         touched: NDArray[np.int64],
         encode: Encode,
     ) -> dict[str, Any]:
         """What follows from the texts of entries, of which one is at each of `rows`."""
-        keys, names = keys_of(entries, rows, self.keys.names, encode)
+        keys, names = keys_of_entries(entries, rows, self.keys.names, encode)
         content = np.zeros((len(touched), self.dimension), np.float32)
         owners, begins = np.unique(keys.owners, return_index=True)
         at = np.flatnonzero(np.isin(rows, owners))
@@ -196,25 +196,25 @@ class Catalogue:
             sums = np.add.reduceat(keys.vectors, np.sort(begins))
             norms = np.linalg.norm(sums, axis=1, keepdims=True)
             content[at] = sums / np.where(norms > 0, norms, 1.0)
-        described = self.described.copy()
-        described[touched] = False
-        described[rows[at]] = True
+        has_content = self.has_content.copy()
+        has_content[touched] = False
+        has_content[rows[at]] = True
         return {
-            "contents": self.contents.updated(touched, content, content[:0]),
-            "described": described,
+            "content_rows": self.content_rows.updated(touched, content, content[:0]),
+            "has_content": has_content,
             "keys": self.keys.updated(touched, keys, names),
         }
 
-    def _told_of(
-        self, entries: Collection[Entry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+    def _metadata_columns(
+        self, entries: Collection[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
     ) -> dict[str, Any]:
         """What entries say beside texts, of which one is at each of `rows`."""
         touched = np.concatenate([rows, lost])
-        present, gone = self.present.copy(), self.gone.copy()
-        listed, published = self.listed.copy(), self.published.copy()
+        present, deleted = self.present.copy(), self.deleted.copy()
+        visible, published = self.visible.copy(), self.published.copy()
         present[rows], present[lost] = True, False
-        gone[rows], gone[lost] = False, True
-        listed[rows], listed[lost] = [not entry.hidden for entry in entries], False
+        deleted[rows], deleted[lost] = False, True
+        visible[rows], visible[lost] = [not entry.hidden for entry in entries], False
         published[rows] = [
             _NEVER if entry.published_at is None else entry.published_at for entry in entries
         ]
@@ -223,8 +223,8 @@ class Catalogue:
         none = [()] * len(lost)
         return {
             "present": present,
-            "gone": gone,
-            "listed": listed,
+            "deleted": deleted,
+            "visible": visible,
             "published": published,
             "titles": self.titles.updated(
                 touched, [*(entry.title for entry in entries), *[""] * len(lost)], ()
@@ -233,10 +233,10 @@ class Catalogue:
                 touched, [*(entry.attributes for entry in entries), *[{} for _ in lost]], ()
             ),
             "categories": self.categories.updated(touched, [*categories, *none], ()),
-            "postings": self._postings_after(touched, [*categories, *none]),
+            "postings": self._updated_postings(touched, [*categories, *none]),
         }
 
-    def _postings_after(
+    def _updated_postings(
         self, touched: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
     ) -> dict[str, NDArray[np.int32]]:
         """The postings once each of these items has these categories, and no others."""
@@ -254,11 +254,11 @@ class Catalogue:
             postings[name] = np.concatenate([known, np.array(rows, dtype=np.int32)])
         return {name: rows for name, rows in postings.items() if len(rows)}
 
-    def _words_of(
-        self, entries: Iterable[Entry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+    def _updated_bm25(
+        self, entries: Iterable[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
     ) -> Words | None:
         """The words after these upserts and removals."""
-        if self.word_index is None:
+        if self.bm25_writer is None:
             return None
         documents = (
             Document(
@@ -266,9 +266,9 @@ class Catalogue:
             )
             for row, entry in zip(rows.tolist(), entries, strict=True)
         )
-        return self.word_index.updated(documents, lost.tolist())
+        return self.bm25_writer.updated(documents, lost.tolist())
 
-    def _grown(self, size: int) -> Catalogue:
+    def _extended_to(self, size: int) -> Catalogue:
         """This view with empty rows up to `size`."""
         more = size - len(self)
         if more <= 0:
@@ -278,35 +278,35 @@ class Catalogue:
         return replace(
             self,
             titles=self.titles.updated(none, (), [""] * more),
-            contents=self.contents.updated(none, room[:0], room),
-            described=np.concatenate([self.described, dark]),
+            content_rows=self.content_rows.updated(none, room[:0], room),
+            has_content=np.concatenate([self.has_content, dark]),
             present=np.concatenate([self.present, dark]),
-            gone=np.concatenate([self.gone, dark]),
-            listed=np.concatenate([self.listed, dark]),
+            deleted=np.concatenate([self.deleted, dark]),
+            visible=np.concatenate([self.visible, dark]),
             published=np.concatenate([self.published, np.full(more, _NEVER)]),
-            keys=self.keys.covering(size),
+            keys=self.keys.extended_to(size),
             categories=self.categories.updated(none, (), [()] * more),
             attributes=self.attributes.updated(none, (), [{} for _ in range(more)]),
-            _since=self._next(none),
+            _history=self._history_after(none),
         )
 
     # ------------------------------------------------------------------ filtering
 
     @property
-    def offered(self) -> NDArray[np.bool_]:
-        """What may be answered, bool [N]: the listed items.
+    def servable(self) -> NDArray[np.bool_]:
+        """What may be answered, bool [N]: the visible items.
 
         Without any catalogue, the items are those of the events: all of them.
         """
-        return self.listed if self.present.any() else ~self.gone
+        return self.visible if self.present.any() else ~self.deleted
 
     def allowed(self, wanted: ItemFilter) -> NDArray[np.bool_]:
-        """The offered items that pass a filter, bool [N]; exact however narrow.
+        """The servable items that pass a filter, bool [N]; exact however narrow.
 
         An attribute passes when it equals the wanted value, is one of the wanted values (when
         those are a list) or is a list that holds one of them.
         """
-        allowed = self.offered.copy()
+        allowed = self.servable.copy()
         if wanted.any:
             allowed &= self.in_categories(wanted.any)
         for category in wanted.all:
@@ -321,7 +321,7 @@ class Catalogue:
             for row in np.flatnonzero(allowed).tolist():
                 has = self.attributes[row]
                 allowed[row] = all(
-                    name in has and holds(has[name], value)
+                    name in has and attribute_matches(has[name], value)
                     for name, value in wanted.attributes.items()
                 )
         return allowed

@@ -31,7 +31,7 @@ _CHANGED = 1 / 8  # share of the rows from which a copy of all is simpler
 _MAP_FIXED = 0x10  # of Linux' mmap(2), which Python's module does not name
 
 
-class Pages(Generic[T]):
+class CowArray(Generic[T]):
     """A frozen array of rows [n, ...]; `updated` gives the next one."""
 
     __slots__ = ("_file", "_state", "array")
@@ -46,11 +46,11 @@ class Pages(Generic[T]):
         return len(self.array)
 
     @property
-    def mapped(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether the rows are in a file in memory, and the next state no copy."""
         return self._file is not None
 
-    def updated(self, at: NDArray[Any], rows: NDArray[T], more: NDArray[T]) -> Pages[T]:
+    def updated(self, at: NDArray[Any], rows: NDArray[T], more: NDArray[T]) -> CowArray[T]:
         """This array with other rows at some places, and more rows after it.
 
         Args:
@@ -63,14 +63,14 @@ class Pages(Generic[T]):
         if self.array.nbytes + more.nbytes <= SMALL:
             array = np.concatenate([self.array, more])
             array[at] = rows
-            return Pages(array)
+            return CowArray(array)
         file = self._file
         if file is not None and file.sealed:
             file = file.continued()
         if file is None or not file.follows(self._state, len(at)):
             file = _File(self.array)
         array, state = file.updated(at, rows, more)
-        pages = Pages(array)
+        pages = CowArray(array)
         pages._file, pages._state = file, state
         return pages
 

@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.cow_array import Pages
+from models.catalogue.cow_array import CowArray
 
 T = TypeVar("T")
 
 _SPARE = 1_000  # objects that no view may need any more, before they are left behind
 
 
-class Objects(Sequence[T], Generic[T]):
+class CowList(Sequence[T], Generic[T]):
     """A frozen sequence; `updated` gives the next one.
 
     All views of one line share a list that only grows, and each knows the slots of its own.
@@ -27,7 +27,7 @@ class Objects(Sequence[T], Generic[T]):
     def __init__(self, objects: Iterable[T] = ()) -> None:
         self._shared = list(objects)
         self._lock = threading.Lock()
-        self._slots = Pages(np.arange(len(self._shared)))
+        self._slots = CowArray(np.arange(len(self._shared)))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -48,7 +48,7 @@ class Objects(Sequence[T], Generic[T]):
         shared = self._shared
         return [shared[slot] for slot in self._slots.array[at].tolist()]
 
-    def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T]) -> Objects[T]:
+    def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T]) -> CowList[T]:
         """This sequence with other objects at some places, and more objects after it.
 
         Args:
@@ -58,8 +58,8 @@ class Objects(Sequence[T], Generic[T]):
         """
         if len(self._shared) > 2 * len(self) + _SPARE:
             # What only earlier views need stays with them.
-            return Objects(self[:]).updated(at, objects, more)
-        new: Objects[T] = Objects()
+            return CowList(self[:]).updated(at, objects, more)
+        new: CowList[T] = CowList()
         new._shared, new._lock = self._shared, self._lock
         with self._lock:
             first = len(self._shared)

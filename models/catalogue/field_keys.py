@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.softmax_mass import stratified_rows
-from models.catalogue.cow_array import Pages
+from models.catalogue.cow_array import CowArray
 
 Vectors = NDArray[np.float32]
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
-NOBODY = -1  # the owner of a key that its item no longer has
+NO_OWNER = -1  # the owner of a key that its item no longer has
 _BLOCK = 65_536  # keys that are hashed at once
-_FEW = 64  # distinct texts up to which each is looked for on its own
+_LINEAR_SCAN_TEXTS = 64  # distinct texts up to which each is looked for on its own
 
 
 class NewKeys(NamedTuple):
@@ -27,10 +27,10 @@ class NewKeys(NamedTuple):
     codes: NDArray[np.int16]  # [F] rows of the fields' names
 
 
-class Sample(NamedTuple):
+class KeySample(NamedTuple):
     """Keys that are nobody's are among them."""
 
-    places: Places  # [m] rising
+    positions: Positions  # [m] rising
     vectors: Vectors  # [m, D]
 
 
@@ -44,16 +44,16 @@ class FieldKeys:
     """
 
     names: tuple[str, ...]  # of the fields
-    _vectors: Pages[np.float32]  # [F, D]
-    _owners: Pages[np.int32]  # [F]
-    _codes: Pages[np.int16]  # [F]
-    _texts: Pages[np.int64]  # [F] hash of each key's vector: equal texts are equal keys
-    _common: Pages[np.float32]  # [F]
-    _spans: Pages[np.int64]  # [N, 2] the first key of each item, and how many it has
-    gone: int  # how many are nobody's
+    _vectors: CowArray[np.float32]  # [F, D]
+    _owners: CowArray[np.int32]  # [F]
+    _codes: CowArray[np.int16]  # [F]
+    _texts: CowArray[np.int64]  # [F] hash of each key's vector: equal texts are equal keys
+    _log_frequency: CowArray[np.float32]  # [F]
+    _spans: CowArray[np.int64]  # [N, 2] the first key of each item, and how many it has
+    orphans: int  # how many are nobody's
     # What most questions ask for again, made when it is first asked for.
-    _owned: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = field(default_factory=list)
-    _sampled: list[Sample] = field(default_factory=list)
+    _mask_cache: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = field(default_factory=list)
+    _sample_cache: list[KeySample] = field(default_factory=list)
 
     @classmethod
     def empty(cls, dimension: int) -> FieldKeys:
@@ -64,12 +64,12 @@ class FieldKeys:
         """
         return cls(
             (),
-            Pages(np.zeros((0, dimension), np.float32)),
-            Pages(np.zeros(0, np.int32)),
-            Pages(np.zeros(0, np.int16)),
-            Pages(np.zeros(0, np.int64)),
-            Pages(np.zeros(0, np.float32)),
-            Pages(np.zeros((0, 2), np.int64)),
+            CowArray(np.zeros((0, dimension), np.float32)),
+            CowArray(np.zeros(0, np.int32)),
+            CowArray(np.zeros(0, np.int16)),
+            CowArray(np.zeros(0, np.int64)),
+            CowArray(np.zeros(0, np.float32)),
+            CowArray(np.zeros((0, 2), np.int64)),
             0,
         )
 
@@ -93,11 +93,11 @@ class FieldKeys:
         return self._codes.array
 
     @property
-    def common(self) -> NDArray[np.float32]:
+    def log_frequency(self) -> NDArray[np.float32]:
         """[F] log of how many keys are equal to this one."""
-        return self._common.array
+        return self._log_frequency.array
 
-    def of(self, rows: NDArray[np.int64]) -> tuple[Places, NDArray[np.int64]]:
+    def positions_of(self, rows: NDArray[np.int64]) -> tuple[Positions, NDArray[np.int64]]:
         """The places of all keys of some items, and of each the place of its item among these.
 
         Of the first item's, then of the second's.
@@ -110,7 +110,7 @@ class FieldKeys:
         places = np.repeat(firsts - begins, counts) + np.arange(int(counts.sum()))
         return places, np.repeat(np.arange(len(rows)), counts)
 
-    def owned(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def mask(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which keys are of items that may be answered, bool [F]; not to be written to.
 
         Args:
@@ -118,30 +118,30 @@ class FieldKeys:
         """
         if not len(allowed):
             return np.zeros(len(self), dtype=np.bool_)
-        for known, owned in self._owned[-1:]:
+        for known, owned in self._mask_cache[-1:]:
             if np.array_equal(known, allowed):
                 return owned
         owned = allowed[self.owners]  # of -1 the last item's, which is put right
-        if self.gone:
-            owned &= self.owners != NOBODY
-        self._owned[:] = [(allowed.copy(), owned)]
+        if self.orphans:
+            owned &= self.owners != NO_OWNER
+        self._mask_cache[:] = [(allowed.copy(), owned)]
         return owned
 
-    def sample(self) -> Sample:
+    def sample(self) -> KeySample:
         """Some keys that stand for all: one from each of so many equal stretches."""
-        for sample in self._sampled:
+        for sample in self._sample_cache:
             return sample
         places = stratified_rows(len(self)).numpy()
-        self._sampled[:] = [Sample(places, self.vectors[places])]
-        return self._sampled[0]
+        self._sample_cache[:] = [KeySample(places, self.vectors[places])]
+        return self._sample_cache[0]
 
-    def covering(self, size: int) -> FieldKeys:
+    def extended_to(self, size: int) -> FieldKeys:
         """This view with room for the keys of `size` items, N; those that are new have none."""
         more = size - len(self._spans)
         if more <= 0:
             return self
         none, room = np.zeros(0, np.int64), np.zeros((more, 2), np.int64)
-        return replace(self, _spans=self._spans.updated(none, room[:0], room), _owned=[])
+        return replace(self, _spans=self._spans.updated(none, room[:0], room), _mask_cache=[])
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
         """The keys after some items changed.
@@ -152,13 +152,13 @@ class FieldKeys:
             names: of the fields: those so far, then new ones.
         """
         first, nothing = len(self), np.zeros(0, np.int64)
-        left, _ = self.of(rows)
+        left, _ = self.positions_of(rows)
         texts = _hashes(new.vectors)
         all_texts = self._texts.updated(nothing, nothing, texts)
-        nobodys = np.full(len(left), NOBODY, np.int32)
+        nobodys = np.full(len(left), NO_OWNER, np.int32)
         owners = self._owners.updated(left, nobodys, new.owners)
         affected = np.unique(np.concatenate([self._texts.array[left], texts]))
-        places, common = _commonness(all_texts.array, owners.array, affected)
+        places, common = _log_frequencies(all_texts.array, owners.array, affected)
         old = places < first
         return FieldKeys(
             names,
@@ -166,9 +166,9 @@ class FieldKeys:
             owners,
             self._codes.updated(nothing, self.codes[:0], new.codes),
             all_texts,
-            self._common.updated(places[old], common[old], common[~old]),
+            self._log_frequency.updated(places[old], common[old], common[~old]),
             self._spans.updated(rows, self._spans_after(rows, new.owners), self._spans.array[:0]),
-            self.gone + len(left),
+            self.orphans + len(left),
         )
 
     def _spans_after(self, rows: NDArray[np.int64], owners: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -182,12 +182,12 @@ class FieldKeys:
 
     def compacted(self) -> FieldKeys:
         """The same keys without those that are nobody's, at other places."""
-        stay = np.flatnonzero(self.owners != NOBODY)
+        stay = np.flatnonzero(self.owners != NO_OWNER)
         new = NewKeys(self.vectors[stay], self.owners[stay], self.codes[stay])
-        empty = FieldKeys.empty(self.vectors.shape[1]).covering(len(self._spans))
+        empty = FieldKeys.empty(self.vectors.shape[1]).extended_to(len(self._spans))
         return empty.updated(np.arange(len(self._spans)), new, self.names)
 
-    def following(self, base: FieldKeys, moved: FieldKeys) -> FieldKeys:
+    def rebased(self, base: FieldKeys, moved: FieldKeys) -> FieldKeys:
         """This view, had `moved` been where it came from.
 
         Args:
@@ -197,25 +197,25 @@ class FieldKeys:
         if moved is base:
             return self
         first = len(base)
-        left = (self.owners[:first] == NOBODY) & (base.owners != NOBODY)
-        added = np.flatnonzero(self.owners[first:] != NOBODY) + first
+        left = (self.owners[:first] == NO_OWNER) & (base.owners != NO_OWNER)
+        added = np.flatnonzero(self.owners[first:] != NO_OWNER) + first
         rows = np.union1d(base.owners[left], self.owners[added]).astype(np.int64)
         new = NewKeys(self.vectors[added], self.owners[added], self.codes[added])
-        return moved.covering(len(self._spans)).updated(rows, new, self.names)
+        return moved.extended_to(len(self._spans)).updated(rows, new, self.names)
 
 
-def _commonness(
+def _log_frequencies(
     texts: NDArray[np.int64], owners: NDArray[np.int32], affected: NDArray[np.int64]
-) -> tuple[Places, NDArray[np.float32]]:
+) -> tuple[Positions, NDArray[np.float32]]:
     """Where these texts are keys of items, rising, and the log of how often each is."""
-    if len(affected) <= _FEW:  # passes over all that sort nothing
+    if len(affected) <= _LINEAR_SCAN_TEXTS:  # passes over all that sort nothing
         found = np.zeros(len(texts), dtype=np.bool_)
         for text in affected.tolist():
             found |= texts == text
     else:
         found = np.isin(texts, affected)
     places = np.flatnonzero(found)
-    places = places[owners[places] != NOBODY]
+    places = places[owners[places] != NO_OWNER]
     _, same, count = np.unique(texts[places], return_inverse=True, return_counts=True)
     return places, np.log(count[same]).astype(np.float32)
 

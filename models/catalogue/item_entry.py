@@ -19,7 +19,7 @@ EMBEDDING = "embedding"  # the field name of a vector that the client brought
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ItemEntry:
     """What the catalogue keeps of one item."""
 
     item_id: str
@@ -32,8 +32,8 @@ class Entry:
     published_at: int | None = None  # microseconds UTC
 
 
-def keys_of(
-    entries: Iterable[Entry],
+def keys_of_entries(
+    entries: Iterable[ItemEntry],
     rows: NDArray[np.int64],
     known_names: tuple[str, ...],
     encode: Encode,

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ItemFilter:
-    """Which items may be answered; an empty one lets every listed item pass."""
+    """Which items may be answered; an empty one lets every servable item pass."""
 
     any: frozenset[str] = frozenset()  # categories: at least one of these
     all: frozenset[str] = frozenset()  # categories: every one of these
@@ -19,7 +19,7 @@ class ItemFilter:
     published_until: int | None = None  # exclusive
 
 
-def holds(value: Any, wanted: Any) -> bool:
+def attribute_matches(value: Any, wanted: Any) -> bool:
     """Whether an attribute has the wanted value: is it, or one of a list, on either side."""
     values = value if isinstance(value, list) else [value]
     accepted = wanted if isinstance(wanted, list) else [wanted]

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.multihead import merge_heads, split_heads
-from models.catalogue.cow_array import Pages
+from models.catalogue.cow_array import CowArray
 from models.recommender.target_attention import ItemTables
 
-Make = Callable[[NDArray[np.int64]], ItemTables]
+MakeTables = Callable[[NDArray[np.int64]], ItemTables]
 
 _BLOCK = 32_768  # items whose tables are made at once: making takes several times their memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ItemPages:
+class CowItemTables:
     """Two arrays that the tables are parts of, by what is read together.
 
     Everything is read by item but `offered`, which candidates are compared in.
@@ -29,12 +29,14 @@ class ItemPages:
 
     heads: int
     tied: bool  # values are keys
-    _offered: Pages[np.float32]  # [N, dim + H·d] vectors, then outputs
-    _attended: Pages[np.float32]  # [N, 2·H·d or 3·H·d] queries, keys, and values unless tied
+    _candidate_keys: CowArray[np.float32]  # [N, dim + H·d] vectors, then outputs
+    _attended_rows: CowArray[
+        np.float32
+    ]  # [N, 2·H·d or 3·H·d] queries, keys, and values unless tied
     prior: Tensor  # [N]
 
     @classmethod
-    def build(cls, make: Make, count: int, *, tied: bool) -> ItemPages:
+    def build(cls, make: MakeTables, count: int, *, tied: bool) -> CowItemTables:
         """The tables of all items.
 
         Args:
@@ -45,13 +47,13 @@ class ItemPages:
         first = make(np.arange(min(count, _BLOCK)))
         offered, attended = _packed(first, tied=tied)
         pages = cls(
-            first.queries.shape[0], tied, Pages(offered), Pages(attended), first.prior.clone()
+            first.queries.shape[0], tied, CowArray(offered), CowArray(attended), first.prior.clone()
         )
         for begin in range(_BLOCK, count, _BLOCK):
             pages = pages.updated(make, np.arange(begin, min(count, begin + _BLOCK)))
         return pages
 
-    def updated(self, make: Make, rows: NDArray[np.int64]) -> ItemPages:
+    def updated(self, make: MakeTables, rows: NDArray[np.int64]) -> CowItemTables:
         """The tables after some items changed, or were added.
 
         Args:
@@ -60,26 +62,26 @@ class ItemPages:
         """
         if not len(rows):
             return self
-        old = len(self._offered)
+        old = len(self._candidate_keys)
         made = make(rows)
         before = rows < old
         at = rows[before]
         offered, attended = _packed(made, tied=self.tied)
         prior = torch.cat([self.prior, made.prior[torch.from_numpy(~before)]])
         prior[torch.from_numpy(at)] = made.prior[torch.from_numpy(before)]
-        return ItemPages(
+        return CowItemTables(
             self.heads,
             self.tied,
-            self._offered.updated(at, offered[before], offered[~before]),
-            self._attended.updated(at, attended[before], attended[~before]),
+            self._candidate_keys.updated(at, offered[before], offered[~before]),
+            self._attended_rows.updated(at, attended[before], attended[~before]),
             prior,
         )
 
     @property
     def tables(self) -> ItemTables:
         """The tables themselves, which nobody may write to."""
-        offered = torch.from_numpy(self._offered.array)
-        attended = torch.from_numpy(self._attended.array)
+        offered = torch.from_numpy(self._candidate_keys.array)
+        attended = torch.from_numpy(self._attended_rows.array)
         width = attended.shape[1] // (2 if self.tied else 3)
         dim = offered.shape[1] - width
         parts = [attended[:, at : at + width] for at in range(0, attended.shape[1], width)]
@@ -93,9 +95,9 @@ class ItemPages:
             self.prior,
         )
 
-    def offered(self, rows: slice = slice(None)) -> Tensor:
+    def candidate_keys(self, rows: slice = slice(None)) -> Tensor:
         """Of some items what `candidate_keys` has but for the prior, [n, dim + H·d]."""
-        return torch.from_numpy(self._offered.array[rows])
+        return torch.from_numpy(self._candidate_keys.array[rows])
 
 
 def _packed(tables: ItemTables, *, tied: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_tables import ItemPages, Make
+from models.catalogue.item_tables import CowItemTables, MakeTables
 from models.data.interactions import DISLIKE
 from models.encoder.event_types import IGNORED, UNKNOWN
 from models.encoder.numpy_step import Stepper
@@ -26,7 +26,9 @@ from models.recommender.target_attention import ItemTables
 # one matrix-vector product at 10,000 items and five times at 20,000.
 INDEX_FROM = 10_000
 UNTRAINED = "untrained"
-_BESIDE = 1 / 50  # share of the rows that may stand beside an index before there is a new one
+_UNINDEXED_SHARE = (
+    1 / 50
+)  # share of the rows that may stand beside an index before there is a new one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,15 +43,15 @@ class Snapshot:
     trained: Trained | None  # None: the identity on content
     catalogue: Catalogue
     trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
-    known: NDArray[np.bool_]  # [N] has a vector, from training or from text
-    pages: ItemPages
+    has_vector: NDArray[np.bool_]  # [N] has a vector, from training or from text
+    cow_tables: CowItemTables
     tables: ItemTables  # of `pages`
     counts: Counts  # [N] popularity
     index: CoarseIndex | None  # `item_index` over the first `indexed` items
-    indexed: int
+    indexed_items: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
-    moved: int  # how many of the indexed items have changed since
+    changed_indexed: int  # how many of the indexed items have changed since
     stepper: Stepper | None  # one more event through the encoder, where there is one
 
     @classmethod
@@ -79,12 +81,14 @@ class Snapshot:
                 f"the model reads text vectors of dimension {trained.model.config.content}, "
                 f"the catalogue's have {catalogue.dimension}"
             )
-        catalogue = catalogue.covering(trained.item_ids if trained else ())
+        catalogue = catalogue.with_items(trained.item_ids if trained else ())
         model = trained.model if trained else identity(catalogue.dimension)
         rows = _trained_rows(trained, catalogue)
         counts = _padded(counts, len(catalogue))
-        pages = _priced(
-            ItemPages.build(_making(model, rows, catalogue), len(catalogue), tied=model.cross.tied),
+        pages = _with_prior(
+            CowItemTables.build(
+                _table_maker(model, rows, catalogue), len(catalogue), tied=model.cross.tied
+            ),
             trained,
             counts,
         )
@@ -94,7 +98,7 @@ class Snapshot:
             trained,
             catalogue,
             rows,
-            catalogue.described | (rows >= 0).numpy(),
+            catalogue.has_content | (rows >= 0).numpy(),
             pages,
             pages.tables,
             counts,
@@ -105,9 +109,9 @@ class Snapshot:
             0,
             Stepper(model.encoder) if model.encoder is not None else None,
         )
-        return bare.indexing(index_from=index_from)
+        return bare.reindexed(index_from=index_from)
 
-    def indexing(self, *, index_from: int = INDEX_FROM) -> Snapshot:
+    def reindexed(self, *, index_from: int = INDEX_FROM) -> Snapshot:
         """This snapshot with new indexes of all that it holds; small ones need none.
 
         Args:
@@ -115,11 +119,11 @@ class Snapshot:
         """
         index = key_index = None
         fields = self.catalogue.keys
-        wasted = fields.gone > _BESIDE * len(fields)
-        catalogue = self.catalogue.keyed(fields.compacted() if wasted else fields)
+        wasted = fields.orphans > _UNINDEXED_SHARE * len(fields)
+        catalogue = self.catalogue.with_keys(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
-            index = item_index(self.pages)
+            index = item_index(self.cow_tables)
         if len(keys) >= index_from:
             key_index = ann_index.build_index(
                 "ivf", keys, copy=False, reuse_clusters=self.key_index
@@ -128,38 +132,38 @@ class Snapshot:
             self,
             catalogue=catalogue,
             index=index,
-            indexed=len(catalogue) if index else 0,
+            indexed_items=len(catalogue) if index else 0,
             key_index=key_index,
             indexed_keys=len(keys) if key_index else 0,
-            moved=0,
+            changed_indexed=0,
         )
 
-    def behind(self, *, index_from: int = INDEX_FROM) -> bool:
+    def needs_reindex(self, *, index_from: int = INDEX_FROM) -> bool:
         """Whether so much is beside the indexes, or changed under them, that new ones are due."""
-        fresh = len(self.catalogue) - self.indexed + self.moved
+        fresh = len(self.catalogue) - self.indexed_items + self.changed_indexed
         keys = self.catalogue.keys
-        fresh_keys = len(keys) - self.indexed_keys + keys.gone
+        fresh_keys = len(keys) - self.indexed_keys + keys.orphans
         return any(
-            size >= index_from and beside > max(index_from, _BESIDE * size)
+            size >= index_from and beside > max(index_from, _UNINDEXED_SHARE * size)
             for size, beside in ((len(self.catalogue), fresh), (len(keys), fresh_keys))
         )
 
-    def adopting(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
+    def with_indexes(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
         """This snapshot with indexes that were made meanwhile.
 
         Args:
             base: the earlier snapshot that they were made from, of the same model.
             indexed: what `indexing` made of it.
         """
-        keys = self.catalogue.keys.following(base.catalogue.keys, indexed.catalogue.keys)
+        keys = self.catalogue.keys.rebased(base.catalogue.keys, indexed.catalogue.keys)
         return replace(
             self,
-            catalogue=self.catalogue.keyed(keys),
+            catalogue=self.catalogue.with_keys(keys),
             index=indexed.index,
-            indexed=indexed.indexed,
+            indexed_items=indexed.indexed_items,
             key_index=indexed.key_index,
             indexed_keys=indexed.indexed_keys,
-            moved=self.moved - base.moved,
+            changed_indexed=self.changed_indexed - base.changed_indexed,
         )
 
     def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:
@@ -169,8 +173,8 @@ class Snapshot:
         """
         counts = _padded(counts, len(catalogue))
         if catalogue is self.catalogue:
-            pages = _priced(self.pages, self.trained, counts)
-            return replace(self, counts=counts, pages=pages, tables=pages.tables)
+            pages = _with_prior(self.cow_tables, self.trained, counts)
+            return replace(self, counts=counts, cow_tables=pages, tables=pages.tables)
         # All that a model knows of had a row when it was built.
         added = len(catalogue) - len(self.catalogue)
         rows = torch.cat([self.trained_rows, self.trained_rows.new_full((added,), -1)])
@@ -179,17 +183,18 @@ class Snapshot:
             differ = np.any(catalogue.content[: -added or None] != self.catalogue.content, axis=1)
             later = np.arange(len(self.catalogue), len(catalogue))
             changed = np.concatenate([np.flatnonzero(differ), later])
-        pages = self.pages.updated(_making(self.model, rows, catalogue), changed)
-        pages = _priced(pages, self.trained, counts)
+        pages = self.cow_tables.updated(_table_maker(self.model, rows, catalogue), changed)
+        pages = _with_prior(pages, self.trained, counts)
         return replace(
             self,
             catalogue=catalogue,
             trained_rows=rows,
-            known=catalogue.described | (rows >= 0).numpy(),
+            has_vector=catalogue.has_content | (rows >= 0).numpy(),
             counts=counts,
-            pages=pages,
+            cow_tables=pages,
             tables=pages.tables,
-            moved=self.moved + int(np.count_nonzero(changed < self.indexed)),
+            changed_indexed=self.changed_indexed
+            + int(np.count_nonzero(changed < self.indexed_items)),
         )
 
     @torch.inference_mode()
@@ -208,29 +213,31 @@ class Snapshot:
             known |= {name: row for row, name in enumerate(self.trained.types)}
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
-    def answerable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+    def is_scorable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which of some items [n] can be asked for: they have a vector and were not removed.
 
         Row -1 is no item.
         """
         if not len(self.catalogue):
             return np.zeros(len(rows), np.bool_)
-        answerable: NDArray[np.bool_] = (rows >= 0) & self.known[rows] & ~self.catalogue.gone[rows]
+        answerable: NDArray[np.bool_] = (
+            (rows >= 0) & self.has_vector[rows] & ~self.catalogue.deleted[rows]
+        )
         return answerable
 
     @property
-    def personal(self) -> str:
+    def memory_reason(self) -> str:
         """The reason an answer from someone's memory gives."""
         return "personal" if self.trained else "content"
 
 
-def item_index(pages: ItemPages) -> CoarseIndex:
+def item_index(pages: CowItemTables) -> CoarseIndex:
     """An index of all items under `candidate_query`, whose last dimension is the prior's.
 
     Args:
         pages: the items.
     """
-    offered, prior = pages.offered().numpy(), pages.prior.numpy()
+    offered, prior = pages.candidate_keys().numpy(), pages.prior.numpy()
     return ann_index.build_index("pq", offered, bias=prior, copy=False)
 
 
@@ -253,7 +260,7 @@ def _padded(counts: Counts, size: int) -> Counts:
     return np.concatenate([counts[:size], np.zeros(max(0, size - len(counts)), np.int64)])
 
 
-def _making(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make:
+def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> MakeTables:
     """Item rows -> their tables, of this catalogue."""
 
     @torch.inference_mode()
@@ -265,12 +272,12 @@ def _making(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make:
     return make
 
 
-def _priced(pages: ItemPages, trained: Trained | None, counts: Counts) -> ItemPages:
+def _with_prior(pages: CowItemTables, trained: Trained | None, counts: Counts) -> CowItemTables:
     """The pages with the prior that holds before any training, where there was none."""
-    return pages if trained else replace(pages, prior=_popular(counts))
+    return pages if trained else replace(pages, prior=_popularity_prior(counts))
 
 
-def _popular(counts: Counts) -> Tensor:
+def _popularity_prior(counts: Counts) -> Tensor:
     """The prior before any training: it decides only among items that content cannot tell apart."""
     share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
     return torch.from_numpy(0.05 * share).float()

@@ -46,7 +46,7 @@ class ServedRanker:
         for at, user in enumerate(users.tolist()):
             asked = None if request_times is None else int(request_times[at])
             out[at] = self._one(history.user(user), asked)
-        out[:, ~self._snapshot.known] = -np.inf
+        out[:, ~self._snapshot.has_vector] = -np.inf
         return out
 
     def _one(self, events: Events, asked: int | None) -> NDArray[np.float32]:

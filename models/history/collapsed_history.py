@@ -76,7 +76,9 @@ class Older:
         self.cells: ClusterTree | None = None
         self._model, self._catalogue = snapshot.model, snapshot.catalogue
         self._tables = KVTable(snapshot.tables.keys, snapshot.tables.values)
-        self._place = np.full(len(snapshot.known), -1, np.int32)  # of each item among the distinct
+        self._place = np.full(
+            len(snapshot.has_vector), -1, np.int32
+        )  # of each item among the distinct
         self._items = np.zeros(0, np.int64)
         self._missing = np.zeros(0, np.int64)  # items of events that cannot be attended
         self._factors = self._biases(snapshot)
@@ -125,12 +127,12 @@ class Older:
         """Take in the events up to `count`, of a past that goes on from the one before."""
         rows = past.rows[self.count : count].astype(np.int64)
         part = slice(self.count, count)
-        size = len(snapshot.known)
+        size = len(snapshot.has_vector)
         if size > len(self._place):
             more = np.full(size - len(self._place), -1, np.int32)
             self._place = np.concatenate([self._place, more])
         inside = (rows >= 0) & (rows < size)
-        usable = snapshot.known.take(rows, mode="clip") & inside if size else inside & False
+        usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
         if past.types is not None:
             usable &= past.types[part] != IGNORED
         self._missing = np.union1d(self._missing, rows[~usable])
@@ -173,7 +175,7 @@ class Older:
         """
         with self.lock:
             weights, items, table = self._weights.copy(), self._items, self._tables
-        queries = snapshot.tables.queries[:, :: max(1, len(snapshot.known) // _QUERIES)]
+        queries = snapshot.tables.queries[:, :: max(1, len(snapshot.has_vector) // _QUERIES)]
         metric = queries.mT @ queries / max(1, queries.shape[1])
         log_weights = torch.from_numpy(_log(weights)).float()
         return ClusterTree(

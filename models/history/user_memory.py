@@ -195,7 +195,7 @@ def remember(
            if int(event) in past.vectors] if past.vectors else []  # fmt: skip
     for at_row, (key, value) in own:
         row = int(rows[at_row])
-        alone = row < 0 or not snapshot.known[row]  # no item to take a missing one from: K = V
+        alone = row < 0 or not snapshot.has_vector[row]  # no item to take a missing one from: K = V
         own_key = value if key is None and alone else key
         own_value = key if value is None and alone else value
         if own_key is not None:
@@ -255,10 +255,10 @@ def _summary(model: Recommender, encoded: Encoded | None, at: int) -> Tensor:
 
 def attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tensor]:
     """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
-    inside = (past.rows >= 0) & (past.rows < len(snapshot.known))
+    inside = (past.rows >= 0) & (past.rows < len(snapshot.has_vector))
     # Without any item there is nothing to take from.
     attendable = (
-        snapshot.known.take(past.rows, mode="clip") & inside if inside.any() else inside.copy()
+        snapshot.has_vector.take(past.rows, mode="clip") & inside if inside.any() else inside.copy()
     )
     for event in past.vectors:
         attendable[event] = True

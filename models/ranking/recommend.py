@@ -105,14 +105,17 @@ def candidates(
             beside = user.older.pooled()
     query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias, beside)
     alone = query[:-1]  # the last is 1, times the prior
-    first = snapshot.indexed if snapshot.index is not None else 0
+    first = snapshot.indexed_items if snapshot.index is not None else 0
     found = np.zeros(0, dtype=np.int64)
     if snapshot.index is not None:
         inside = snapshot.index.search(alone[None].numpy(), count, allow=allowed[:first]).rows[0]
         found = inside[inside >= 0]
     open_rows = np.flatnonzero(allowed[first:]) + first
     if len(open_rows) > count:
-        near = snapshot.pages.offered(slice(first, None)) @ alone + snapshot.tables.prior[first:]
+        near = (
+            snapshot.cow_tables.candidate_keys(slice(first, None)) @ alone
+            + snapshot.tables.prior[first:]
+        )
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     counted = _counted(snapshot, user, count)

@@ -96,7 +96,7 @@ def match(
     """
     catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
     asked = torch.from_numpy(normalize_rows(query[None]))
-    open_keys = fields.owned(allowed)
+    open_keys = fields.mask(allowed)
     count = int(np.count_nonzero(open_keys))
     mode = how.over(count)
     near = np.zeros(0, np.int64)
@@ -113,7 +113,7 @@ def match(
             items = np.flatnonzero(allowed)
         else:
             items = united(shared, near) if len(near) else shared
-        places, item_of = fields.of(items)
+        places, item_of = fields.positions_of(items)
         if np.any(np.diff(places) < 0):  # of items that changed
             order = np.argsort(places)
             places, item_of = places[order], item_of[order]
@@ -166,7 +166,9 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
     scale, bias, weights = _weights(matches, personal)
     order, gathered = _best(matches, weights, limit)
     matched: list[dict[str, float]] = [{} for _ in order]
-    own, number = catalogue.keys.of(matches.items[order])  # all keys of an item are compared
+    own, number = catalogue.keys.positions_of(
+        matches.items[order]
+    )  # all keys of an item are compared
     at = np.searchsorted(places, own)
     shares = weights[at] / gathered[order][number]
     names, codes = catalogue.keys.names, catalogue.keys.codes[own]
@@ -265,7 +267,7 @@ def _bias(
     fields = matches.catalogue.keys
     biases = matches.parameters.fields
     worth = np.array([biases.get(name, 0.0) for name in fields.names], np.float32)
-    bias = worth[fields.codes[places]] - fields.common[places]
+    bias = worth[fields.codes[places]] - fields.log_frequency[places]
     if personal is not None:
         bias = bias + personal[fields.owners[places]]
     bias[~matches.open_keys[places]] = -np.inf

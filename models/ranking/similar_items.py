@@ -77,7 +77,7 @@ def similar(
         spaces: where to compare; those in which the item has no key are passed over.
     """
     used = [space for space in spaces_of(snapshot, row) if space in spaces]
-    others = snapshot.catalogue.offered.copy()
+    others = snapshot.catalogue.servable.copy()
     others[row] = False
     open_ = np.zeros_like(others)
     cosines, levels = [], []
@@ -116,7 +116,7 @@ def similar(
 def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
     """The items that have a key in a space, [N]."""
     if space == "content":
-        return snapshot.catalogue.described
+        return snapshot.catalogue.has_content
     return (snapshot.trained_rows >= 0).numpy()
 
 

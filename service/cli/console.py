@@ -53,10 +53,10 @@ def one_store(data: Path) -> Iterator[Any]:
 
 def embeddings(encoder: str, path: Path | None) -> Any:
     """Of the text encoder that was chosen, kept in a file. Raises `Invalid` where there is none."""
-    from service.snapshots.text_embeddings import Embeddings
+    from service.snapshots.text_embeddings import EmbeddingCache
     from service.snapshots.text_encoders import open_encoder
 
-    return Embeddings(open_encoder(encoder), path)
+    return EmbeddingCache(open_encoder(encoder), path)
 
 
 def training_threads() -> None:

@@ -43,7 +43,7 @@ def evaluate_personal_search(
     from service.cli import progress_bars
     from service.evaluation import personal_search
     from service.evaluation.comparison_report import interval
-    from service.snapshots.search_parameters import parameters
+    from service.snapshots.search_parameters import load_search_parameters
     from service.training import training_corpus
 
     with one_store(data) as store, progress_bars.bars(out) as told:
@@ -58,7 +58,7 @@ def evaluate_personal_search(
             vectors,
             chosen,
             seed=seed,
-            parameters=parameters(data / SEARCH_FILE, vectors.name),
+            parameters=load_search_parameters(data / SEARCH_FILE, vectors.name),
             told=told,
         )
     out.print(_grid(measured))

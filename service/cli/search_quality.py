@@ -54,11 +54,11 @@ def evaluate_search(
     from models.text.bm25 import TITLE
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import interval
-    from service.snapshots.search_parameters import parameters
+    from service.snapshots.search_parameters import load_search_parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
     judged, items = searched.judged, len(searched.snapshot.catalogue)
-    used = parameters(data / SEARCH_FILE, searched.vectors.name)
+    used = load_search_parameters(data / SEARCH_FILE, searched.vectors.name)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
             way: search_quality.judge(searched.snapshot, searched.vectors.query, judged, way, used)
@@ -126,11 +126,11 @@ def tune_search(
     from service.cli import progress_bars
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import interval
-    from service.snapshots.search_parameters import keep, parameters
+    from service.snapshots.search_parameters import load_search_parameters, save_search_parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
     vectors = searched.vectors
-    start = parameters(data / SEARCH_FILE, vectors.name)
+    start = load_search_parameters(data / SEARCH_FILE, vectors.name)
     with progress_bars.bars(out) as told:
         tuned = search_quality.tune(
             searched.snapshot, vectors.query, searched.judged, start=start, seed=seed, told=told
@@ -148,7 +148,7 @@ def tune_search(
         out.print("Nothing is changed: they were fitted on other items than those stored.")
     else:
         path = data / SEARCH_FILE
-        keep(path, vectors.name, tuned.parameters)
+        save_search_parameters(path, vectors.name, tuned.parameters)
         out.print(
             f"Kept in {path} for {vectors.name}; heed serve takes them when it next starts with it."
         )
@@ -170,16 +170,16 @@ def _searched(
     from service import datasets
     from service.cli import progress_bars
     from service.evaluation import search_quality
-    from service.snapshots.text_embeddings import Embeddings, of_another
+    from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
     from service.snapshots.text_encoders import open_encoder
 
     if folder is None and judgments is None:
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
     reader = open_encoder(encoder)
     kept = data / EMBEDDINGS_FILE
-    if folder is not None or of_another(kept, reader.name):
+    if folder is not None or is_of_other_encoder(kept, reader.name):
         kept = data / CACHE_FOLDER / EMBEDDINGS_FILE  # those of the service stay its own
-    vectors = Embeddings(reader, kept if data.exists() else None)
+    vectors = EmbeddingCache(reader, kept if data.exists() else None)
     with out.status("reading the items"):
         if folder is not None:
             source = datasets.collection(folder, split, judgments)

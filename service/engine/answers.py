@@ -43,8 +43,8 @@ from service.engine.similar_items import similar_items, spaces_asked
 from service.histories.long_histories import LONG
 from service.histories.memory_provider import Memories
 from service.histories.request_history import Asked, Pasts
-from service.snapshots.live_snapshot import Serving
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.text_embeddings import EmbeddingCache
 
 T = TypeVar("T")
 Rows = NDArray[np.int64]
@@ -68,9 +68,9 @@ class Answering:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: LiveSnapshot,
         pasts: Pasts,
-        embeddings: Embeddings,
+        embeddings: EmbeddingCache,
         *,
         workers: Executor,
         memories: Memories,
@@ -89,7 +89,7 @@ class Answering:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
         snapshot, asked, at = await self._ask(query.asker, stages)
         targets = snapshot.catalogue.rows(query.item_ids)
-        answerable = snapshot.answerable(targets)
+        answerable = snapshot.is_scorable(targets)
         if not answerable.all():
             place = int(np.argmin(answerable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
@@ -172,7 +172,7 @@ class Answering:
                 snapshot, query.asker.user_id, asked, searched.reasons
             )
         answered = found_answer(query.asker, snapshot, searched, named)
-        words, reading = snapshot.catalogue.words, searched.reading
+        words, reading = snapshot.catalogue.bm25_index, searched.reading
         if query.highlight and words is not None and reading is not None:
             with stages("store"):
                 items = await self._serving.items([item["item_id"] for item in answered.items])
@@ -267,7 +267,7 @@ class Answering:
         catalogue = snapshot.catalogue
         with stages("explain"):
             named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
-        reason = snapshot.personal if scores.memory else "popular"
+        reason = snapshot.memory_reason if scores.memory else "popular"
         columns = zip(
             catalogue.vocabulary.ids_of(rows.tolist()),
             scores.total.tolist(),

@@ -107,7 +107,7 @@ def attend_catalogue(
         Invalid: where dimensions do not fit.
     """
     catalogue = snapshot.catalogue
-    seen = catalogue.keys.owned(catalogue.listed)
+    seen = catalogue.keys.mask(catalogue.visible)
     if isinstance(asked, int):
         vector = catalogue.content[asked]
         if query.exclude_self:
@@ -137,7 +137,7 @@ def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
         NotFound: when the catalogue has no such item.
     """
     rows = snapshot.catalogue.rows([item_id])
-    if not snapshot.answerable(rows).all():
+    if not snapshot.is_scorable(rows).all():
         raise NotFound(f"no item {item_id!r} with a vector")
     return int(rows[0]), snapshot.catalogue.content[rows[0]]
 

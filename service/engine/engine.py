@@ -34,10 +34,10 @@ from service.runtime.data_layout import (
     SEARCH_FILE,
     STORE_FILE,
 )
-from service.snapshots.live_snapshot import Loaded, Serving
+from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.search_parameters import parameters
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.search_parameters import load_search_parameters
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Appended, Store
 from service.stores.sqlite import SQLiteStore
@@ -60,7 +60,7 @@ class Engine(Answering):
         encoder: TextEncoder,
         searching: SearchParameters = DEFAULTS,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000,
-        loaded: Loaded | None = None,
+        loaded: PreloadedSnapshot | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -73,12 +73,14 @@ class Engine(Answering):
             initargs=(1,),
         )
         embeddings = (
-            Embeddings(encoder, settings.data / EMBEDDINGS_FILE)
+            EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
             if loaded is None
             else loaded.embeddings
         )
         turns = settings.data / INDEXING_LOCK if settings.workers > 1 else None
-        serving = Serving(store, registry, embeddings, workers, loaded=loaded, turns=turns)
+        serving = LiveSnapshot(
+            store, registry, embeddings, workers, preloaded=loaded, indexing_lock=turns
+        )
         self._histories = Histories(store, serving.vocabulary, settings.history_cache_bytes)
         pasts = Pasts(store, self._histories, serving.vocabulary, embeddings)
         super().__init__(
@@ -111,8 +113,8 @@ class Engine(Answering):
         loop = asyncio.get_running_loop()
         self._measured = loop.run_in_executor(self._pool, self._memories.measure)
         self._watches = [
-            asyncio.create_task(_every(_POPULARITY, self._serving.repopulate)),
-            asyncio.create_task(_every(_POLL, self._serving.follow)),
+            asyncio.create_task(_every(_POPULARITY, self._serving.refresh_popularity)),
+            asyncio.create_task(_every(_POLL, self._serving.follow_registry)),
         ]
 
     async def close(self) -> None:
@@ -136,7 +138,7 @@ class Engine(Answering):
 
     async def follow(self) -> None:
         """Serve what another process made current, now rather than in half a second."""
-        await self._serving.follow()
+        await self._serving.follow_registry()
 
     @property
     def model_version(self) -> str:
@@ -284,7 +286,10 @@ def compute_threads(workers: int) -> int:
 
 
 async def open_engine(
-    settings: Settings, *, encoder: TextEncoder | None = None, loaded: Loaded | None = None
+    settings: Settings,
+    *,
+    encoder: TextEncoder | None = None,
+    loaded: PreloadedSnapshot | None = None,
 ) -> Engine:
     """An engine on the settings' data directory, ready to answer.
 
@@ -302,7 +307,7 @@ async def open_engine(
     encoder = encoder or (loaded.embeddings.encoder if loaded else open_encoder(settings.encoder))
     refuse_dimension(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
-    searching = parameters(settings.data / SEARCH_FILE, encoder.name)
+    searching = load_search_parameters(settings.data / SEARCH_FILE, encoder.name)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
     engine = Engine(settings, store, registry, encoder=encoder, searching=searching, loaded=loaded)

@@ -43,7 +43,7 @@ def recommended(
 def allowed_items(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
     """The items that a filter lets pass, [N]."""
     if wanted.empty:
-        return snapshot.catalogue.offered
+        return snapshot.catalogue.servable
     return snapshot.catalogue.allowed(
         ItemFilter(
             wanted.any,

@@ -28,9 +28,9 @@ from service.engine.recommend import recommended
 from service.histories.event_cache import Histories
 from service.histories.long_histories import put_together
 from service.histories.request_history import Asked, Pasts, attending
-from service.snapshots.live_snapshot import Serving
+from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
 _COLUMNS = {"user_id": str, "rank": int, "item_id": str, "score": float}
@@ -63,7 +63,7 @@ class _Part(NamedTuple):
 async def write_lists(
     store: Store,
     registry: Registry,
-    embeddings: Embeddings,
+    embeddings: EmbeddingCache,
     path: Path,
     query: RecommendQuery,
     *,
@@ -95,7 +95,7 @@ async def write_lists(
     """
     threads = os.cpu_count() or 1
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
-        serving = Serving(store, registry, embeddings, workers)
+        serving = LiveSnapshot(store, registry, embeddings, workers)
         await serving.open()
         vocabulary = serving.vocabulary
         pasts = Pasts(store, Histories(store, vocabulary, 0), vocabulary, embeddings)

@@ -108,7 +108,7 @@ def matched(
 
     The arguments are those of `search_items`.
     """
-    words, reading = snapshot.catalogue.words, None
+    words, reading = snapshot.catalogue.bm25_index, None
     hits: Hits | Callable[[], Hits] | None = None
     if words is not None:
         reading = words.read(text)

@@ -22,7 +22,7 @@ def spaces_asked(query: SimilarQuery, snapshot: Snapshot) -> tuple[Space, ...]:
         Invalid: where it has no key in the space that is asked for.
     """
     rows = snapshot.catalogue.rows([query.item_id])
-    if not snapshot.answerable(rows).all():
+    if not snapshot.is_scorable(rows).all():
         raise NotFound(f"no item {query.item_id!r} in the catalogue")
     row = int(rows[0])
     there = spaces_of(snapshot, row)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
@@ -158,7 +158,7 @@ def _snapshot(cold: ColdItems, trained: Trained, content: NDArray[np.float32]) -
     """What would be served: all items with their texts, the hidden ones without training."""
     ids = [str(row) for row in range(len(content))]
     entries = [
-        Entry(id_, embedding=vector)
+        ItemEntry(id_, embedding=vector)
         for id_, vector in zip(ids, content, strict=True)
         if vector.any()
     ]

@@ -29,7 +29,7 @@ from service.domain.queries import Asker, SearchQuery
 from service.domain.records import Item
 from service.engine.search import matched, remembered
 from service.evaluation.search_quality import searchable
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fitted
 from service.training.training_corpus import Corpus, Told
 
@@ -93,7 +93,7 @@ def measure(
     task: Task,
     corpus: Corpus,
     items: Sequence[Item],
-    embeddings: Embeddings,
+    embeddings: EmbeddingCache,
     preset: Preset,
     *,
     seed: int = 0,
@@ -186,7 +186,7 @@ def ranked(
         told: called as work goes on.
         stage: what the work is called.
     """
-    holdout, allowed = cases.holdout, snapshot.catalogue.offered
+    holdout, allowed = cases.holdout, snapshot.catalogue.servable
     nobody = np.zeros(len(holdout), dtype=np.int64)
     memory, popularity = (
         {worth: np.zeros(len(holdout), dtype=np.int64) for worth in grid} for _ in range(2)

@@ -29,8 +29,8 @@ from service.datasets import Judged, lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.engine.search import matched
-from service.snapshots.item_entries import entry_of
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.item_entries import to_entry
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import Told, encoding
 
 Way = Literal["BM25 alone", "meaning alone", "both"]
@@ -75,7 +75,7 @@ class Tuned(NamedTuple):
 
 def searchable(
     items: Iterable[Item],
-    embeddings: Embeddings,
+    embeddings: EmbeddingCache,
     told: Told | None = None,
     *,
     trained: Trained | None = None,
@@ -85,7 +85,7 @@ def searchable(
     Their vectors are kept.
     """
     empty = Catalogue.empty(embeddings.dimension, word_index=WordIndex())
-    entries = [entry_of(item, embeddings.dimension) for item in items]
+    entries = [to_entry(item, embeddings.dimension) for item in items]
     catalogue = empty.updated(entries, [], encoding(embeddings, told))
     embeddings.save()
     version = UNTRAINED if trained is None else "trained"
@@ -139,14 +139,14 @@ def _ranked(
     count: int,
 ) -> list[str]:
     """The ids of what is found, best first."""
-    catalogue, allowed = snapshot.catalogue, snapshot.catalogue.offered
+    catalogue, allowed = snapshot.catalogue, snapshot.catalogue.servable
     if way != "BM25 alone":
         _, matches = matched(query, snapshot, encode, allowed=allowed, parameters=parameters)
         rows = search(matches, limit=count).rows
-    elif catalogue.words is None:
+    elif catalogue.bm25_index is None:
         raise RuntimeError("no words are kept of this catalogue")
     else:
-        rows = catalogue.words.search(catalogue.words.read(query), count, allowed).rows
+        rows = catalogue.bm25_index.search(catalogue.bm25_index.read(query), count, allowed).rows
     return catalogue.vocabulary.ids_of(rows.tolist())
 
 

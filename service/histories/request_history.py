@@ -17,7 +17,7 @@ from models.history.user_history import Past
 from models.ranking.explain import Reason
 from service.domain.queries import Asker, Contribution, InlineEvent, Visible
 from service.histories.event_cache import Histories, Materialised, weights_of
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store, Vectors
 
 
@@ -94,7 +94,7 @@ class Pasts:
         store: Store,
         histories: Histories,
         vocabulary: Vocabulary,
-        embeddings: Embeddings,
+        embeddings: EmbeddingCache,
     ) -> None:
         self._store = store
         self._histories = histories
@@ -254,7 +254,7 @@ class Pasts:
             return np.zeros(0, np.int32), None
         rows = snapshot.catalogue.rows(interests)
         for at, row in enumerate(rows.tolist()):
-            if row >= 0 and not snapshot.known[row]:
+            if row >= 0 and not snapshot.has_vector[row]:
                 rows[at] = -1
         if rows.min() >= 0:
             return rows, None

@@ -27,8 +27,8 @@ from service.http.routes import health
 from service.http.uvicorn_config import configure
 from service.runtime.prefork import Workers
 from service.runtime.worker_messages import Siblings, meeting_points
-from service.snapshots.live_snapshot import Loaded
-from service.snapshots.preload import load
+from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.snapshots.preload import preload
 
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
 _GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
@@ -98,7 +98,7 @@ async def _serve(
     console: Console | None,
     *,
     examples: bool,
-    loaded: Loaded | None = None,
+    loaded: PreloadedSnapshot | None = None,
     sockets: list[socket.socket] | None = None,
     siblings: Siblings | None = None,
 ) -> None:
@@ -150,7 +150,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     if sys.platform != "linux":
         raise Invalid("", f"{PREFIX}WORKERS is {settings.workers}, but only Linux can share so: 1")
     claimed = _claimed(settings.host, settings.port)
-    loaded = load(settings)
+    loaded = preload(settings)
     points = meeting_points(settings.workers)
 
     def work(number: int, first: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+def run_in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """The outcome of work that takes minutes, and cannot be stopped.
 
     Args:

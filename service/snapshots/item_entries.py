@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from service.domain.records import Item
 
 _FIELDS = ("title", "description", "tags", "categories")
 
 
-def entry_of(item: Item, dimension: int) -> Entry:
+def to_entry(item: Item, dimension: int) -> ItemEntry:
     """An item as the catalogue keeps it: its texts by field, and its embedding if it fits.
 
     One of another dimension was stored for another encoder, and says nothing to this one.
@@ -17,7 +17,7 @@ def entry_of(item: Item, dimension: int) -> Entry:
     if own is not None and len(own) != dimension:
         own = None
     texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
-    return Entry(
+    return ItemEntry(
         item.item_id,
         item.title,
         {name: text for name, text in zip(_FIELDS, texts, strict=True) if text},

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import Past
@@ -28,32 +28,32 @@ from models.text.bm25 import WordIndex
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.records import Item
 from service.runtime import durable_files
-from service.runtime.daemon_thread import apart
-from service.snapshots.item_entries import entry_of
-from service.snapshots.registry import Registry, Token
-from service.snapshots.text_embeddings import Embeddings
+from service.runtime.daemon_thread import run_in_daemon_thread
+from service.snapshots.item_entries import to_entry
+from service.snapshots.registry import PointerToken, Registry
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Changes, Store
 
 _log = logging.getLogger(__name__)
 
-_PART = 20_000  # items that are read at once
-_TELL = 5.0  # seconds between two words on how far reading is
-_PATIENCE = 10.0  # seconds of encoding after which the log says how far it is
+_READ_BATCH = 20_000  # items that are read at once
+_PROGRESS_INTERVAL = 5.0  # seconds between two words on how far reading is
+_ENCODING_LOG_INTERVAL = 10.0  # seconds of encoding after which the log says how far it is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
+class PreloadedSnapshot:
     """What is served, for processes to begin with that are forked to share its memory."""
 
-    embeddings: Embeddings
+    embeddings: EmbeddingCache
     vocabulary: Vocabulary
     snapshot: Snapshot
     counts: NDArray[np.int64]
     catalogue_version: int
-    token: Token | None
+    token: PointerToken | None
 
 
-class Serving:
+class LiveSnapshot:
     """Holds the one snapshot that requests read, and replaces it; it never changes one.
 
     Vocabulary rows belong to the process: they keep their meaning across model versions, so
@@ -64,31 +64,31 @@ class Serving:
         self,
         store: Store,
         registry: Registry,
-        embeddings: Embeddings,
+        embeddings: EmbeddingCache,
         executor: Executor,
         *,
         index_from: int = INDEX_FROM,
-        loaded: Loaded | None = None,
-        turns: Path | None = None,
+        preloaded: PreloadedSnapshot | None = None,
+        indexing_lock: Path | None = None,
     ) -> None:
-        self.vocabulary = Vocabulary() if loaded is None else loaded.vocabulary
+        self.vocabulary = Vocabulary() if preloaded is None else preloaded.vocabulary
         self._store = store
         self._registry = registry
         self._embeddings = embeddings
         self._executor = executor
         self._index_from = index_from
-        self._turns = turns  # a file that is locked by whoever makes indexes
+        self._indexing_lock = indexing_lock  # a file that is locked by whoever makes indexes
         self._lock = asyncio.Lock()
         self._counts = np.zeros(0, dtype=np.int64)
-        self._counted = -1  # the tick of the store at which they were counted
+        self._counted_at = -1  # the tick of the store at which they were counted
         self._catalogue_version = 0
-        self._token: Token | None = None
+        self._token: PointerToken | None = None
         self._snapshot: Snapshot | None = None
-        if loaded is not None:
-            self._counts = loaded.counts
-            self._catalogue_version = loaded.catalogue_version
-            self._token = loaded.token
-            self._snapshot = loaded.snapshot
+        if preloaded is not None:
+            self._counts = preloaded.counts
+            self._catalogue_version = preloaded.catalogue_version
+            self._token = preloaded.token
+            self._snapshot = preloaded.snapshot
         self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
         self._indexing: asyncio.Task[None] | None = None
@@ -117,11 +117,11 @@ class Serving:
         """
         if self._snapshot is not None:
             await self.current()
-            await self.follow()
+            await self.follow_registry()
             return
         loop = asyncio.get_running_loop()
         self._token = self._registry.current_token()
-        await self._count()
+        await self._count_popularity()
         catalogue = await self._read()
 
         def build() -> Snapshot:
@@ -130,9 +130,9 @@ class Serving:
 
         self._snapshot = await loop.run_in_executor(self._executor, build)
 
-    def loaded(self) -> Loaded:
+    def preloaded(self) -> PreloadedSnapshot:
         """What is served now, for the `Serving` of another process to begin with."""
-        return Loaded(
+        return PreloadedSnapshot(
             self._embeddings,
             self.vocabulary,
             self.snapshot,
@@ -141,7 +141,7 @@ class Serving:
             self._token,
         )
 
-    async def settled(self) -> None:
+    async def wait_for_indexing(self) -> None:
         """Return when no indexes are in the making."""
         if self._indexing is not None:
             await asyncio.wait([self._indexing])
@@ -155,7 +155,7 @@ class Serving:
         """The snapshot with every acknowledged change of the catalogue in it."""
         if await self._store.catalogue_version() == self._catalogue_version:
             return self.snapshot
-        return await self._to_the_end(self._refresh())
+        return await self._run_detached(self._refresh())
 
     async def items(self, item_ids: Sequence[str]) -> list[Item | None]:
         """What is stored of these items, in their order; None where there is none."""
@@ -169,9 +169,9 @@ class Serving:
             Corrupt: naming the file that fails its checks.
             ModelRejected: when the model does not fit; the old one goes on serving.
         """
-        return await self._to_the_end(self._activate(version))
+        return await self._run_detached(self._activate(version))
 
-    async def follow(self) -> None:
+    async def follow_registry(self) -> None:
         """Serve what another process made current; to be asked now and then.
 
         What cannot be served is logged, once, and the old version goes on serving, `degraded`.
@@ -198,13 +198,13 @@ class Serving:
                 )
             self._token = token
 
-    async def repopulate(self) -> None:
+    async def refresh_popularity(self) -> None:
         """Put the popularity of now into the snapshot; to be asked now and then."""
         async with self._lock:
-            await self._count()
+            await self._count_popularity()
             loop = asyncio.get_running_loop()
             now = self.snapshot
-            catalogue = now.catalogue.covering(())  # items that events named meanwhile
+            catalogue = now.catalogue.with_items(())  # items that events named meanwhile
             if catalogue is now.catalogue and np.array_equal(
                 now.counts, self._counts[: len(now.counts)]
             ):
@@ -215,7 +215,7 @@ class Serving:
 
     # ------------------------------------------------------------------ the parts
 
-    async def _to_the_end(self, work: Coroutine[None, None, Snapshot]) -> Snapshot:
+    async def _run_detached(self, work: Coroutine[None, None, Snapshot]) -> Snapshot:
         """The outcome of work that goes on when the request that began it runs out of time.
 
         The next request would only begin it again, and run out of time again.
@@ -232,12 +232,12 @@ class Serving:
         whole = (await self._store.counts())["items"]
         told = time.monotonic()
         while await self._store.catalogue_version() != self._catalogue_version:
-            changes = await self._store.catalogue_changes(self._catalogue_version, _PART)
+            changes = await self._store.catalogue_changes(self._catalogue_version, _READ_BATCH)
             catalogue = await loop.run_in_executor(
-                self._executor, self._changed, catalogue, changes
+                self._executor, self._with_changes, catalogue, changes
             )
             self._catalogue_version = changes.version
-            if time.monotonic() > told + _TELL:
+            if time.monotonic() > told + _PROGRESS_INTERVAL:
                 told = time.monotonic()
                 _log.info("read %s of %s items", f"{len(catalogue):,}", f"{whole:,}")
         return catalogue
@@ -245,20 +245,20 @@ class Serving:
     async def _refresh(self) -> Snapshot:
         async with self._lock:
             while await self._store.catalogue_version() != self._catalogue_version:
-                changes = await self._store.catalogue_changes(self._catalogue_version, _PART)
+                changes = await self._store.catalogue_changes(self._catalogue_version, _READ_BATCH)
 
                 def refresh(changes: Changes = changes) -> Snapshot:
                     now = self.snapshot
-                    return now.refreshed(self._changed(now.catalogue, changes), self._counts)
+                    return now.refreshed(self._with_changes(now.catalogue, changes), self._counts)
 
                 loop = asyncio.get_running_loop()
                 self._snapshot = await loop.run_in_executor(self._executor, refresh)
                 self._catalogue_version = changes.version
-        if self._indexing is None and self.snapshot.behind(index_from=self._index_from):
+        if self._indexing is None and self.snapshot.needs_reindex(index_from=self._index_from):
             self._indexing = asyncio.create_task(self._index())
         return self.snapshot
 
-    def _changed(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
+    def _with_changes(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
         entries = self._entries(changes.upserted)
         return catalogue.updated(entries, changes.deleted, self._encode)
 
@@ -270,12 +270,12 @@ class Serving:
         base = self.snapshot
         started = time.monotonic()
         try:
-            indexed = await apart(partial(self._indexed, base), "heed-indexing")
+            indexed = await run_in_daemon_thread(partial(self._indexed, base), "heed-indexing")
             async with self._lock:
                 if self.snapshot.model is base.model:  # another one came with its own indexes
                     loop = asyncio.get_running_loop()
                     self._snapshot = await loop.run_in_executor(
-                        self._executor, self.snapshot.adopting, base, indexed
+                        self._executor, self.snapshot.with_indexes, base, indexed
                     )
             took = time.monotonic() - started
             _log.info("indexed %s items anew in %.0f s", f"{len(indexed.catalogue):,}", took)
@@ -285,8 +285,12 @@ class Serving:
             self._indexing = None
 
     def _indexed(self, base: Snapshot) -> Snapshot:
-        with nullcontext() if self._turns is None else durable_files.locked(self._turns, math.inf):
-            return base.indexing(index_from=self._index_from)
+        with (
+            nullcontext()
+            if self._indexing_lock is None
+            else durable_files.locked(self._indexing_lock, math.inf)
+        ):
+            return base.reindexed(index_from=self._index_from)
 
     async def _activate(self, version: str) -> Snapshot:
         loop = asyncio.get_running_loop()
@@ -301,10 +305,10 @@ class Serving:
         _log.info("serving model %s", version)
         return new
 
-    def _entries(self, items: Sequence[Item]) -> list[Entry]:
+    def _entries(self, items: Sequence[Item]) -> list[ItemEntry]:
         """The items as the catalogue keeps them."""
         dimension = self._embeddings.dimension
-        entries = [entry_of(item, dimension) for item in items]
+        entries = [to_entry(item, dimension) for item in items]
         unused = sum(item.embedding is not None and entry.embedding is None
                      for item, entry in zip(items, entries, strict=True))  # fmt: skip
         if unused:
@@ -321,7 +325,7 @@ class Serving:
 
         def told(done: int, total: int) -> None:
             nonlocal said
-            if time.monotonic() - said > _PATIENCE:
+            if time.monotonic() - said > _ENCODING_LOG_INTERVAL:
                 _log.info("%d of %d texts are encoded", done, total)
                 said = time.monotonic()
 
@@ -343,27 +347,27 @@ class Serving:
             snapshot = Snapshot.build(
                 name, trained, catalogue, self._counts, index_from=self._index_from
             )
-            _warm(snapshot)
+            _warm_up(snapshot)
         except ValueError as error:
             raise ModelRejected(f"model {name}: {error}") from error
         return snapshot
 
-    async def _count(self) -> None:
+    async def _count_popularity(self) -> None:
         """Popularity, and rows for what is only known from events."""
         # What is written meanwhile has a later tick, and is counted the next time.
         tick = await self._store.clock()
-        if tick == self._counted:
+        if tick == self._counted_at:
             return
         item_ids, counted = await self._store.popularity()
         rows = [self.vocabulary.add(item_id) for item_id in item_ids]
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
         counts[rows] = counted
-        self._counts, self._counted = counts, tick
+        self._counts, self._counted_at = counts, tick
 
 
-def _warm(snapshot: Snapshot) -> None:
+def _warm_up(snapshot: Snapshot) -> None:
     """One answer, so that a model that cannot give one is never served."""
-    rows = np.flatnonzero(snapshot.known)[:50].astype(np.int32)
+    rows = np.flatnonzero(snapshot.has_vector)[:50].astype(np.int32)
     if not len(rows):
         return
     times = np.zeros(len(rows), dtype=np.int64)

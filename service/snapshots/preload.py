@@ -16,17 +16,17 @@ from service.domain.errors import Unavailable
 from service.domain.settings import Settings, refuse_dimension
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.runtime.malloc_trim import trim
-from service.snapshots.live_snapshot import Loaded, Serving
+from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
 
-_PATIENCE = 10.0  # seconds for threads to end that were told to
+_THREAD_EXIT_TIMEOUT = 10.0  # seconds for threads to end that were told to
 _TASKS = Path("/proc/self/task")
 
 
-def load(settings: Settings) -> Loaded:
+def preload(settings: Settings) -> PreloadedSnapshot:
     """What is served, in a process that has no thread but this one and no file of the store open.
 
     A fork copies only the thread that asks for it: a lock that another held would stay held for
@@ -42,39 +42,39 @@ def load(settings: Settings) -> Loaded:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Not uvloop, whose library keeps its threads for good.
     loaded = asyncio.run(_load(settings))
-    index = loaded.snapshot.catalogue.word_index
+    index = loaded.snapshot.catalogue.bm25_writer
     if index is not None:
         index.rest()
     # What earlier states of the catalogue held is let go of, so that files hold the latest.
     gc.collect()
     cow_array.seal()
     trim()
-    _alone()
+    _wait_until_single_threaded()
     # The collector writes to each object that it looks at, and a page that is written to is shared
     # no more.
     gc.freeze()
     return loaded
 
 
-async def _load(settings: Settings) -> Loaded:
+async def _load(settings: Settings) -> PreloadedSnapshot:
     encoder = open_encoder(settings.encoder)
     refuse_dimension(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
-    embeddings = Embeddings(encoder, settings.data / EMBEDDINGS_FILE)
+    embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
     store = SQLiteStore(settings.data / STORE_FILE)
     try:
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as executor:
-            serving = Serving(store, registry, embeddings, executor)
+            serving = LiveSnapshot(store, registry, embeddings, executor)
             await serving.open()
-            return serving.loaded()
+            return serving.preloaded()
     finally:
         await store.close()
 
 
-def _alone() -> None:
+def _wait_until_single_threaded() -> None:
     """Wait until this is the only thread. Raises `Unavailable`, naming those that stay."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _THREAD_EXIT_TIMEOUT
     while len(names := _threads()) > 1:
         if time.monotonic() > deadline:
             raise Unavailable(

@@ -35,7 +35,7 @@ from service.snapshots.manifest import (
 )
 from service.snapshots.staging import Staging
 
-Token = tuple[int, int, int]
+PointerToken = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Registry:
         self._versions = self._root / "versions"
         self._pointer = self._root / "current"
         self._clock = clock
-        self._current: tuple[Token | None, str | None] = (None, None)
+        self._current: tuple[PointerToken | None, str | None] = (None, None)
         self._verified: dict[str, tuple[object, Version]] = {}
         durable_files.make_directory(self._versions)
         self._staging = Staging(self._root, timeout)
@@ -179,7 +179,7 @@ class Registry:
             self._current = (token, name)
         return self._current[1]
 
-    def current_token(self) -> Token | None:
+    def current_token(self) -> PointerToken | None:
         """A value that differs after each activation by any process; one `stat`, for polling.
 
         None when no version was ever activated.
@@ -239,7 +239,7 @@ class Registry:
             with self._reading(name) as directory:
                 mark = signature(directory)
                 if name not in self._verified or self._verified[name][0] != mark:
-                    verdict = _verdict(directory)
+                    verdict = _verified_version(directory)
                     if signature(directory) != mark:
                         return self._inspect(name, current)  # replaced meanwhile
                     self._verified[name] = (mark, verdict)
@@ -297,7 +297,7 @@ class Registry:
             raise
 
 
-def _verdict(directory: Path) -> Version:
+def _verified_version(directory: Path) -> Version:
     """Everything that can be known of a version directory, read to the last byte."""
     manifest, broken = None, None
     try:

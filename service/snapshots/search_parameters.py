@@ -16,7 +16,7 @@ from service.runtime import durable_files
 _log = logging.getLogger(__name__)
 
 
-def parameters(path: Path, encoder: str) -> SearchParameters:
+def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
     """What `heed tune-search` kept for a text encoder, or the defaults where there is nothing.
 
     What was fitted to the cosines of one encoder says nothing of another's: each has its own.
@@ -28,7 +28,7 @@ def parameters(path: Path, encoder: str) -> SearchParameters:
     Raises:
         Corrupt: naming the file, where it is not what `keep` wrote.
     """
-    kept = _kept(path)
+    kept = _read_parameters(path)
     if kept and encoder not in kept:
         _log.warning(
             "%s holds search parameters fitted for the text encoder %s, which are not used: %s is "
@@ -40,19 +40,21 @@ def parameters(path: Path, encoder: str) -> SearchParameters:
     return kept.get(encoder, DEFAULTS)
 
 
-def keep(path: Path, encoder: str, fitted: SearchParameters) -> None:
+def save_search_parameters(path: Path, encoder: str, fitted: SearchParameters) -> None:
     """Keep the parameters of a text encoder, and those of others as they are.
 
     Raises:
         Corrupt: as `parameters`.
         StoreFull: the disk is full.
     """
-    every = {name: each.as_dict() for name, each in {**_kept(path), encoder: fitted}.items()}
+    every = {
+        name: each.as_dict() for name, each in {**_read_parameters(path), encoder: fitted}.items()
+    }
     with durable_files.replacing(path) as file:
         file.write(json.dumps(every, indent=1).encode() + b"\n")
 
 
-def _kept(path: Path) -> Mapping[str, SearchParameters]:
+def _read_parameters(path: Path) -> Mapping[str, SearchParameters]:
     """By the name of their encoder."""
     try:
         content = path.read_bytes()

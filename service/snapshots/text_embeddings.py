@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from models.catalogue.cow_array import Pages
+from models.catalogue.cow_array import CowArray
 from models.text.static_encoder import TextEncoder
 
 Vectors = NDArray[np.float32]
@@ -27,7 +27,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 _CHUNK = 128  # texts between two tellings; a transformer takes seconds for them
 
 
-class Embeddings:
+class EmbeddingCache:
     """An encoder that remembers.
 
     What is kept on disk is derived: it is rebuilt when it is missing, damaged or of another
@@ -40,7 +40,7 @@ class Embeddings:
         self._lock = threading.Lock()
         self._rows: dict[bytes, int] = {}
         # As on disk, so that a restart changes no answer.
-        self._vectors = Pages(np.zeros((0, encoder.dimension), dtype=np.float16))
+        self._vectors = CowArray(np.zeros((0, encoder.dimension), dtype=np.float16))
         self._saved = 0
         self._query = lru_cache(maxsize=4_096)(self._encode_one)
         if path is not None:
@@ -71,7 +71,7 @@ class Embeddings:
         return self._query(text)
 
     def encode(
-        self, texts: Sequence[str], told: Callable[[int, int], None] | None = None
+        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
     ) -> Vectors:
         """Unit vectors [n, D] of item texts; those seen before are not encoded again.
 
@@ -90,8 +90,8 @@ class Embeddings:
                 for start in range(0, len(unread), _CHUNK):
                     part = self._encoder.encode(unread[start : start + _CHUNK])
                     encoded.append(part.astype(np.float16))
-                    if told is not None:
-                        told(min(start + _CHUNK, len(unread)), len(unread))
+                    if progress is not None:
+                        progress(min(start + _CHUNK, len(unread)), len(unread))
                 more = np.concatenate(encoded)
                 self._vectors = self._vectors.updated(_NONE, more[:0], more)
                 self._rows |= {key: first + at for at, key in enumerate(new)}
@@ -150,12 +150,12 @@ class Embeddings:
         hashes = parts["hashes"].tobytes()
         # In a file in memory from the start, which other processes may share.
         none = parts["vectors"][:0]
-        self._vectors = Pages(none).updated(_NONE, none, parts["vectors"])
+        self._vectors = CowArray(none).updated(_NONE, none, parts["vectors"])
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
 
 
-def of_another(path: Path, encoder: str) -> bool:
+def is_of_other_encoder(path: Path, encoder: str) -> bool:
     """Whether a file holds vectors of another encoder than the one of this name."""
     try:
         with path.open("rb") as file:

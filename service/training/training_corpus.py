@@ -18,8 +18,8 @@ from models.training.fit import Progress
 from service.datasets import Dataset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
-from service.snapshots.item_entries import entry_of
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.item_entries import to_entry
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
 Told = Callable[[str, int, int, Progress | None], None]
@@ -38,7 +38,7 @@ class Corpus:
     types: tuple[str, ...]  # names of the log's types of events, row order
 
 
-def read(store: Store, embeddings: Embeddings, told: Told | None = None) -> Corpus:
+def read(store: Store, embeddings: EmbeddingCache, told: Told | None = None) -> Corpus:
     """The whole log and the text of its items.
 
     Items of the catalogue that nobody has touched are left out: they have nothing to learn from,
@@ -74,7 +74,7 @@ def read(store: Store, embeddings: Embeddings, told: Told | None = None) -> Corp
     return Corpus(log, item_ids, content, types)
 
 
-def read_dataset(dataset: Dataset, embeddings: Embeddings) -> Corpus:
+def read_dataset(dataset: Dataset, embeddings: EmbeddingCache) -> Corpus:
     """The same of a data set, without a store. Raises what its readers raise."""
     users, items, names = Vocabulary(), Vocabulary(), Vocabulary()
     who, what, kinds, when, weights = [], [], [], [], []
@@ -102,12 +102,12 @@ def read_dataset(dataset: Dataset, embeddings: Embeddings) -> Corpus:
 def _content(
     item_ids: tuple[str, ...],
     items: Iterable[Item],
-    embeddings: Embeddings,
+    embeddings: EmbeddingCache,
     told: Told | None = None,
 ) -> NDArray[np.float32]:
     """The text embeddings [N, D] of these ids, kept; zero where none of the items has it."""
     catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
-    entries = (entry_of(item, embeddings.dimension) for item in items)
+    entries = (to_entry(item, embeddings.dimension) for item in items)
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
     content = catalogue.updated(touched, [], encoding(embeddings, told)).content
     embeddings.save()
@@ -115,13 +115,13 @@ def _content(
 
 
 def encoding(
-    embeddings: Embeddings, told: Told | None = None
+    embeddings: EmbeddingCache, told: Told | None = None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
     """How texts are encoded, telling how many are."""
     if told is None:
         return embeddings.encode
     return partial(
-        embeddings.encode, told=lambda done, total: told("encoding texts", done, total, None)
+        embeddings.encode, progress=lambda done, total: told("encoding texts", done, total, None)
     )
 
 

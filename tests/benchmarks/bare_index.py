@@ -95,7 +95,7 @@ def _best(snapshot: Snapshot, user: UserMemory) -> NDArray[np.integer]:
         snapshot,
         user,
         limit=LIMIT,
-        allowed=snapshot.known,
+        allowed=snapshot.has_vector,
         excluded=seen,
         how=Attending(mode="exact"),
     ).rows

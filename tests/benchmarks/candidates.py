@@ -185,7 +185,7 @@ def random_snapshot(items: int) -> Snapshot:
 def random_memory(snapshot: Snapshot, rows: int, seed: int = 0) -> UserMemory:
     """The memory of someone who came upon items at random, half of them near one item."""
     generator = np.random.default_rng(seed)
-    n = len(snapshot.known)
+    n = len(snapshot.has_vector)
     vectors = snapshot.tables.vectors
     near = torch.topk(vectors @ vectors[int(generator.integers(n))], min(n, 50)).indices.numpy()
     items = np.where(
@@ -214,10 +214,10 @@ class _Pair:
     def of(cls, snapshot: Snapshot) -> _Pair:
         keys = candidate_keys(snapshot.tables).contiguous()
         started = time.process_time()
-        index = item_index(snapshot.pages)
+        index = item_index(snapshot.cow_tables)
         build = time.process_time() - started
-        bare = replace(snapshot, index=None, indexed=0)
-        indexed = replace(snapshot, index=index, indexed=len(keys))
+        bare = replace(snapshot, index=None, indexed_items=0)
+        indexed = replace(snapshot, index=index, indexed_items=len(keys))
         return cls(bare, indexed, index, keys, build)
 
     @property
@@ -230,7 +230,7 @@ class _Pair:
 def _catalogue(
     pair: _Pair, memories: Sequence[UserMemory], rounds: int, *, own: bool, copies: int = 1
 ) -> Catalogues:
-    keys, known, index = pair.keys, pair.bare.known, pair.index
+    keys, known, index = pair.keys, pair.bare.has_vector, pair.index
     count = min(CANDIDATES, len(keys))
     user = memories[0]
     query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
@@ -263,7 +263,7 @@ def _catalogue(
 
 def _best(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
     """The items that stand highest when all of them are scored."""
-    rows = np.flatnonzero(snapshot.known)
+    rows = np.flatnonzero(snapshot.has_vector)
     totals = score(snapshot, user, rows).total
     best: NDArray[np.int64] = rows[torch.topk(totals, min(TOP, len(rows))).indices.numpy()]
     return best
@@ -276,14 +276,14 @@ def _recall(
     count: int,
 ) -> float:
     shares = [
-        np.isin(best, candidates(snapshot, user, snapshot.known, count)).mean()
+        np.isin(best, candidates(snapshot, user, snapshot.has_vector, count)).mean()
         for user, best in zip(memories, exact, strict=True)
     ]
     return float(np.mean(shares))
 
 
 def _work(pair: _Pair, user: UserMemory, rounds: int, *, own: bool) -> Work:
-    snapshot, known = pair.served, pair.served.known
+    snapshot, known = pair.served, pair.served.has_vector
     rows = np.flatnonzero(known)
 
     def some() -> object:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import Pages
+from models.catalogue.cow_array import CowArray
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import Past
@@ -60,8 +60,8 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     empty = Catalogue.empty(snapshot.catalogue.dimension, Vocabulary(ids))
     catalogue = replace(
         empty,
-        contents=Pages(np.tile(snapshot.catalogue.content[rows.numpy()], (copies, 1))),
-        described=np.tile(snapshot.catalogue.described[rows.numpy()], copies),
+        content_rows=CowArray(np.tile(snapshot.catalogue.content[rows.numpy()], (copies, 1))),
+        has_content=np.tile(snapshot.catalogue.has_content[rows.numpy()], copies),
     )
     return Snapshot.build(snapshot.version, made, catalogue, made.counts, index_from=n * copies + 1)
 

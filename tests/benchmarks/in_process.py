@@ -50,7 +50,7 @@ def _job(
     subjects: Subjects, users: Mapping[str, Subject], ask: str, body: Mapping[str, Any]
 ) -> Job:
     snapshot = subjects.snapshot
-    offered = snapshot.catalogue.offered
+    offered = snapshot.catalogue.servable
     if ask == "search":
         query = SearchQuery(Asker(), body["query"], body["limit"])
         nobody = remember(snapshot, Past.nothing(), AT)

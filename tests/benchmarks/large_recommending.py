@@ -115,7 +115,7 @@ def measure(
     ]
     with _stored(ground, large, copies, events, progress) as data:
         told("index")(0, 1)
-        large = large.indexing()
+        large = large.reindexed()
         with serving(
             ["-m", "service.cli", "serve", "--data", str(data), "--port", "0"],
             core=cores.server,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.attention_options import SOFTMAX, Attending
 from models.ranking.search import COARSE_KEYS, search
@@ -64,7 +64,7 @@ class Found:
         }
 
 
-def entries(source: Sequence[tuple[str, str]], count: int, seed: int = 0) -> Iterator[Entry]:
+def entries(source: Sequence[tuple[str, str]], count: int, seed: int = 0) -> Iterator[ItemEntry]:
     """Items with a title and a description: those of the source, then perturbed copies of them.
 
     A copy has another word for one in seven, drawn as often as the source has them.
@@ -82,7 +82,7 @@ def entries(source: Sequence[tuple[str, str]], count: int, seed: int = 0) -> Ite
         if number >= len(texts):
             pair = [_perturbed(text, words, generator) for text in pair]
         title, description = (" ".join(text) for text in pair)
-        yield Entry(f"item {number}", title, {"title": title, "description": description})
+        yield ItemEntry(f"item {number}", title, {"title": title, "description": description})
 
 
 def measure(
@@ -178,7 +178,7 @@ class _Asked:
 
     def __init__(self, snapshot: Snapshot, encoder: TextEncoder) -> None:
         self._snapshot, self._encoder = snapshot, encoder
-        self._allowed = snapshot.catalogue.offered
+        self._allowed = snapshot.catalogue.servable
         self._vectors: dict[str, NDArray[np.float32]] = {}
 
     def ask(self, query: str, how: Attending = SOFTMAX) -> list[int]:
@@ -242,7 +242,7 @@ def _grown(
         own = f"new {turn}" if turn < times else f"item {turn}"
         started = time.perf_counter()
         catalogue = snapshot.catalogue.updated(
-            [Entry(own, title, {"title": title})], [], encoder.encode
+            [ItemEntry(own, title, {"title": title})], [], encoder.encode
         )
         snapshot = snapshot.refreshed(catalogue, snapshot.counts)
         (added if turn < times else changed).append(time.perf_counter() - started)
@@ -263,8 +263,8 @@ def _indexed_anew(
 
     def index() -> None:
         started = time.perf_counter()
-        made = snapshot.indexing()
-        snapshot.adopting(snapshot, made)
+        made = snapshot.reindexed()
+        snapshot.with_indexes(snapshot, made)
         took.append(time.perf_counter() - started)
 
     asker = _Asked(snapshot, encoder)
@@ -307,8 +307,8 @@ def _perturbed(
 
 
 def _told(
-    made: Iterable[Entry], what: str, whole: int, told: Callable[[str, int, int], None]
-) -> Iterator[Entry]:
+    made: Iterable[ItemEntry], what: str, whole: int, told: Callable[[str, int, int], None]
+) -> Iterator[ItemEntry]:
     for done, each in enumerate(made, 1):
         if done % _PART == 0 or done == whole:
             told(what, done, whole)

@@ -15,9 +15,9 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from service.domain.errors import Invalid
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import Serving
+from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.long_attention import Material
@@ -45,9 +45,9 @@ def long_users(data: Path, encoder: str) -> Long:
     async def load() -> Long:
         store = SQLiteStore(data / STORE_FILE)
         try:
-            embeddings = Embeddings(open_encoder(encoder), data / EMBEDDINGS_FILE)
+            embeddings = EmbeddingCache(open_encoder(encoder), data / EMBEDDINGS_FILE)
             with ThreadPoolExecutor(1) as workers:
-                serving = Serving(store, Registry(data / MODELS_FOLDER), embeddings, workers)
+                serving = LiveSnapshot(store, Registry(data / MODELS_FOLDER), embeddings, workers)
                 await serving.open()
             snapshot = serving.snapshot
             if snapshot.trained is None:
@@ -64,7 +64,7 @@ def long_users(data: Path, encoder: str) -> Long:
                 snapshot.catalogue.rows((await store.history(user)).item_ids) for user in longest
             ]
             joined = np.concatenate(rows).astype(np.int64)
-            known = joined[(joined >= 0) & snapshot.known[joined.clip(0)]]
+            known = joined[(joined >= 0) & snapshot.has_vector[joined.clip(0)]]
             return Long(snapshot, known, counts[longest[0]])
         finally:
             await store.close()
@@ -149,7 +149,7 @@ def sharpened(material: Material, factor: float) -> Material:
 def _asked(long: Long, targets: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and outputs of targets [H, T, d], and the mean of qqᵀ over the catalogue."""
     tables = long.snapshot.tables
-    items = np.flatnonzero(long.snapshot.known)
+    items = np.flatnonzero(long.snapshot.has_vector)
     generator = np.random.default_rng(targets)
     chosen = torch.from_numpy(generator.choice(items, targets, replace=targets > len(items)))
     every = tables.queries[:, torch.from_numpy(items)].detach()

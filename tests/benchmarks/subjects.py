@@ -14,9 +14,9 @@ from service.domain.settings import Settings
 from service.histories.event_cache import Histories
 from service.histories.request_history import Asked, Pasts
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import Serving
+from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.ground import Ground
@@ -36,7 +36,7 @@ class Subjects:
     """What the service would serve, and whom."""
 
     snapshot: Snapshot
-    embeddings: Embeddings
+    embeddings: EmbeddingCache
     users: Sequence[Subject]  # the askers of the ground, then its others
 
 
@@ -47,10 +47,10 @@ def subjects(ground: Ground) -> Subjects:
         store = SQLiteStore(ground.data / STORE_FILE)
         try:
             encoder = open_encoder(Settings.read().encoder)
-            embeddings = Embeddings(encoder, ground.data / EMBEDDINGS_FILE)
+            embeddings = EmbeddingCache(encoder, ground.data / EMBEDDINGS_FILE)
             with ThreadPoolExecutor(1) as workers:
                 registry = Registry(ground.data / MODELS_FOLDER)
-                serving = Serving(store, registry, embeddings, workers)
+                serving = LiveSnapshot(store, registry, embeddings, workers)
                 await serving.open()
             histories = Histories(store, serving.vocabulary, 64 << 20)
             pasts = Pasts(store, histories, serving.vocabulary, embeddings)

@@ -127,7 +127,7 @@ def test_recall_is_told_of_catalogues_that_an_index_is_for(
     for memory in moved(memories, small, large):
         totals = score(large, memory, np.arange(720)).total.tolist()
         best = sorted(range(720), key=lambda row: -totals[row])[: candidates.TOP]
-        among = recommend.candidates(large, memory, large.known, 60)
+        among = recommend.candidates(large, memory, large.has_vector, 60)
         hits += len(set(best) & set(among.tolist()))
     assert found[-1].users == 3
     assert found[-1].recall_without == pytest.approx(hits / (3 * candidates.TOP))

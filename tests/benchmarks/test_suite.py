@@ -211,7 +211,7 @@ def test_recall_counts_the_best_of_all_scores() -> None:
     for memory in memories:
         totals = score(snapshot, memory, np.arange(700)).total.tolist()
         best = sorted(range(700), key=lambda row: -totals[row])[: candidates.TOP]
-        among = recommend.candidates(snapshot, memory, snapshot.known, recommend.CANDIDATES)
+        among = recommend.candidates(snapshot, memory, snapshot.has_vector, recommend.CANDIDATES)
         hits += len(set(best) & set(among.tolist()))
     assert found[1].recall_without == pytest.approx(hits / (3 * candidates.TOP))
     assert 0.5 < found[1].recall <= 1.0

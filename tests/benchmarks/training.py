@@ -32,7 +32,7 @@ from service.loadtest.processes import Cores
 from service.loadtest.report import machine
 from service.loadtest.timing import Spread, ratios, spread
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.training.training_corpus import read_dataset
 
@@ -162,7 +162,7 @@ def run(
     err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
     source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
-    corpus = read_dataset(source, Embeddings(encoder, data / EMBEDDINGS_FILE))
+    corpus = read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)
     content = corpus.content[task.items]
     wanted = contestants(task.train, content.shape[1], rectools)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.history.user_history import Past
@@ -74,10 +74,10 @@ def random_followers(seed: int, items: int, most: int) -> Followers:
     return Followers(torch.from_numpy(columns), torch.from_numpy(counts))
 
 
-def entries(count: int, first: int = 0) -> list[Entry]:
+def entries(count: int, first: int = 0) -> list[ItemEntry]:
     """Items i0, i1, …, each with a title and a description of its own."""
     return [
-        Entry(f"i{n}", f"title {n}", {"title": f"title {n}", "description": f"about {n}"})
+        ItemEntry(f"i{n}", f"title {n}", {"title": f"title {n}", "description": f"about {n}"})
         for n in range(first, first + count)
     ]
 

@@ -15,7 +15,7 @@ from models.training.presets import Preset
 from service.domain.records import Event, Item
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
 
@@ -123,7 +123,7 @@ def train(data: Path, *, seed: int = 0, activate: bool = True) -> str:
     """Publish a model of the world; its version."""
     store = SQLiteStore(data / STORE_FILE)
     try:
-        embeddings = Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE)
+        embeddings = EmbeddingCache(StaticEncoder(), data / EMBEDDINGS_FILE)
         corpus = training_corpus.read(store, embeddings)
         result = train_and_publish.train(
             corpus,

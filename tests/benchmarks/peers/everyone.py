@@ -16,7 +16,7 @@ from service.loadtest.processes import Cores, pinned
 from service.loadtest.timing import Told, silent
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from tests.benchmarks.peers.ground import ASKED, Ground
 from tests.benchmarks.peers.questions import LIMIT
@@ -59,7 +59,7 @@ def _heed(ground: Ground) -> float:
             write_lists(
                 store,
                 Registry(ground.data / MODELS_FOLDER),
-                Embeddings(open_encoder(settings.encoder), None),
+                EmbeddingCache(open_encoder(settings.encoder), None),
                 Path(folder) / "lists.jsonl",
                 RecommendQuery(Asker(), LIMIT),
                 at=ASKED,

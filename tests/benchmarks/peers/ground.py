@@ -30,7 +30,7 @@ from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.training import training_corpus
 from service.training.train_and_publish import fitted
@@ -82,7 +82,7 @@ def prepared(
     """
     source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
-    corpus = training_corpus.read_dataset(source, Embeddings(encoder, data / EMBEDDINGS_FILE))
+    corpus = training_corpus.read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)
     chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
     item_ids = tuple(corpus.item_ids[row] for row in task.items)

@@ -25,9 +25,9 @@ from service.loadtest.client import post
 from service.loadtest.processes import Cores, Server, pinned, serving
 from service.loadtest.timing import Told
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import Serving
+from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks import conditions
@@ -203,8 +203,8 @@ def _served(data: Path) -> Catalogue:
         store = SQLiteStore(data / STORE_FILE)
         try:
             with ThreadPoolExecutor(1) as workers:
-                embeddings = Embeddings(encoder, data / EMBEDDINGS_FILE)
-                opened = Serving(store, Registry(data / MODELS_FOLDER), embeddings, workers)
+                embeddings = EmbeddingCache(encoder, data / EMBEDDINGS_FILE)
+                opened = LiveSnapshot(store, Registry(data / MODELS_FOLDER), embeddings, workers)
                 await opened.open()
                 return opened.snapshot.catalogue
         finally:

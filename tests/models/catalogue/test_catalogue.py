@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from models.catalogue import cow_array
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import EMBEDDING, Entry
+from models.catalogue.item_entry import EMBEDDING, ItemEntry
 from models.catalogue.item_filter import ItemFilter
 from models.data.vocabulary import Vocabulary
 from tests.support.small import DIMENSION, encode
@@ -36,7 +36,7 @@ attributes = st.dictionaries(
     max_size=2,
 )
 items = st.builds(
-    Entry,
+    ItemEntry,
     item_id=st.sampled_from(IDS),
     title=st.sampled_from(["one", "two"]),
     fields=st.dictionaries(
@@ -54,11 +54,13 @@ changes = st.lists(
 )
 
 
-def build(*entries: Entry) -> Catalogue:
+def build(*entries: ItemEntry) -> Catalogue:
     return Catalogue.empty(DIMENSION).updated(entries, [], encode)
 
 
-def apply(known: dict[str, Entry], entries: Sequence[Entry], removed: Sequence[str]) -> None:
+def apply(
+    known: dict[str, ItemEntry], entries: Sequence[ItemEntry], removed: Sequence[str]
+) -> None:
     """One change to a plain dict of items."""
     for id_ in removed:
         known.pop(id_, None)
@@ -66,7 +68,7 @@ def apply(known: dict[str, Entry], entries: Sequence[Entry], removed: Sequence[s
         known[entry.item_id] = entry
 
 
-def keys_of(entry: Entry) -> list[tuple[str, NDArray[np.float32]]]:
+def keys_of(entry: ItemEntry) -> list[tuple[str, NDArray[np.float32]]]:
     """What an item's keys must be: field name and unit vector."""
     keys = [(name, encode([text])[0]) for name, text in entry.fields.items()]
     if entry.embedding is not None:
@@ -75,7 +77,7 @@ def keys_of(entry: Entry) -> list[tuple[str, NDArray[np.float32]]]:
     return [(name, key) for name, key in keys if key.any()]
 
 
-def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
+def agree(catalogue: Catalogue, known: dict[str, ItemEntry]) -> None:
     """Every row, every key and every posting says what the plain dict says."""
     shared = Counter(
         key.round(5).tobytes() for entry in known.values() for _, key in keys_of(entry)
@@ -84,17 +86,17 @@ def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
         entry = known.get(catalogue.vocabulary.id(row))
         places = np.flatnonzero(catalogue.keys.owners == row)
         if entry is None:
-            assert not catalogue.listed[row]
-            assert not catalogue.described[row]
+            assert not catalogue.visible[row]
+            assert not catalogue.has_content[row]
             assert not catalogue.content[row].any()
             assert catalogue.titles[row] == ""
             assert len(places) == 0
             continue
         expected = keys_of(entry)
         assert catalogue.titles[row] == entry.title
-        assert catalogue.listed[row] == (not entry.hidden)
+        assert catalogue.visible[row] == (not entry.hidden)
         assert catalogue.attributes[row] == entry.attributes
-        assert catalogue.described[row] == bool(expected)
+        assert catalogue.has_content[row] == bool(expected)
         found = {catalogue.keys.names[catalogue.keys.codes[place]]: place for place in places}
         assert set(found) == {name for name, _ in expected}
         assert len(found) == len(expected) == len(places)
@@ -102,7 +104,9 @@ def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
         for name, key in expected:
             np.testing.assert_allclose(catalogue.keys.vectors[found[name]], key, atol=1e-6)
             many = shared[key.round(5).tobytes()]
-            assert catalogue.keys.common[found[name]] == pytest.approx(math.log(many), abs=1e-6)
+            assert catalogue.keys.log_frequency[found[name]] == pytest.approx(
+                math.log(many), abs=1e-6
+            )
             total += key
         length = np.linalg.norm(total)
         np.testing.assert_allclose(catalogue.content[row], total / (length or 1), atol=1e-5)
@@ -118,13 +122,13 @@ def agree(catalogue: Catalogue, known: dict[str, Entry]) -> None:
 @quick
 @given(series=changes)
 def test_any_changes_leave_what_a_dict_would(
-    small: int, series: list[tuple[list[Entry], list[str]]]
+    small: int, series: list[tuple[list[ItemEntry], list[str]]]
 ) -> None:
     """Upserts and removals in any order; what was seen before stays as it was.
 
     Whether the rows are copied, or mapped as those of large catalogues are.
     """
-    catalogue, known = Catalogue.empty(DIMENSION), dict[str, Entry]()
+    catalogue, known = Catalogue.empty(DIMENSION), dict[str, ItemEntry]()
     views = [catalogue]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cow_array, "SMALL", small)
@@ -139,20 +143,23 @@ def test_any_changes_leave_what_a_dict_would(
             assert changed is not None
             assert set(changed.tolist()) >= differing(views[-1], catalogue)
             compact = views[-1].keys.compacted()
-            assert compact.gone == 0
-            agree(catalogue.keyed(catalogue.keys.compacted()), known)
-            agree(catalogue.keyed(catalogue.keys.following(views[-1].keys, compact)), known)
+            assert compact.orphans == 0
+            agree(catalogue.with_keys(catalogue.keys.compacted()), known)
+            agree(catalogue.with_keys(catalogue.keys.rebased(views[-1].keys, compact)), known)
             views.append(catalogue)
 
 
 def frozen(catalogue: Catalogue) -> dict[str, Any]:
     """A copy of everything that nothing done to the catalogue can reach."""
-    arrays = ("content", "described", "present", "gone", "listed", "published")
-    fields = ("vectors", "owners", "codes", "common")
+    arrays = ("content", "has_content", "present", "deleted", "visible", "published")
+    fields = ("vectors", "owners", "codes", "log_frequency")
     return {
         **{name: getattr(catalogue, name).copy() for name in arrays},
         **{name: getattr(catalogue.keys, name).copy() for name in fields},
-        "spans": [catalogue.keys.of(np.array([row]))[0].tolist() for row in range(len(catalogue))],
+        "spans": [
+            catalogue.keys.positions_of(np.array([row]))[0].tolist()
+            for row in range(len(catalogue))
+        ],
         "titles": catalogue.titles[:],
         "attributes": catalogue.attributes[:],
         "categories": catalogue.categories[:],
@@ -181,11 +188,11 @@ def differing(old: Catalogue, new: Catalogue) -> set[int]:
 
 def test_changes_are_known_since_the_latest_views_alone() -> None:
     """Of a view that was long ago, or of another catalogue, nobody says what changed since."""
-    first = Catalogue.empty(DIMENSION).updated([Entry("a", "a", {"title": "a"})], [], encode)
+    first = Catalogue.empty(DIMENSION).updated([ItemEntry("a", "a", {"title": "a"})], [], encode)
     later = first
     for count in range(9):
         title = f"b{count}"
-        later = later.updated([Entry("b", title, {"title": title})], [], encode)
+        later = later.updated([ItemEntry("b", title, {"title": title})], [], encode)
     assert first.changed_since(first) is not None
     assert later.changed_since(first) is None
     assert later.changed_since(Catalogue.empty(DIMENSION)) is None
@@ -205,7 +212,7 @@ def matches(has: Any, wanted: Any) -> bool:
     return any(equal(v, w) for v in values for w in options)
 
 
-def passes(entry: Entry, wanted: ItemFilter) -> bool:
+def passes(entry: ItemEntry, wanted: ItemFilter) -> bool:
     """The filter of one item, said once more."""
     categories = set(entry.categories)
     if entry.hidden or (wanted.any and not categories & wanted.any):
@@ -237,10 +244,12 @@ filters = st.builds(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(entries=st.lists(items, max_size=8), removed=st.lists(st.sampled_from(IDS), max_size=2),
        wanted=filters)  # fmt: skip
-def test_filters_are_exact(entries: list[Entry], removed: list[str], wanted: ItemFilter) -> None:
+def test_filters_are_exact(
+    entries: list[ItemEntry], removed: list[str], wanted: ItemFilter
+) -> None:
     """Any filter over any catalogue lets pass what brute force lets pass."""
     catalogue = build(*entries).updated([], removed, encode)
-    known: dict[str, Entry] = {}
+    known: dict[str, ItemEntry] = {}
     apply(known, entries, [])
     apply(known, [], removed)
     allowed = catalogue.allowed(wanted)
@@ -262,22 +271,24 @@ def test_an_attribute_equals_is_one_of_or_holds_one_of(
     has: Any, wanted: Any, passes_: bool
 ) -> None:
     """As JSON has it: 1 is 1.0, and neither is true."""
-    made = build(Entry("a", attributes={"x": has}), Entry("b"))
+    made = build(ItemEntry("a", attributes={"x": has}), ItemEntry("b"))
     assert made.allowed(ItemFilter(attributes={"x": wanted})).tolist() == [passes_, False]
 
 
 def test_no_filter_lets_every_listed_item_pass() -> None:
     """And nothing that is hidden, removed, or only known from events."""
-    catalogue = build(Entry("a"), Entry("b", hidden=True), Entry("c")).updated([], ["c"], encode)
-    catalogue = catalogue.covering(["event"])
+    catalogue = build(ItemEntry("a"), ItemEntry("b", hidden=True), ItemEntry("c")).updated(
+        [], ["c"], encode
+    )
+    catalogue = catalogue.with_items(["event"])
     assert catalogue.allowed(ItemFilter()).tolist() == [True, False, False, False]
 
 
 def test_a_filter_does_not_write_into_the_catalogue() -> None:
     """What it returns is the caller's own."""
-    catalogue = build(Entry("a"))
+    catalogue = build(ItemEntry("a"))
     catalogue.allowed(ItemFilter())[:] = False
-    assert catalogue.listed.tolist() == [True]
+    assert catalogue.visible.tolist() == [True]
 
 
 # ---------------------------------------------------------------------------- keys
@@ -286,36 +297,38 @@ def test_a_filter_does_not_write_into_the_catalogue() -> None:
 def test_keys_shared_by_items_know_how_many_they_are() -> None:
     """The log of their number, over all items and fields, and again after one is gone."""
     texts = {"a": "jazz", "b": "jazz", "c": "jazz", "d": "blues"}
-    catalogue = build(*(Entry(id_, fields={"tags": text}) for id_, text in texts.items()))
-    np.testing.assert_allclose(catalogue.keys.common, np.log([3, 3, 3, 1]), atol=1e-6)
+    catalogue = build(*(ItemEntry(id_, fields={"tags": text}) for id_, text in texts.items()))
+    np.testing.assert_allclose(catalogue.keys.log_frequency, np.log([3, 3, 3, 1]), atol=1e-6)
     less = catalogue.updated([], ["b"], encode)
-    np.testing.assert_allclose(less.keys.compacted().common, np.log([2, 2, 1]), atol=1e-6)
-    np.testing.assert_allclose(catalogue.keys.common, np.log([3, 3, 3, 1]), atol=1e-6)
+    np.testing.assert_allclose(less.keys.compacted().log_frequency, np.log([2, 2, 1]), atol=1e-6)
+    np.testing.assert_allclose(catalogue.keys.log_frequency, np.log([3, 3, 3, 1]), atol=1e-6)
 
 
 def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
     """Who shares it with the catalogue finds the items that are put later."""
     shared = Vocabulary()
-    made = Catalogue.empty(DIMENSION, shared).updated([Entry("a", "a", {"title": "a"})], [], encode)
+    made = Catalogue.empty(DIMENSION, shared).updated(
+        [ItemEntry("a", "a", {"title": "a"})], [], encode
+    )
     assert made.vocabulary is shared
     assert shared.row("a") == made.row("a") == 0
 
 
 def test_the_last_of_several_with_one_id_counts() -> None:
     """Within one call too; and an item both removed and put is put."""
-    catalogue = build(Entry("a", "first"), Entry("a", "second"))
+    catalogue = build(ItemEntry("a", "first"), ItemEntry("a", "second"))
     assert catalogue.titles[:] == ["second"]
-    catalogue = catalogue.updated([Entry("a", "third")], ["a"], encode)
+    catalogue = catalogue.updated([ItemEntry("a", "third")], ["a"], encode)
     assert catalogue.titles[:] == ["third"]
-    assert catalogue.listed.tolist() == [True]
+    assert catalogue.visible.tolist() == [True]
 
 
 def test_a_text_without_words_is_no_key() -> None:
-    """Empty, blank and unspeakable texts: the item is listed, and has no vector."""
-    catalogue = build(Entry("a", fields={"title": "", "description": "  ", "tags": "?!"}))
+    """Empty, blank and unspeakable texts: the item is visible, and has no vector."""
+    catalogue = build(ItemEntry("a", fields={"title": "", "description": "  ", "tags": "?!"}))
     assert catalogue.keys.vectors.shape == (0, DIMENSION)
-    assert catalogue.listed.tolist() == [True]
-    assert catalogue.described.tolist() == [False]
+    assert catalogue.visible.tolist() == [True]
+    assert catalogue.has_content.tolist() == [False]
 
 
 def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
@@ -324,7 +337,7 @@ def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
     def rough(texts: Sequence[str]) -> NDArray[np.float32]:
         return 3 * encode(texts).astype(np.float16).astype(np.float32)
 
-    entries = [Entry("a", fields={"title": "jazz", "tags": "?"}), Entry("b")]
+    entries = [ItemEntry("a", fields={"title": "jazz", "tags": "?"}), ItemEntry("b")]
     made = Catalogue.empty(DIMENSION).updated(entries, [], rough)
     np.testing.assert_allclose(np.linalg.norm(made.keys.vectors, axis=1), [1], atol=1e-6)
     np.testing.assert_allclose(made.keys.vectors[0], encode(["jazz"])[0], atol=1e-3)
@@ -334,7 +347,7 @@ def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
 def test_a_brought_embedding_is_a_key_of_unit_length(size: float) -> None:
     """Whatever its length, a single direction; its squares need not fit float32."""
     brought = (size * vector(1)).astype(np.float32)
-    catalogue = build(Entry("a", embedding=brought))
+    catalogue = build(ItemEntry("a", embedding=brought))
     wide = vector(1).astype(np.float64)
     expected = wide / np.linalg.norm(wide)
     np.testing.assert_allclose(catalogue.keys.vectors[0], expected, atol=1e-6)
@@ -344,23 +357,23 @@ def test_a_brought_embedding_is_a_key_of_unit_length(size: float) -> None:
 
 def test_a_zero_embedding_is_no_key() -> None:
     """It points nowhere."""
-    catalogue = build(Entry("a", embedding=np.zeros(DIMENSION, np.float32)))
-    assert not catalogue.described.any()
+    catalogue = build(ItemEntry("a", embedding=np.zeros(DIMENSION, np.float32)))
+    assert not catalogue.has_content.any()
     assert len(catalogue.keys) == 0
 
 
 def test_an_embedding_of_another_dimension_is_refused() -> None:
     """Naming both; the catalogue stays as it was."""
-    catalogue = build(Entry("a", fields={"title": "jazz"}))
+    catalogue = build(ItemEntry("a", fields={"title": "jazz"}))
     before = frozen(catalogue)
     with pytest.raises(ValueError, match=f"dimension 3, not {DIMENSION}"):
-        catalogue.updated([Entry("b", embedding=np.ones(3, np.float32))], [], encode)
+        catalogue.updated([ItemEntry("b", embedding=np.ones(3, np.float32))], [], encode)
     assert_same(frozen(catalogue), before)
 
 
 def test_embeddings_of_two_dimensions_are_refused() -> None:
     """One fits and one does not."""
-    entries = [Entry(f"i{n}", embedding=np.ones(DIMENSION + n, np.float32)) for n in range(2)]
+    entries = [ItemEntry(f"i{n}", embedding=np.ones(DIMENSION + n, np.float32)) for n in range(2)]
     with pytest.raises(ValueError, match=f"dimension {DIMENSION + 1}, not {DIMENSION}"):
         build(*entries)
 
@@ -374,11 +387,11 @@ def test_only_what_changed_is_encoded() -> None:
         return encode(texts)
 
     first = Catalogue.empty(DIMENSION).updated(
-        [Entry(f"i{n}", fields={"title": f"title {n}"}) for n in range(3)], [], spy
+        [ItemEntry(f"i{n}", fields={"title": f"title {n}"}) for n in range(3)], [], spy
     )
     assert asked == ["title 0", "title 1", "title 2"]
     asked.clear()
-    second = first.updated([Entry("i1", fields={"title": "new"})], ["i2"], spy)
+    second = first.updated([ItemEntry("i1", fields={"title": "new"})], ["i2"], spy)
     assert asked == ["new"]
     np.testing.assert_array_equal(second.content[0], first.content[0])
 
@@ -391,19 +404,19 @@ def test_rows_are_the_vocabularys_and_keep_their_meaning() -> None:
     vocabulary = Vocabulary(["from a history"])
     catalogue = Catalogue.empty(DIMENSION, vocabulary)
     assert len(catalogue) == 1
-    assert not catalogue.listed[0]
-    catalogue = catalogue.updated([Entry("a", fields={"title": "one"})], [], encode)
+    assert not catalogue.visible[0]
+    catalogue = catalogue.updated([ItemEntry("a", fields={"title": "one"})], [], encode)
     gone = catalogue.updated([], ["a"], encode)
-    back = gone.updated([Entry("a", fields={"title": "two"})], [], encode)
+    back = gone.updated([ItemEntry("a", fields={"title": "two"})], [], encode)
     assert [view.row("a") for view in (catalogue, gone, back)] == [1, 1, 1]
-    assert [bool(view.listed[1]) for view in (catalogue, gone, back)] == [True, False, True]
+    assert [bool(view.visible[1]) for view in (catalogue, gone, back)] == [True, False, True]
     assert back.vocabulary is vocabulary
 
 
 def test_a_view_knows_only_the_rows_it_has() -> None:
     """Ids that came later are unknown to an earlier view of the same vocabulary."""
-    early = build(Entry("a"))
-    late = early.updated([Entry("b")], [], encode)
+    early = build(ItemEntry("a"))
+    late = early.updated([ItemEntry("b")], [], encode)
     assert (early.row("b"), late.row("b")) == (-1, 1)
     assert early.rows(["b", "a", "c"]).tolist() == [-1, 0, -1]
     assert late.rows(["b", "a", "c"]).tolist() == [1, 0, -1]
@@ -412,26 +425,26 @@ def test_a_view_knows_only_the_rows_it_has() -> None:
 
 def test_covering_gives_rows_without_listing_them() -> None:
     """Nothing else changes, and covering what is covered changes nothing at all."""
-    catalogue = build(Entry("a", "A", fields={"title": "jazz"}))
-    wider = catalogue.covering(["x", "a", "x"])
+    catalogue = build(ItemEntry("a", "A", fields={"title": "jazz"}))
+    wider = catalogue.with_items(["x", "a", "x"])
     assert (len(catalogue), len(wider)) == (1, 2)
-    assert wider.listed.tolist() == [True, False]
-    assert wider.covering(["a", "x"]) is wider
-    agree(wider, {"a": Entry("a", "A", fields={"title": "jazz"})})
+    assert wider.visible.tolist() == [True, False]
+    assert wider.with_items(["a", "x"]) is wider
+    agree(wider, {"a": ItemEntry("a", "A", fields={"title": "jazz"})})
 
 
 def test_no_change_is_the_same_view() -> None:
     """Removing what never was is a change that changes nothing."""
-    catalogue = build(Entry("a", fields={"title": "jazz"}))
+    catalogue = build(ItemEntry("a", fields={"title": "jazz"}))
     assert catalogue.updated([], [], encode) is catalogue
     assert_same(frozen(catalogue.updated([], ["never"], encode)), frozen(catalogue))
 
 
 def test_an_entry_is_replaced_whole() -> None:
     """What the new one does not say is not kept of the old one."""
-    full = Entry("a", "A", {"title": "jazz"}, ["a"], {"year": 1}, vector(1), True, 5)
-    catalogue = build(full).updated([Entry("a")], [], encode)
-    agree(catalogue, {"a": Entry("a")})
+    full = ItemEntry("a", "A", {"title": "jazz"}, ["a"], {"year": 1}, vector(1), True, 5)
+    catalogue = build(full).updated([ItemEntry("a")], [], encode)
+    agree(catalogue, {"a": ItemEntry("a")})
     assert not catalogue.allowed(ItemFilter(published_since=-(2**40))).any()
     again = catalogue.updated([replace(full, hidden=False)], [], encode)
     agree(again, {"a": replace(full, hidden=False)})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from models.catalogue import cow_array
-from models.catalogue.cow_array import Pages
+from models.catalogue.cow_array import CowArray
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_every_state_stays_as_a_copy_of_it_would(data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([0, 1, 3, 700]), "width")
     dtype = data.draw(st.sampled_from([np.float32, np.int64, np.bool_]), "dtype")
     first = rows(0, data.draw(st.integers(0, 50), "first"), width, dtype)
-    states = [(Pages(first), first.copy())]
+    states = [(CowArray(first), first.copy())]
     for seed in range(1, data.draw(st.integers(1, 12), "updates") + 1):
         # Mostly the latest is followed; but any may be, and some are let go of.
         place = data.draw(st.sampled_from([-1, -1, -1, 0]), "from")
@@ -69,12 +69,12 @@ def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "pwrite", counted)
     first, one = rows(0, 1_000, 9, np.float32), rows(1, 1, 9, np.float32)
-    state = Pages(first).updated(np.array([0]), one, one)
+    state = CowArray(first).updated(np.array([0]), one, one)
     for at in range(400):
         longer = state.updated(np.arange(0), one[:0], one)
         assert np.shares_memory(longer.array, state.array)
         state = longer.updated(np.array([at]), one, one[:0])
-        assert state.mapped
+        assert state.is_mapped
         assert not np.shares_memory(longer.array, state.array)
     assert written <= state.array.nbytes + 402 * one.nbytes
 
@@ -82,7 +82,7 @@ def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forked_processes_share_what_did_not_change() -> None:
     """Two processes go on from one state, each for itself, with memory of what is new alone."""
     first = rows(0, 20_000, 250, np.float32)  # 20 MB
-    origin = Pages(first).updated(np.arange(0), first[:0], first[:7])
+    origin = CowArray(first).updated(np.arange(0), first[:0], first[:7])
     cow_array.seal()
     expected = np.concatenate([first, first[:7]])
     children = []
@@ -144,7 +144,7 @@ def test_views_that_are_let_go_of_hold_no_file() -> None:
         return len([*folder.iterdir()])
 
     before = held()
-    state = Pages(rows(0, 100, 9, np.float32))
+    state = CowArray(rows(0, 100, 9, np.float32))
     for at in range(50):
         state = state.updated(
             np.array([at]), rows(at, 1, 9, np.float32), rows(at, 1, 9, np.float32)
@@ -162,6 +162,6 @@ def test_small_and_much_changed_rows_are_copied(monkeypatch: pytest.MonkeyPatch)
     """A file is for what is large, and for changes of little of it."""
     monkeypatch.setattr(cow_array, "SMALL", 1 << 20)
     one = rows(1, 1, 9, np.float32)
-    small = Pages(rows(0, 100, 9, np.float32)).updated(np.array([3]), one, one)
-    assert not small.mapped
+    small = CowArray(rows(0, 100, 9, np.float32)).updated(np.array([3]), one, one)
+    assert not small.is_mapped
     np.testing.assert_array_equal(small.array[[3, 100]], np.concatenate([one, one]))

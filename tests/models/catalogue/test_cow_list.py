@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue.cow_list import Objects
+from models.catalogue.cow_list import CowList
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_every_state_stays_as_a_list_would(data: st.DataObject) -> None:
     """Whatever was appended and changed since, and from whichever state."""
-    states = [(Objects(["a", "b"]), ["a", "b"])]
+    states = [(CowList(["a", "b"]), ["a", "b"])]
     for turn in range(data.draw(st.integers(1, 9), "updates")):
         before, listed = states[data.draw(st.sampled_from([-1, -1, 0]), "from")]
         count = data.draw(st.integers(0, min(3, len(listed))), "changed")
@@ -43,7 +43,7 @@ def test_what_no_view_needs_is_let_go_of() -> None:
     """A sequence whose objects change for ever holds the latest, and at most as many again."""
     things = [Thing() for _ in range(5_000)]
     watched = [weakref.ref(thing) for thing in things]
-    state = Objects(things[:10])
+    state = CowList(things[:10])
     for at in range(10, 5_000):
         state = state.updated(np.array([at % 10]), [things[at]], ())
     del things

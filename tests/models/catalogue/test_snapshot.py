@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot, popular_first
 from models.data.vocabulary import Vocabulary
 from models.history.user_memory import remember
@@ -25,7 +25,7 @@ def alike(one: Snapshot, other: Snapshot) -> None:
     """Everything but the indexes."""
     for mine, yours in zip(one.tables, other.tables, strict=True):
         np.testing.assert_allclose(mine, yours, atol=1e-6)
-    for name in ("trained_rows", "known", "counts"):
+    for name in ("trained_rows", "has_vector", "counts"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert (one.version, len(one.catalogue)) == (other.version, len(other.catalogue))
 
@@ -37,8 +37,8 @@ def test_a_refreshed_snapshot_is_one_built_anew(made: Trained, is_trained: bool)
     counts = np.arange(14)
     before = Snapshot.build("v", model, catalogue(14), counts)
     kept = [table.clone() for table in before.tables]
-    changed = [*entries(3, first=14), Entry("i2", "new", {"title": "new"}), Entry("i13")]
-    after = before.catalogue.updated(changed, ["i5", "i12"], encode).covering(["event"])
+    changed = [*entries(3, first=14), ItemEntry("i2", "new", {"title": "new"}), ItemEntry("i13")]
+    after = before.catalogue.updated(changed, ["i5", "i12"], encode).with_items(["event"])
     popular = np.arange(18)[::-1].copy()
     alike(before.refreshed(after, popular), Snapshot.build("v", model, after, popular))
     for was, now in zip(kept, before.tables, strict=True):
@@ -52,12 +52,12 @@ def test_a_few_changes_are_projected_alone(made: Trained, is_trained: bool) -> N
     model = made if is_trained else None
     before = Snapshot.build("v", model, catalogue(40), np.arange(40))
     kept = [table.clone() for table in before.tables]
-    changed = [Entry("i2", "new", {"title": "new"}), *entries(1, first=40)]
+    changed = [ItemEntry("i2", "new", {"title": "new"}), *entries(1, first=40)]
     after = before.catalogue.updated(changed, ["i5"], encode)
     now = before.refreshed(after, np.arange(41))
     alike(now, Snapshot.build("v", model, after, np.arange(41)))
     offered = candidate_keys(now.tables)[:, :-1]  # all but the prior
-    np.testing.assert_array_equal(now.pages.offered(), offered)
+    np.testing.assert_array_equal(now.cow_tables.candidate_keys(), offered)
     for was, table in zip(kept, before.tables, strict=True):
         np.testing.assert_array_equal(was, table)
 
@@ -94,8 +94,8 @@ def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trai
     empty = Catalogue.empty(DIMENSION, vocabulary)
     snapshot = Snapshot.build("v", made, empty, np.zeros(0, np.int64))
     assert len(snapshot.catalogue) == 13
-    assert not snapshot.catalogue.listed.any()
-    assert snapshot.known.tolist() == [True, False, *[True] * 11]
+    assert not snapshot.catalogue.visible.any()
+    assert snapshot.has_vector.tolist() == [True, False, *[True] * 11]
     expected = [int(id_[1:]) if id_ in made.item_ids else -1 for id_ in vocabulary.ids]
     assert snapshot.trained_rows.tolist() == expected
     ids = made.model.ids.weight.detach()
@@ -120,8 +120,8 @@ def test_before_training_popularity_only_breaks_ties() -> None:
     assert np.argsort(prior, kind="stable").tolist() == [0, 2, 1, 4, 3]
     assert prior.min() == 0
     assert prior.max() == pytest.approx(0.05)
-    assert snapshot.personal == "content"
-    assert small_snapshot().personal == "personal"
+    assert snapshot.memory_reason == "content"
+    assert small_snapshot().memory_reason == "personal"
 
 
 def test_popular_first_keeps_the_order_of_ties() -> None:
@@ -139,7 +139,7 @@ def test_an_empty_service_has_a_snapshot() -> None:
     for index_from in (0, 10):
         snapshot = Snapshot.build(UNTRAINED, None, empty, nothing, index_from=index_from)
         user = remember(snapshot, past([-1], [0]), 0)
-        allowed = snapshot.catalogue.listed
+        allowed = snapshot.catalogue.visible
         ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=nothing)
         assert len(ranked.rows) == 0
         matches = match(snapshot, encode(["x"])[0], allowed=allowed)
@@ -161,14 +161,14 @@ def test_items_newer_than_the_index_are_recommended(
     """The index is of the items that were there; what came later stands beside it."""
     monkeypatch.setattr("models.ranking.recommend.EXACT_WORK", 0)
     snapshot = small_snapshot(40, made.model, index_from=20)
-    assert snapshot.indexed == 40
+    assert snapshot.indexed_items == 40
     later = snapshot.catalogue.updated(entries(5, first=40), ["i3"], encode)
     now = snapshot.refreshed(later, snapshot.counts)
     assert now.index is snapshot.index
-    assert now.indexed == 40
+    assert now.indexed_items == 40
     user = remember(now, past([1, 5, 30], [0, 1, 2]), 3)
     nothing = np.zeros(0, np.int64)
-    ranked = recommend(now, user, limit=100, allowed=later.listed, excluded=nothing)
+    ranked = recommend(now, user, limit=100, allowed=later.visible, excluded=nothing)
     assert sorted(ranked.rows.tolist()) == [row for row in range(45) if row != 3]
 
 
@@ -177,7 +177,7 @@ def test_small_catalogues_have_no_index(made: Trained) -> None:
     bare = small_snapshot(15, made.model, index_from=31)
     assert bare.index is None
     assert bare.key_index is None
-    assert (bare.indexed, bare.indexed_keys) == (0, 0)
+    assert (bare.indexed_items, bare.indexed_keys) == (0, 0)
     keys_only = small_snapshot(15, made.model, index_from=30)
     assert keys_only.index is None
     assert keys_only.indexed_keys == 30
@@ -187,11 +187,11 @@ def test_the_key_index_stays_until_there_is_a_new_one(made: Trained) -> None:
     """Keys never move: those of changed items are nobody's, until all are put in order."""
     snapshot = small_snapshot(40, made.model, index_from=20)
     assert snapshot.indexed_keys == 80
-    changes: list[tuple[list[Entry], list[str]]] = [
+    changes: list[tuple[list[ItemEntry], list[str]]] = [
         (entries(5, 40), []),
-        ([Entry("i2", "new", {"title": "new"})], []),
+        ([ItemEntry("i2", "new", {"title": "new"})], []),
         ([], ["i3"]),
-        ([Entry("i39", "", {"title": "new", "description": "new too"})], []),
+        ([ItemEntry("i39", "", {"title": "new", "description": "new too"})], []),
     ]
     now = snapshot
     for changed, removed in changes:
@@ -201,8 +201,8 @@ def test_the_key_index_stays_until_there_is_a_new_one(made: Trained) -> None:
         np.testing.assert_array_equal(
             now.catalogue.keys.vectors[:80], snapshot.catalogue.keys.vectors
         )
-    assert now.catalogue.keys.gone == 6
-    anew = now.indexing(index_from=20)
-    assert (anew.indexed, anew.indexed_keys) == (45, 80 + 10 - 6 + 3)
-    assert anew.catalogue.keys.gone == 0
+    assert now.catalogue.keys.orphans == 6
+    anew = now.reindexed(index_from=20)
+    assert (anew.indexed_items, anew.indexed_keys) == (45, 80 + 10 - 6 + 3)
+    assert anew.catalogue.keys.orphans == 0
     alike(anew, now)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
@@ -34,7 +34,8 @@ class TestServedRanker(RankerContract):
         model = train(log, config).model
         ids = tuple(f"i{row}" for row in range(log.n_items))
         entries = [
-            Entry(id_, embedding=text) for id_, text in zip(ids, content(log.n_items), strict=True)
+            ItemEntry(id_, embedding=text)
+            for id_, text in zip(ids, content(log.n_items), strict=True)
         ]
         catalogue = Catalogue.empty(DIMENSION, Vocabulary(ids)).updated(entries, [], encode)
         made = Trained(model, ids, log.item_counts(), "fake", {})
@@ -88,7 +89,7 @@ def test_what_nothing_is_known_of_is_never_recommended() -> None:
     bare = Snapshot.build(
         "v",
         snapshot.trained,
-        snapshot.catalogue.covering(["unheard of"]),
+        snapshot.catalogue.with_items(["unheard of"]),
         np.zeros(0, np.int64),
     )
     log = drawn_log(4, [6], 13)

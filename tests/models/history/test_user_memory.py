@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import Past
 from models.history.user_memory import Encoded, encode, remember
@@ -27,7 +27,7 @@ def snapshot() -> Snapshot:
 
 def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
     """Hidden, unknown and undescribed items leave no trace in place, order, sequence or score."""
-    wider = snapshot.refreshed(snapshot.catalogue.covering(["only an event"]), snapshot.counts)
+    wider = snapshot.refreshed(snapshot.catalogue.with_items(["only an event"]), snapshot.counts)
     seen = past([3, 13, 7], [0, DAY, 2 * DAY], [1, 2, 0.5])
     more = past(
         [5, 3, -1, 13, ITEMS, 99, 7],
@@ -35,7 +35,7 @@ def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
         [9, 1, 9, 2, 9, 9, 0.5],
         visible=np.array([False, True, True, True, True, True, True]),
     )
-    assert not wider.known[ITEMS]
+    assert not wider.has_vector[ITEMS]
     users = [remember(wider, made, AT) for made in (seen, more)]
     assert users[0].source.tolist() == [0, 1, 2]
     assert users[1].source.tolist() == [1, 3, 6]
@@ -257,7 +257,9 @@ def test_an_item_of_another_vector_is_read_again() -> None:
     made = past([3, 13, 7], [0, 1, 2])
     kept = encode(snapshot, made)
     for item, fresh in (("i14", 0), ("i13", 3)):
-        text = snapshot.catalogue.updated([Entry(item, "new", {"title": "new"})], [], encode_texts)
+        text = snapshot.catalogue.updated(
+            [ItemEntry(item, "new", {"title": "new"})], [], encode_texts
+        )
         later = snapshot.refreshed(text, snapshot.counts)
         with appends(later) as counts:
             found = encode(later, made, kept)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import models.ranking.recommend
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import Attending
@@ -97,10 +97,10 @@ def test_it_is_the_order_of_all_scores(
 def test_filters_hold_for_every_answer(model: Recommender) -> None:
     """A filter from the catalogue: all that pass it, in the order of their scores."""
     made = catalogue(ITEMS).updated(
-        [Entry(f"i{n}", f"title {n}", {"title": f"title {n}"}, ["jazz"]) for n in (3, 9, 27)],
+        [ItemEntry(f"i{n}", f"title {n}", {"title": f"title {n}"}, ["jazz"]) for n in (3, 9, 27)],
         ["i9"],
         encode,
-    ).updated([Entry("i4", categories=["jazz"], hidden=True)], [], encode)  # fmt: skip
+    ).updated([ItemEntry("i4", categories=["jazz"], hidden=True)], [], encode)  # fmt: skip
     snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
     user = somebody(snapshot)
     allowed = made.allowed(ItemFilter(any=frozenset(["jazz"])))
@@ -193,7 +193,7 @@ def test_full_diversity_spreads() -> None:
     """Of five near-copies and two others, the best copy and then the others come first."""
     texts = {"a0": "x", "a1": "x", "a2": "x", "a3": "x", "a4": "x", "b": "y", "c": "z"}
     made = catalogue(0).updated(
-        [Entry(id_, fields={"title": text}) for id_, text in texts.items()], [], encode
+        [ItemEntry(id_, fields={"title": text}) for id_, text in texts.items()], [], encode
     )
     snapshot = Snapshot.build("v", None, made, np.arange(7)[::-1].copy())
     user = remember(snapshot, past([0], [0]), 0)
@@ -207,7 +207,7 @@ def test_full_diversity_spreads() -> None:
 
 def test_equal_scores_and_missing_vectors_can_be_spread() -> None:
     """Nothing to scale relevance by and no direction to compare: numbers all the same."""
-    made = catalogue(0).updated([Entry(f"i{n}") for n in range(4)], [], encode)
+    made = catalogue(0).updated([ItemEntry(f"i{n}") for n in range(4)], [], encode)
     snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))
     user = remember(snapshot, past([], [], profile_rows=np.array([-1], np.int32),
                                    profile_content=encode(["x"])), AT)  # fmt: skip
@@ -272,7 +272,7 @@ def test_candidates_keep_to_what_is_allowed(
 ) -> None:
     """From the index and beside it; a narrow filter loses nothing."""
     later = large.catalogue.updated(
-        [Entry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
+        [ItemEntry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
     )
     snapshot = large.refreshed(later, large.counts)
     user = somebody(large, 3)
@@ -373,14 +373,14 @@ def test_followers_are_found_wherever_their_rows_are() -> None:
     made = trained(model)
     other = [f"i{n}" for n in np.random.default_rng(0).permutation(40)]
     whole = Catalogue.empty(DIMENSION).updated(
-        [Entry(id_, id_, {"title": id_}) for id_ in other], [], encode
+        [ItemEntry(id_, id_, {"title": id_}) for id_ in other], [], encode
     ).updated([], ["i3", "i8"], encode)  # fmt: skip
     snapshot = Snapshot.build("v", made, whole, np.zeros(0, np.int64))
     compared = 0
     for seed in range(8):
         user = somebody(snapshot, seed)
         total = follow(snapshot, user)
-        found = candidates(snapshot, user, whole.offered, 30)
+        found = candidates(snapshot, user, whole.servable, 30)
         names = {whole.vocabulary.id(row) for row in found.tolist()}
         expected = {made.item_ids[item] for item in total} - {"i3", "i8"}
         assert expected <= names

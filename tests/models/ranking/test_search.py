@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import models.ranking.search
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import SOFTMAX, Attending, Mode
@@ -49,7 +49,7 @@ def snapshot() -> Snapshot:
             fields = {}
         categories = ["even"] if n % 2 == 0 else []
         hidden = n % 11 == 5
-        item = Entry(f"i{n}", "", fields, categories, embedding=embedding, hidden=hidden)
+        item = ItemEntry(f"i{n}", "", fields, categories, embedding=embedding, hidden=hidden)
         made.append(item)
     return serve(Catalogue.empty(DIMENSION).updated(made, [], encode))
 
@@ -203,7 +203,7 @@ def test_weights_equal_the_loop(
     The words that an item shares with a query speak for all of its keys.
     """
     made = snapshot.catalogue
-    allowed = made.listed.copy()
+    allowed = made.visible.copy()
     allowed[list(barred)] = False
     rng = np.random.default_rng(seed)
     personal = rng.normal(size=40).astype(np.float32) if biased else None
@@ -239,7 +239,7 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     So few keys are scanned exactly, with an index or without one.
     """
     made = snapshot.catalogue
-    allowed = made.listed.copy()
+    allowed = made.visible.copy()
     allowed[list(barred)] = False
     rng = np.random.default_rng(seed)
     personal = rng.normal(size=40).astype(np.float32) if biased else None
@@ -262,7 +262,7 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
 
 def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
     """Weights are shares of all that matched, however many are shown."""
-    query, allowed = unit(1), snapshot.catalogue.listed
+    query, allowed = unit(1), snapshot.catalogue.visible
     whole = search(snapshot, query, limit=100, allowed=allowed)
     few = search(snapshot, query, limit=3, allowed=allowed)
     np.testing.assert_array_equal(few.rows, whole.rows[:3])
@@ -273,7 +273,7 @@ def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
 
 def test_fields_are_named_by_falling_share(snapshot: Snapshot) -> None:
     """The one that matched most comes first."""
-    found = search(snapshot, unit(2), limit=100, allowed=snapshot.catalogue.listed)
+    found = search(snapshot, unit(2), limit=100, allowed=snapshot.catalogue.visible)
     several = [list(shares.values()) for shares in found.matched if len(shares) > 1]
     assert several
     assert all(shares == sorted(shares, reverse=True) for shares in several)
@@ -283,12 +283,12 @@ def test_an_item_that_matches_in_two_fields_gathers_both() -> None:
     """Two half matches outweigh one match of the same strength."""
     mixed = {"a": ("one", "two"), "b": ("one", "far away"), "c": ("far off", "two")}
     made = Catalogue.empty(DIMENSION).updated(
-        [Entry(id_, fields={"title": f"{id_} {t}", "description": f"{id_} {d}"})
+        [ItemEntry(id_, fields={"title": f"{id_} {t}", "description": f"{id_} {d}"})
          for id_, (t, d) in mixed.items()],
         [],
         lambda texts: np.stack([near(text) for text in texts]),
     )  # fmt: skip
-    found = search(serve(made), near("one"), limit=3, allowed=made.listed)
+    found = search(serve(made), near("one"), limit=3, allowed=made.visible)
     by_row = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
     assert found.rows[0] == 0
     assert by_row[0] == pytest.approx(by_row[1] + by_row[2], rel=1e-3)
@@ -308,12 +308,12 @@ def near(text: str) -> NDArray[np.float32]:
 
 def test_a_shared_key_is_one_key() -> None:
     """What five items say alike weighs as much as what one item says alone, split among them."""
-    items = [Entry(f"i{n}", fields={"title": "music"}) for n in range(5)]
+    items = [ItemEntry(f"i{n}", fields={"title": "music"}) for n in range(5)]
     made = Catalogue.empty(DIMENSION).updated(
-        [*items, Entry("alone", fields={"title": "opera"})], [], encode
+        [*items, ItemEntry("alone", fields={"title": "opera"})], [], encode
     )
     between = encode(["music"])[0] + encode(["opera"])[0]
-    found = search(serve(made), between, limit=6, allowed=made.listed)
+    found = search(serve(made), between, limit=6, allowed=made.visible)
     by_row = dict(zip(found.rows.tolist(), found.weights.tolist(), strict=True))
     assert by_row[5] == pytest.approx(0.5, abs=1e-4)
     assert [by_row[row] for row in range(5)] == pytest.approx([0.1] * 5, abs=1e-4)
@@ -322,10 +322,10 @@ def test_a_shared_key_is_one_key() -> None:
 def test_labels_say_less_than_titles() -> None:
     """The same words in tags and in categories weigh less by their field's bias."""
     made = Catalogue.empty(DIMENSION).updated(
-        [Entry(name, fields={name: "jazz"}) for name in ("categories", "tags", "title")],
+        [ItemEntry(name, fields={name: "jazz"}) for name in ("categories", "tags", "title")],
         [], encode,
     )  # fmt: skip
-    found = search(serve(made), encode(["jazz"])[0], limit=3, allowed=made.listed)
+    found = search(serve(made), encode(["jazz"])[0], limit=3, allowed=made.visible)
     assert [made.vocabulary.id(row) for row in found.rows] == ["title", "tags", "categories"]
     ratios = np.log(found.weights[1:] / found.weights[0])
     np.testing.assert_allclose(
@@ -335,7 +335,7 @@ def test_labels_say_less_than_titles() -> None:
 
 def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
     """Cosines are of directions."""
-    query, allowed = unit(3), snapshot.catalogue.listed
+    query, allowed = unit(3), snapshot.catalogue.visible
     found, longer = (search(snapshot, q, limit=9, allowed=allowed) for q in (query, 9 * query))
     np.testing.assert_array_equal(found.rows, longer.rows)
     np.testing.assert_allclose(found.weights, longer.weights, atol=1e-6)
@@ -347,7 +347,7 @@ def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool
     served = serve(snapshot.catalogue, index_from=1) if indexed else snapshot
     how = Attending(mode="coarse" if indexed else "exact")
     found = search(served, np.zeros(DIMENSION, np.float32), limit=5,
-                   allowed=snapshot.catalogue.listed, how=how)  # fmt: skip
+                   allowed=snapshot.catalogue.visible, how=how)  # fmt: skip
     assert found.rows.tolist() == []
     assert found.matched == ()
     assert (found.mode, found.keys, found.mass) == (how.mode, 0, 1)
@@ -357,7 +357,7 @@ def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
     """One item with all the weight, matched in one field."""
     made = snapshot.catalogue
     query = encode(["title 12"])[0]
-    found = search(snapshot, query, limit=9, allowed=made.listed, how=Attending(hard=True))
+    found = search(snapshot, query, limit=9, allowed=made.visible, how=Attending(hard=True))
     assert found.rows.tolist() == [12]
     assert found.weights.tolist() == [1]
     assert found.matched == ({"title": 1.0},)
@@ -366,7 +366,7 @@ def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
 @pytest.mark.parametrize("temperature", [1e-6, 1e6])
 def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: float) -> None:
     """Near the limits of what is accepted: the best item alone, and nearly no difference."""
-    query, allowed = encode(["title 12"])[0], snapshot.catalogue.listed
+    query, allowed = encode(["title 12"])[0], snapshot.catalogue.visible
     how = Attending(temperature)
     found = search(snapshot, query, limit=100, allowed=allowed, how=how)
     assert np.isfinite(found.weights).all()
@@ -381,11 +381,11 @@ def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: floa
 def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, how: Attending) -> None:
     """Nor in a catalogue without any text; and nothing was left out."""
     nothing = np.zeros(40, dtype=np.bool_)
-    bare = serve(Catalogue.empty(DIMENSION).updated([Entry("a")], [], encode))
+    bare = serve(Catalogue.empty(DIMENSION).updated([ItemEntry("a")], [], encode))
     for served, allowed in (
         (snapshot, nothing),
         (serve(snapshot.catalogue, index_from=1), nothing),
-        (bare, bare.catalogue.listed),
+        (bare, bare.catalogue.visible),
     ):
         found = search(served, unit(5), limit=5, allowed=allowed, how=how)
         assert found.rows.tolist() == []
@@ -408,7 +408,7 @@ COARSE = Attending(mode="coarse")
 def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred keys from the index give the best items nearly the weights of all keys."""
     monkeypatch.setattr(models.ranking.search, "COARSE_KEYS", 150)
-    allowed = large.catalogue.listed
+    allowed = large.catalogue.visible
     for seed in range(10):
         found = search(large, unit(seed), limit=1000, allowed=allowed, how=COARSE)
         true = search(large, unit(seed), limit=1000, allowed=allowed)
@@ -428,7 +428,7 @@ def test_more_keys_hold_more(large: Snapshot) -> None:
     masses = []
     for k in (1, 10, 100, 1000):
         how = Attending(mode="coarse", k=k)
-        found = search(large, unit(4), limit=1000, allowed=large.catalogue.listed, how=how)
+        found = search(large, unit(4), limit=1000, allowed=large.catalogue.visible, how=how)
         assert k <= found.keys <= 2 * k
         masses.append(found.mass)
     assert masses == sorted(masses)
@@ -440,7 +440,7 @@ def test_more_keys_hold_more(large: Snapshot) -> None:
 @pytest.mark.parametrize("k", [1200, 1201, 100_000])
 def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, k: int) -> None:
     """With room for every key, finding keys first changes nothing."""
-    allowed = large.catalogue.listed
+    allowed = large.catalogue.visible
     served = large if indexed else serve(large.catalogue)
     how = Attending(mode="coarse", k=k)
     found = search(served, unit(3), limit=50, allowed=allowed, how=how)
@@ -461,14 +461,14 @@ def test_probes_are_how_much_of_the_index_is_searched(
     for probes in (1, 1000):
         how = Attending(mode="coarse", k=200, probes=probes)
         masses[probes] = [
-            search(large, unit(seed), limit=9, allowed=large.catalogue.listed, how=how).mass
+            search(large, unit(seed), limit=9, allowed=large.catalogue.visible, how=how).mass
             for seed in range(5)
         ]
     assert sum(masses[1]) < sum(masses[1000])
     scanned = Attending(mode="coarse", k=200)
     for seed, mass in enumerate(masses[1000]):
         every = serve(large.catalogue)
-        found = search(every, unit(seed), limit=9, allowed=every.catalogue.listed, how=scanned)
+        found = search(every, unit(seed), limit=9, allowed=every.catalogue.visible, how=scanned)
         assert mass == pytest.approx(found.mass, abs=1e-5)
 
 
@@ -476,7 +476,7 @@ def test_auto_is_exact_up_to_so_many_keys_of_what_may_be_answered(large: Snapsho
     """The rule of every memory: two keys each of 600 items, and of the 3 that pass a filter."""
     few = np.zeros(600, dtype=np.bool_)
     few[[3, 77, 500]] = True
-    for allowed, keys in ((large.catalogue.listed, 1200), (few, 6)):
+    for allowed, keys in ((large.catalogue.visible, 1200), (few, 6)):
         for limit, mode in ((keys, "exact"), (keys - 1, "coarse")):
             how = Attending(exact_up_to=limit, k=2)
             found = search(large, unit(6), limit=9, allowed=allowed, how=how)
@@ -503,7 +503,7 @@ def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
     later = large.catalogue.updated(entries(3, first=600), [], encode)
     now = large.refreshed(later, large.counts)
     assert now.key_index is not None
-    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.listed, how=how)
+    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.visible, how=how)
     assert found.rows.tolist() == [601]
     assert found.mode == "coarse"
     hidden = later.allowed(ItemFilter())
@@ -517,7 +517,7 @@ def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
 
 def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
     """Between two items, by e to its difference; an item it lifts enough comes first."""
-    query, allowed = unit(7), snapshot.catalogue.listed
+    query, allowed = unit(7), snapshot.catalogue.visible
     plain = search(snapshot, query, limit=100, allowed=allowed)
     bias = np.zeros(40, np.float32)
     bias[plain.rows[4]] = 2.0
@@ -534,7 +534,7 @@ def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
 @pytest.mark.parametrize("how", [SOFTMAX, Attending(3.0), Attending(mode="coarse", k=9)])
 def test_a_bias_of_nothing_is_the_impersonal_search(snapshot: Snapshot, how: Attending) -> None:
     """To the last bit, in weights and in order."""
-    allowed = snapshot.catalogue.listed
+    allowed = snapshot.catalogue.visible
     plain = search(snapshot, unit(8), limit=100, allowed=allowed, how=how)
     zero = np.zeros(40, np.float32)
     found = search(snapshot, unit(8), limit=100, allowed=allowed, how=how, personal=zero)
@@ -548,7 +548,7 @@ def test_the_nearest_items_are_those_of_the_plain_search(
     snapshot: Snapshot, how: Attending
 ) -> None:
     """Whom a memory may re-rank depends on the text, not on the softmax that is asked for."""
-    allowed = snapshot.catalogue.listed
+    allowed = snapshot.catalogue.visible
     plain = Loop(snapshot.catalogue, unit(9), allowed).order()
     matches = match(snapshot, unit(9), allowed=allowed, how=how)
     assert nearest(matches, 7).tolist() == plain[:7]
@@ -567,7 +567,7 @@ def test_a_query_is_compared_with_the_keys_once(
         return product(query, keys)
 
     monkeypatch.setattr(models.ranking.search, "_of_units", counting)
-    matches = match(snapshot, unit(9), allowed=snapshot.catalogue.listed)
+    matches = match(snapshot, unit(9), allowed=snapshot.catalogue.visible)
     nearest(matches, 7)
     models.ranking.search.search(matches, limit=9, personal=np.ones(40, np.float32))
     models.ranking.search.search(matches, limit=9)

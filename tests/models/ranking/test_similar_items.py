@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import SPACES, Alike, Space, similar, spaces_of
 from models.recommender.recommender import Recommender
@@ -24,7 +24,7 @@ def model() -> Recommender:
 
 @pytest.fixture(scope="module")
 def snapshot(model: Recommender) -> Snapshot:
-    made = catalogue(ITEMS).updated([Entry(MUTE), Entry("hidden", hidden=True)], [], encode)
+    made = catalogue(ITEMS).updated([ItemEntry(MUTE), ItemEntry("hidden", hidden=True)], [], encode)
     return Snapshot.build("v", trained(model), made, np.zeros(ITEMS + 1, np.int64))
 
 
@@ -33,7 +33,7 @@ def loop(
 ) -> dict[int, tuple[float, float, dict[str, tuple[float, float]]]]:
     """What each allowed item is given: score, weight, and cosine and share by space."""
     tables = {
-        "content": (snapshot.catalogue.content, snapshot.catalogue.described),
+        "content": (snapshot.catalogue.content, snapshot.catalogue.has_content),
         "trained": (snapshot.tables.vectors.numpy(), snapshot.trained_rows.numpy() >= 0),
     }
     logits: dict[tuple[int, str], float] = {}
@@ -45,7 +45,7 @@ def loop(
         every = {
             other: cosine(vectors[row].tolist(), vectors[other].tolist())
             for other in range(len(vectors))
-            if there[other] and snapshot.catalogue.listed[other] and other != row
+            if there[other] and snapshot.catalogue.visible[other] and other != row
         }
         mean = math.fsum(every.values()) / len(every)
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in every.values()) / len(every))
@@ -129,23 +129,23 @@ def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
 
 def test_similar_leaves_out_what_has_no_key(model: Recommender) -> None:
     """Listed or not; and gives no more than there is."""
-    made = catalogue(ITEMS).updated([Entry("blank")], [], encode)
+    made = catalogue(ITEMS).updated([ItemEntry("blank")], [], encode)
     snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
-    found = similar(snapshot, 3, limit=100, allowed=made.listed)
+    found = similar(snapshot, 3, limit=100, allowed=made.visible)
     assert sorted(found.rows.tolist()) == [row for row in range(ITEMS) if row != 3]
     nothing = np.zeros(ITEMS + 1, dtype=np.bool_)
     none = similar(snapshot, 3, limit=5, allowed=nothing)
     assert (none.rows.tolist(), len(none.scores), none.spaces) == ([], 0, ())
-    assert similar(snapshot, 29, limit=5, allowed=made.listed, spaces=("trained",)).spaces == ()
+    assert similar(snapshot, 29, limit=5, allowed=made.visible, spaces=("trained",)).spaces == ()
 
 
 def test_similar_before_training_is_likeness_of_text() -> None:
     """The same text first, with a cosine of 1."""
     made = catalogue(5).updated(
-        [Entry("twin", fields={"title": "title 2", "description": "about 2"})], [], encode
+        [ItemEntry("twin", fields={"title": "title 2", "description": "about 2"})], [], encode
     )
     snapshot = Snapshot.build("v", None, made, np.zeros(6, np.int64))
-    found = similar(snapshot, 2, limit=2, allowed=made.listed)
+    found = similar(snapshot, 2, limit=2, allowed=made.visible)
     assert found.rows[0] == 5
     assert [set(keys) for keys in found.spaces] == [{"content"}, {"content"}]
     assert found.spaces[0]["content"].cosine == pytest.approx(1, abs=1e-6)
@@ -154,10 +154,10 @@ def test_similar_before_training_is_likeness_of_text() -> None:
 
 def test_items_that_are_all_alike_share_the_weight() -> None:
     """Where every cosine is the same none stands above the mean, and nothing is divided by zero."""
-    same = [Entry(f"i{n}", fields={"title": "one title"}) for n in range(4)]
+    same = [ItemEntry(f"i{n}", fields={"title": "one title"}) for n in range(4)]
     made = catalogue(0).updated(same, [], encode)
     snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))
-    found = similar(snapshot, 1, limit=9, allowed=made.listed)
+    found = similar(snapshot, 1, limit=9, allowed=made.visible)
     assert found.rows.tolist() == [0, 2, 3]
     assert found.scores.tolist() == [0, 0, 0]
     assert found.weights.tolist() == pytest.approx([1 / 3] * 3)

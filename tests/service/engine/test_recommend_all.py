@@ -23,7 +23,7 @@ from service.engine.engine import open_engine
 from service.engine.recommend_all import Listed, write_lists
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from tests.support.tiny import NOON, World, item_id
 
@@ -60,7 +60,7 @@ def make(
             return await write_lists(
                 store,
                 Registry(data / MODELS_FOLDER),
-                Embeddings(StaticEncoder(), data / EMBEDDINGS_FILE),
+                EmbeddingCache(StaticEncoder(), data / EMBEDDINGS_FILE),
                 out,
                 query,
                 at=NOON,

@@ -23,7 +23,7 @@ def find(
 ) -> Searched:
     """What is found, with every reason."""
     query = SearchQuery(Asker(explain=50), text, limit, personal=personal)
-    allowed = SERVED.catalogue.listed
+    allowed = SERVED.catalogue.visible
     return search_items(
         query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, how=how
     )

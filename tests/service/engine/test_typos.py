@@ -10,7 +10,7 @@ from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item
 from service.engine.search import matched
 from service.evaluation.search_quality import searchable
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 
 # Words of five letters and more, some of them a mistake apart: castle and cattle.
 TEXT = """
@@ -27,7 +27,7 @@ walnut weather whisper window winter wizard
 """
 WORDS = TEXT.split()
 TITLES = 300
-EMBEDDINGS = Embeddings(StaticEncoder())
+EMBEDDINGS = EmbeddingCache(StaticEncoder())
 
 
 def titles() -> list[str]:
@@ -69,7 +69,7 @@ def test_a_title_with_one_mistake_finds_its_item(kind: str) -> None:
         words[place] = edited(words[place], kind, rng)
         query = " ".join(words)
         assert query != title
-        _, matches = matched(query, snapshot, EMBEDDINGS.query, allowed=snapshot.catalogue.offered)
+        _, matches = matched(query, snapshot, EMBEDDINGS.query, allowed=snapshot.catalogue.servable)
         rows = search(matches, limit=3).rows.tolist()
         if snapshot.catalogue.row(str(n)) not in rows:
             lost.append((title, query, [snapshot.catalogue.titles[row] for row in rows]))

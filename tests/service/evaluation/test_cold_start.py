@@ -17,7 +17,7 @@ from service.evaluation import cold_start, cold_start_report, compare_models
 from service.evaluation.cold_start import ColdStart
 from service.evaluation.compare_models import HEED
 from service.runtime.data_layout import STORE_FILE
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import training_corpus
 from tests.support.tiny import QUICK, World
@@ -33,7 +33,7 @@ def measured(
     data = world.copy(tmp_path_factory.mktemp("cold") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
-        corpus = training_corpus.read(store, Embeddings(StaticEncoder()))
+        corpus = training_corpus.read(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
     task = protocol_a(corpus.log)

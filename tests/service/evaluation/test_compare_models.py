@@ -12,7 +12,7 @@ from models.evaluation.protocols import protocol_a
 from models.text.static_encoder import StaticEncoder
 from service.evaluation import compare_models
 from service.runtime.data_layout import STORE_FILE
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import QUICK, World
@@ -26,7 +26,7 @@ def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> training_c
     data = world.copy(tmp_path_factory.mktemp("compared") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
-        return training_corpus.read(store, Embeddings(StaticEncoder()))
+        return training_corpus.read(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 

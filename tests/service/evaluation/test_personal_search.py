@@ -17,14 +17,14 @@ from service.engine.search import search_items
 from service.evaluation import personal_search
 from service.evaluation.personal_search import GRID, Cases, Ranked, cases_of, mrr, ranked
 from service.evaluation.search_quality import searchable
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from tests.service.cli.test_cli import Heed, heed
 from tests.support.reference import cosine
 from tests.support.tiny import World
 
 __all__ = ["heed"]
 
-EMBEDDINGS = Embeddings(StaticEncoder())
+EMBEDDINGS = EmbeddingCache(StaticEncoder())
 # Two kinds of films that are called alike, and one that nobody can ask for.
 ITEMS = [
     *(Item(f"w{n}", title=f"war and battle {n}", categories=("Drama",)) for n in range(3)),
@@ -69,7 +69,7 @@ def answered(case: int, personal: float) -> list[int]:
         SNAPSHOT,
         asker(SNAPSHOT, events),
         EMBEDDINGS.query,
-        allowed=SNAPSHOT.catalogue.offered,
+        allowed=SNAPSHOT.catalogue.servable,
         how=SOFTMAX,
     )
     return [row for row in found.found.rows.tolist() if row not in events.items]

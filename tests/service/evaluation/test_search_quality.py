@@ -17,8 +17,8 @@ from service.domain.records import Item
 from service.evaluation import search_quality
 from service.evaluation.search_quality import WAYS, differences, judge, searchable, tune
 from service.runtime.data_layout import SEARCH_FILE
-from service.snapshots.search_parameters import keep, parameters
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.search_parameters import load_search_parameters, save_search_parameters
+from service.snapshots.text_embeddings import EmbeddingCache
 from tests.service.cli.test_cli import Heed, heed
 from tests.support.judged import beir
 from tests.support.reference import bm25, cosine
@@ -43,7 +43,7 @@ QUERIES = [
     Judged("orchestra", {"2": 1.0, "9": 1.0}),
 ]
 ITEMS = [Item(str(n), title=title, description=text) for n, (title, text) in enumerate(TEXTS)]
-EMBEDDINGS = Embeddings(StaticEncoder())
+EMBEDDINGS = EmbeddingCache(StaticEncoder())
 
 
 def ideal(gains: list[float]) -> float:
@@ -151,9 +151,12 @@ def test_nothing_is_fitted_on_a_few_queries() -> None:
 def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: str) -> None:
     """Searching otherwise than was fitted, and not saying so, would be worse."""
     path = tmp_path / SEARCH_FILE
-    assert parameters(path, "a") == DEFAULTS
+    assert load_search_parameters(path, "a") == DEFAULTS
     path.write_text(content)
-    for use in (lambda: parameters(path, "b"), lambda: keep(path, "b", DEFAULTS)):
+    for use in (
+        lambda: load_search_parameters(path, "b"),
+        lambda: save_search_parameters(path, "b", DEFAULTS),
+    ):
         with pytest.raises(Corrupt, match=r"search.json: .*delete it, .*heed tune-search"):
             use()
     assert path.read_text() == content
@@ -165,15 +168,15 @@ def test_parameters_come_back_as_they_were_kept(
     """All of them, for the encoder that they were fitted with; another gets its own, or none."""
     path = tmp_path / SEARCH_FILE
     kept = SearchParameters(0.05, 0.3, {"title": 1.0}, {"tags": 0.2})
-    keep(path, "first", kept)
-    assert parameters(path, "first") == kept
+    save_search_parameters(path, "first", kept)
+    assert load_search_parameters(path, "first") == kept
     assert caplog.text == ""
-    assert parameters(path, "second") == DEFAULTS
+    assert load_search_parameters(path, "second") == DEFAULTS
     for text in ("search.json", "fitted for the text encoder first", "second", "tune-search"):
         assert text in caplog.text
-    keep(path, "second", SearchParameters(0.1))
-    assert parameters(path, "first") == kept
-    assert parameters(path, "second") == SearchParameters(0.1)
+    save_search_parameters(path, "second", SearchParameters(0.1))
+    assert load_search_parameters(path, "first") == kept
+    assert load_search_parameters(path, "second") == SearchParameters(0.1)
 
 
 # ---------------------------------------------------------------------------- the commands
@@ -248,12 +251,12 @@ def test_fitted_parameters_are_kept_and_served(
     data = tmp_path / "data"
     assert heed("import", "items", tmp_path / "items.jsonl").code == 0
     bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
-    keep(data / SEARCH_FILE, StaticEncoder.name, bad)
+    save_search_parameters(data / SEARCH_FILE, StaticEncoder.name, bad)
     before = _found(data)
     said = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
     assert said.code == 0, said.err
     assert "Kept in" in said.out
-    kept = parameters(data / SEARCH_FILE, StaticEncoder.name)
+    kept = load_search_parameters(data / SEARCH_FILE, StaticEncoder.name)
     assert kept != bad
     after = _found(data)
     expected = search_quality.judge(
@@ -263,7 +266,7 @@ def test_fitted_parameters_are_kept_and_served(
     assert (after[0] == "5") == (expected.ndcg[0] == 1)
     again = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
     assert "Nothing is changed" in again.out
-    assert parameters(data / SEARCH_FILE, StaticEncoder.name) == kept
+    assert load_search_parameters(data / SEARCH_FILE, StaticEncoder.name) == kept
 
 
 def _found(data: Path) -> list[str]:

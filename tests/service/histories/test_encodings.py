@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue.item_entry import Entry
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import Past
 from models.history.user_memory import UserMemory, encode, remember
@@ -154,7 +154,7 @@ def test_another_catalogue_does_not(snapshot: Snapshot) -> None:
     """The same model over more items goes on; an item of another text is read again."""
     kept = Encodings(PLENTY)
     right(kept, snapshot, asked("ann", 6))
-    entries = [Entry("new", "new", {"title": "new"})]
+    entries = [ItemEntry("new", "new", {"title": "new"})]
     more = snapshot.refreshed(
         snapshot.catalogue.updated(entries, [], encode_texts), snapshot.counts
     )
@@ -162,7 +162,7 @@ def test_another_catalogue_does_not(snapshot: Snapshot) -> None:
         kept.remember(more, asked("ann", 6), DAY)
     assert counts == [0]
     item = int(asked("ann", 6).rows[2])
-    entries = [Entry(f"i{item}", "new", {"title": "other"})]
+    entries = [ItemEntry(f"i{item}", "new", {"title": "other"})]
     text = more.refreshed(more.catalogue.updated(entries, [], encode_texts), more.counts)
     with appends(text) as counts:
         kept.remember(text, asked("ann", 6), DAY)

@@ -63,7 +63,7 @@ def test_answers_are_degraded_while_the_current_model_cannot_serve(
             before = await answers(engine)
             assert {answer.degraded for answer in before} == {False}
             damage(data, world.second)
-            await engine._serving.follow()
+            await engine._serving.follow_registry()
             during = await answers(engine)
             assert {answer.degraded for answer in during} == {True}
             assert {answer.model_version for answer in during} == {world.first}
@@ -89,10 +89,10 @@ def test_answers_are_whole_again_when_another_process_chooses_a_good_model(
         engine = await open_engine(Settings(data=data))
         try:
             damaged_weights(data, world.second)
-            await engine._serving.follow()
+            await engine._serving.follow_registry()
             assert {answer.degraded for answer in await answers(engine)} == {True}
             Registry(data / MODELS_FOLDER).activate(world.first)
-            await engine._serving.follow()
+            await engine._serving.follow_registry()
             assert {answer.degraded for answer in await answers(engine)} == {False}
         finally:
             await engine.close()

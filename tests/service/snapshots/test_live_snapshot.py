@@ -26,9 +26,9 @@ from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import Serving
+from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from tests.support.tiny import NOON, World, events, item_id, items
 
@@ -80,9 +80,11 @@ def encoder() -> Slow:
 
 
 @pytest.fixture
-async def serving(store: SQLiteStore, registry: Registry, encoder: Slow) -> AsyncIterator[Serving]:
+async def serving(
+    store: SQLiteStore, registry: Registry, encoder: Slow
+) -> AsyncIterator[LiveSnapshot]:
     with ThreadPoolExecutor(2) as pool:
-        opened = Serving(store, registry, Embeddings(encoder), pool)
+        opened = LiveSnapshot(store, registry, EmbeddingCache(encoder), pool)
         await opened.open()
         yield opened
 
@@ -99,38 +101,38 @@ def scores(snapshot: Snapshot) -> list[float]:
 # ------------------------------------------------------------------ the catalogue
 
 
-async def test_it_opens_with_what_is_there(serving: Serving, world: World) -> None:
+async def test_it_opens_with_what_is_there(serving: LiveSnapshot, world: World) -> None:
     """The current model, the whole catalogue, and popularity from the whole log."""
     snapshot = serving.snapshot
     assert snapshot.version == world.first
-    assert int(snapshot.catalogue.listed.sum()) == 60
+    assert int(snapshot.catalogue.visible.sum()) == 60
     seen = snapshot.counts[snapshot.catalogue.rows([event.item_id for event in events()])]
     assert int(snapshot.counts.sum()) == len(events())
     assert seen.min() >= 1
 
 
 async def test_every_change_is_in_the_next_snapshot(
-    serving: Serving, store: SQLiteStore, data: Path
+    serving: LiveSnapshot, store: SQLiteStore, data: Path
 ) -> None:
     """Whoever wrote it, this process or another; a snapshot that was handed out stays as it was."""
     before = await serving.current()
     assert await serving.current() is before
     await store.put_items([Item("new", title="rocket")])
     after = await serving.current()
-    assert after.catalogue.listed[after.catalogue.row("new")]
+    assert after.catalogue.visible[after.catalogue.row("new")]
     assert before.catalogue.row("new") == -1
     other = SQLiteStore(data / STORE_FILE)
     await other.delete_item("new")
     await other.put_items([Item(item_id(0, 0), title="rocket", hidden=True)])
     await other.close()
     last = await serving.current()
-    assert not last.catalogue.listed[last.catalogue.row("new")]
-    assert not last.catalogue.listed[last.catalogue.row(item_id(0, 0))]
-    assert before.catalogue.listed[before.catalogue.row(item_id(0, 0))]
+    assert not last.catalogue.visible[last.catalogue.row("new")]
+    assert not last.catalogue.visible[last.catalogue.row(item_id(0, 0))]
+    assert before.catalogue.visible[before.catalogue.row(item_id(0, 0))]
 
 
 async def test_many_at_once_refresh_once(
-    serving: Serving, store: SQLiteStore, encoder: Slow
+    serving: LiveSnapshot, store: SQLiteStore, encoder: Slow
 ) -> None:
     """Questions that come together share the work, and all see the change."""
     asked = encoder.asked
@@ -142,26 +144,26 @@ async def test_many_at_once_refresh_once(
 
 
 async def test_the_catalogue_is_read_in_parts(
-    serving: Serving, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    serving: LiveSnapshot, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However small they are, at the start and later, what is served is the same."""
-    monkeypatch.setattr("service.snapshots.live_snapshot._PART", 7)
+    monkeypatch.setattr("service.snapshots.live_snapshot._READ_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
-        again = Serving(store, registry, Embeddings(StaticEncoder()), pool)
+        again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
         await again.open()
         np.testing.assert_allclose(scores(again.snapshot), scores(serving.snapshot), atol=1e-6)
         for batch in range(3):
             await store.put_items([Item(f"n{batch}.{n}", title=f"title {n}") for n in range(20)])
         await store.delete_item("n1.3")
         now = (await again.current()).catalogue
-        assert now.listed.sum() == 60 + 60 - 1
+        assert now.visible.sum() == 60 + 60 - 1
 
 
 @pytest.fixture
-async def indexed(store: SQLiteStore, registry: Registry) -> AsyncIterator[Serving]:
+async def indexed(store: SQLiteStore, registry: Registry) -> AsyncIterator[LiveSnapshot]:
     """What is served with an index from five rows on."""
     with ThreadPoolExecutor(2) as pool:
-        opened = Serving(store, registry, Embeddings(StaticEncoder()), pool, index_from=5)
+        opened = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool, index_from=5)
         await opened.open()
         yield opened
         opened.close()
@@ -172,17 +174,17 @@ def titled(snapshot: Snapshot, title: str) -> list[str]:
     catalogue = snapshot.catalogue
     query = StaticEncoder().encode([title])[0]
     how = Attending(mode="coarse", k=3)
-    found = search(match(snapshot, query, allowed=catalogue.listed, how=how), limit=1)
+    found = search(match(snapshot, query, allowed=catalogue.visible, how=how), limit=1)
     return [catalogue.vocabulary.id(row) for row in found.rows.tolist()]
 
 
 async def test_indexes_are_made_anew_while_requests_are_answered(
-    indexed: Serving, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    indexed: LiveSnapshot, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What changed before, meanwhile and after is found at every time, and the new one holds it."""
     held, begun = threading.Event(), threading.Event()
     made: list[Snapshot] = []
-    indexing = Snapshot.indexing
+    indexing = Snapshot.reindexed
 
     def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
         begun.set()
@@ -190,9 +192,9 @@ async def test_indexes_are_made_anew_while_requests_are_answered(
         made.append(indexing(snapshot, index_from=index_from))
         return made[-1]
 
-    monkeypatch.setattr(Snapshot, "indexing", slowly)
+    monkeypatch.setattr(Snapshot, "reindexed", slowly)
     first = indexed.snapshot
-    assert (first.indexed, first.indexed_keys) == (60, len(first.catalogue.keys))
+    assert (first.indexed_items, first.indexed_keys) == (60, len(first.catalogue.keys))
     await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])
     await store.put_items([Item(item_id(0, n), title=f"submarine {n}") for n in range(3)])
     before = await indexed.current()
@@ -206,12 +208,12 @@ async def test_indexes_are_made_anew_while_requests_are_answered(
     assert titled(during, "violin") == ["n3"]
     assert titled(during, "volcano") == ["late"]
     held.set()
-    await indexed.settled()
+    await indexed.wait_for_indexing()
     after = indexed.snapshot
-    assert after.indexed == made[0].indexed == 69
+    assert after.indexed_items == made[0].indexed_items == 69
     assert after.index is made[0].index
     keys = after.catalogue.keys
-    assert keys.gone == 2  # the titles of what changed meanwhile, or went; no earlier ones
+    assert keys.orphans == 2  # the titles of what changed meanwhile, or went; no earlier ones
     for text, expected in (("violin", "n3"), ("volcano", "late"), ("submarine 0", item_id(0, 0))):
         assert titled(after, text) == [expected]
     assert "n4" not in titled(after, "rocket number 4")
@@ -220,29 +222,29 @@ async def test_indexes_are_made_anew_while_requests_are_answered(
 
 
 async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
-    indexed: Serving, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
+    indexed: LiveSnapshot, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The indexes of the model before it are let go of."""
     held = threading.Event()
-    indexing = Snapshot.indexing
+    indexing = Snapshot.reindexed
     before = indexed.snapshot.model
 
     def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
         assert snapshot.model is not before or held.wait(60)
         return indexing(snapshot, index_from=index_from)
 
-    monkeypatch.setattr(Snapshot, "indexing", slowly)
+    monkeypatch.setattr(Snapshot, "reindexed", slowly)
     await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])
     await indexed.current()
     mine = await indexed.activate(world.second)
     held.set()
-    await indexed.settled()
+    await indexed.wait_for_indexing()
     assert indexed.snapshot is mine
-    assert mine.indexed == 69
+    assert mine.indexed_items == 69
 
 
 async def test_what_a_request_began_outlives_it(
-    serving: Serving, store: SQLiteStore, encoder: Slow
+    serving: LiveSnapshot, store: SQLiteStore, encoder: Slow
 ) -> None:
     """A request that runs out of time leaves its work to the next, which need not begin again."""
     encoder.free.clear()
@@ -258,7 +260,7 @@ async def test_what_a_request_began_outlives_it(
 
 
 async def test_embeddings_of_another_dimension_are_left_out(
-    serving: Serving, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+    serving: LiveSnapshot, store: SQLiteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stored for another encoder, they say nothing to this one: the item is known by its text."""
     with caplog.at_level(logging.WARNING):
@@ -270,11 +272,11 @@ async def test_embeddings_of_another_dimension_are_left_out(
         )
         snapshot = await serving.current()
     assert "the embeddings of 1 items are not used" in caplog.text
-    assert snapshot.catalogue.described[snapshot.catalogue.rows(["short", "fits"])].all()
+    assert snapshot.catalogue.has_content[snapshot.catalogue.rows(["short", "fits"])].all()
 
 
 async def test_popularity_is_taken_over_when_told_to(
-    serving: Serving, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
+    serving: LiveSnapshot, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the log holds counts, of unknown items too, and what was forgotten no longer does."""
     name = item_id(2, 2)
@@ -282,42 +284,42 @@ async def test_popularity_is_taken_over_when_told_to(
     row = before.catalogue.row(name)
     await store.append([*[Event("popular", name)] * 5, Event("popular", "unknown")])
     assert serving.snapshot is before
-    await serving.repopulate()
+    await serving.refresh_popularity()
     assert serving.snapshot.counts[row] == before.counts[row] + 5
     assert serving.snapshot.counts[serving.snapshot.catalogue.row("unknown")] == 1
     assert serving.snapshot.version == world.first
     unchanged = serving.snapshot
     with monkeypatch.context() as patched:
         patched.setattr(store, "popularity", None)  # the log is not read where nothing was written
-        await serving.repopulate()
+        await serving.refresh_popularity()
     assert serving.snapshot is unchanged
     await store.forget("popular")
-    await serving.repopulate()
+    await serving.refresh_popularity()
     assert serving.snapshot.counts[row] == before.counts[row]
 
 
 async def test_removed_items_stay_removed_after_a_restart(
-    serving: Serving, store: SQLiteStore, registry: Registry
+    serving: LiveSnapshot, store: SQLiteStore, registry: Registry
 ) -> None:
     """A deleted item that events name is known to the next process, and as gone."""
     name = item_id(2, 2)
     await store.delete_item(name)
     before = (await serving.current()).catalogue
     with ThreadPoolExecutor(1) as pool:
-        again = Serving(store, registry, Embeddings(StaticEncoder()), pool)
+        again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
         await again.open()
     after = again.snapshot.catalogue
     for catalogue in (before, after):
         row = catalogue.row(name)
         assert row >= 0
-        assert catalogue.gone[row]
-        assert not catalogue.listed[row]
+        assert catalogue.deleted[row]
+        assert not catalogue.visible[row]
 
 
 # ------------------------------------------------------------------ models
 
 
-async def test_rows_keep_their_meaning_across_models(serving: Serving, world: World) -> None:
+async def test_rows_keep_their_meaning_across_models(serving: LiveSnapshot, world: World) -> None:
     """A swap changes scores and nothing else; back again, they are what they were."""
     first = serving.snapshot
     second = await serving.activate(world.second)
@@ -366,7 +368,7 @@ BAD: dict[str, Callable[[Files], tuple[Files, str]]] = {
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_what_does_not_fit_is_rejected_with_its_reason(
-    serving: Serving, registry: Registry, world: World, kind: str
+    serving: LiveSnapshot, registry: Registry, world: World, kind: str
 ) -> None:
     """Activated or made current by somebody else, it is not served, and the old one goes on."""
     before = serving.snapshot
@@ -378,12 +380,12 @@ async def test_what_does_not_fit_is_rejected_with_its_reason(
     assert registry.current() == world.first
     assert serving.snapshot is before
     registry.activate(version)
-    await serving.follow()
+    await serving.follow_registry()
     assert serving.snapshot is before
 
 
 async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
-    serving: Serving, registry: Registry, world: World, data: Path
+    serving: LiveSnapshot, registry: Registry, world: World, data: Path
 ) -> None:
     """One byte is enough; nothing is pointed at, and the old version goes on serving."""
     path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS
@@ -401,22 +403,22 @@ async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
 
 
 async def test_following_serves_what_is_current_and_never_decides_it(
-    serving: Serving, registry: Registry, world: World
+    serving: LiveSnapshot, registry: Registry, world: World
 ) -> None:
     """It goes where the pointer goes, and leaves the pointer alone."""
     for version in (world.second, world.first, world.second):
         registry.activate(version)
         token = registry.current_token()
-        await serving.follow()
+        await serving.follow_registry()
         assert serving.snapshot.version == version
         assert registry.current_token() == token
     before = serving.snapshot
-    await serving.follow()
+    await serving.follow_registry()
     assert serving.snapshot is before
 
 
 async def test_a_choice_made_meanwhile_is_followed_next(
-    serving: Serving, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
+    serving: LiveSnapshot, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever makes another version current while one is being loaded is not overruled."""
     loading = registry.load
@@ -429,15 +431,15 @@ async def test_a_choice_made_meanwhile_is_followed_next(
 
     registry.activate(world.second)
     monkeypatch.setattr(registry, "load", slow)
-    await serving.follow()
+    await serving.follow_registry()
     assert registry.current() == world.first
-    await serving.follow()
+    await serving.follow_registry()
     assert serving.snapshot.version == world.first
 
 
 @pytest.mark.parametrize("kind", ["gone", "pointer"])
 async def test_what_cannot_be_followed_is_said_once(
-    serving: Serving,
+    serving: LiveSnapshot,
     registry: Registry,
     world: World,
     data: Path,
@@ -454,11 +456,11 @@ async def test_what_cannot_be_followed_is_said_once(
         (folder / "current").write_bytes(b"damaged")
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            await serving.follow()
+            await serving.follow_registry()
     assert serving.snapshot is before
     assert len(caplog.records) == 1
     registry.activate(world.first)
-    await serving.follow()
+    await serving.follow_registry()
     assert serving.snapshot is before
 
 
@@ -470,7 +472,7 @@ async def test_a_damaged_current_version_refuses_to_open(
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1])
     with ThreadPoolExecutor(1) as pool:
-        serving = Serving(store, Registry(data / MODELS_FOLDER), Embeddings(encoder), pool)
+        serving = LiveSnapshot(store, Registry(data / MODELS_FOLDER), EmbeddingCache(encoder), pool)
         with pytest.raises(HeedError, match=ITEMS):
             await serving.open()
 
@@ -481,10 +483,10 @@ async def test_without_a_model_content_answers(
     """An empty registry is no obstacle; the first model published is taken up."""
     with ThreadPoolExecutor(1) as pool:
         empty = Registry(tmp_path / "empty")
-        serving = Serving(store, empty, Embeddings(encoder), pool)
+        serving = LiveSnapshot(store, empty, EmbeddingCache(encoder), pool)
         await serving.open()
         assert serving.snapshot.version == UNTRAINED
         assert np.ptp(scores(serving.snapshot)) > 0.1
         version = empty.publish(registry.load(world.first)[1], {})
-        await serving.follow()
+        await serving.follow_registry()
         assert serving.snapshot.version == version

@@ -18,7 +18,7 @@ from service.domain.records import Item
 from service.domain.settings import Settings
 from service.domain.stage_clock import Stages
 from service.engine.engine import open_engine
-from service.snapshots.text_embeddings import Embeddings, of_another
+from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
 
 Vectors = NDArray[np.float32]
 
@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 def test_each_text_is_encoded_once(path: Path) -> None:
     """Repeated texts get the same vector, which is the encoder's to half precision."""
     encoder = Counting()
-    embeddings = Embeddings(encoder, path)
+    embeddings = EmbeddingCache(encoder, path)
     found = embeddings.encode(TEXTS)
     embeddings.encode(["c", "d"])
     assert encoder.asked == ["a", "b", "c", "ü", "d"]
@@ -63,22 +63,22 @@ def test_each_text_is_encoded_once(path: Path) -> None:
 
 def test_a_restart_changes_no_vector(path: Path) -> None:
     """What is read back equals, bit for bit, what was given out before; nothing is encoded anew."""
-    first = Embeddings(Counting(), path)
+    first = EmbeddingCache(Counting(), path)
     before = first.encode(TEXTS)
     first.save()
     encoder = Counting()
-    second = Embeddings(encoder, path)
+    second = EmbeddingCache(encoder, path)
     np.testing.assert_array_equal(second.encode(TEXTS), before)
     assert encoder.asked == []
     second.encode(["more"])
     second.save()
-    assert len(Embeddings(Counting(), path).encode([*TEXTS, "more"])) == 6
+    assert len(EmbeddingCache(Counting(), path).encode([*TEXTS, "more"])) == 6
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_nothing_new_is_nothing_written(path: Path) -> None:
     """A file that holds everything is left alone; without a path nothing is written at all."""
-    embeddings = Embeddings(Counting(), path)
+    embeddings = EmbeddingCache(Counting(), path)
     embeddings.save()
     assert not path.exists()
     embeddings.encode(TEXTS)
@@ -87,13 +87,13 @@ def test_nothing_new_is_nothing_written(path: Path) -> None:
     embeddings.encode(TEXTS)
     embeddings.save()
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
-    Embeddings(Counting()).save()
+    EmbeddingCache(Counting()).save()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_damaged_file_is_made_anew(path: Path, seed: int) -> None:
     """Cut short or with a bit flipped, it is as if it were not there."""
-    embeddings = Embeddings(Counting(), path)
+    embeddings = EmbeddingCache(Counting(), path)
     before = embeddings.encode(TEXTS)
     embeddings.save()
     whole = path.read_bytes()
@@ -105,20 +105,20 @@ def test_a_damaged_file_is_made_anew(path: Path, seed: int) -> None:
         damaged = whole[:place] + bytes([whole[place] ^ 1 << seed % 8]) + whole[place + 1 :]
     path.write_bytes(damaged)
     encoder = Counting()
-    np.testing.assert_array_equal(Embeddings(encoder, path).encode(TEXTS), before)
+    np.testing.assert_array_equal(EmbeddingCache(encoder, path).encode(TEXTS), before)
     assert encoder.asked == ["a", "b", "c", "ü"]
 
 
 def test_another_encoders_file_is_not_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Vectors of another space are never given out, and the log says why texts are read anew."""
-    assert not of_another(path, "counting")
-    embeddings = Embeddings(Counting(), path)
+    assert not is_of_other_encoder(path, "counting")
+    embeddings = EmbeddingCache(Counting(), path)
     embeddings.encode(TEXTS)
     embeddings.save()
     other = Counting("another", dimension=3)
-    assert Embeddings(other, path).encode(TEXTS).shape == (5, 3)
+    assert EmbeddingCache(other, path).encode(TEXTS).shape == (5, 3)
     assert other.asked == ["a", "b", "c", "ü"]
-    assert [of_another(path, name) for name in ("counting", "another")] == [False, True]
+    assert [is_of_other_encoder(path, name) for name in ("counting", "another")] == [False, True]
     for text in (str(path), "encoder counting, which are not used", "again by another"):
         assert text in caplog.text
 
@@ -126,7 +126,7 @@ def test_another_encoders_file_is_not_read(path: Path, caplog: pytest.LogCapture
 def test_what_is_encoded_is_counted(path: Path) -> None:
     """Up to all texts that are new, while nothing is said of those that are known."""
     texts = [f"text {number}" for number in range(300)]
-    embeddings = Embeddings(Counting(), path)
+    embeddings = EmbeddingCache(Counting(), path)
     told: list[tuple[int, int]] = []
     vectors = embeddings.encode(texts, lambda *far: told.append(far))
     np.testing.assert_allclose(vectors, Counting().encode(texts), atol=1e-3)
@@ -144,7 +144,7 @@ def test_no_room_for_the_file_is_only_a_warning(
     """What cannot be kept is still given out, and kept once there is room."""
     blocked = tmp_path / "file"
     blocked.touch()
-    embeddings = Embeddings(Counting(), blocked / "embeddings.bin")
+    embeddings = EmbeddingCache(Counting(), blocked / "embeddings.bin")
     before = embeddings.encode(TEXTS)
     with caplog.at_level(logging.WARNING):
         embeddings.save()
@@ -158,7 +158,7 @@ def test_no_room_for_the_file_is_only_a_warning(
 def test_a_query_is_the_encoders_own_vector() -> None:
     """Unrounded, and of the same text only once."""
     encoder = Counting()
-    embeddings = Embeddings(encoder)
+    embeddings = EmbeddingCache(encoder)
     for _ in range(3):
         np.testing.assert_array_equal(embeddings.query("q"), Counting().encode(["q"])[0])
     assert encoder.asked == ["q"]
@@ -168,7 +168,7 @@ def test_a_query_is_the_encoders_own_vector() -> None:
 def test_threads_share_it(path: Path) -> None:
     """Many at once encode each text once and get each the right vectors."""
     encoder = Counting()
-    embeddings = Embeddings(encoder, path)
+    embeddings = EmbeddingCache(encoder, path)
     batches = [[f"text {n}" for n in range(start, start + 30)] for start in range(0, 100, 5)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(embeddings.encode, batches))

@@ -13,7 +13,7 @@ from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from tests.service.cli.test_cli import Heed, heed
 from tests.support import tiny_bert
@@ -215,5 +215,5 @@ def test_the_vectors_of_a_model_are_kept_by_training(
         def encode(self, texts: object) -> None:
             raise AssertionError(texts)
 
-    kept = Embeddings(Silent(), data / EMBEDDINGS_FILE)  # type: ignore[arg-type]
+    kept = EmbeddingCache(Silent(), data / EMBEDDINGS_FILE)  # type: ignore[arg-type]
     assert kept.encode(["space, even"]).any()

@@ -25,7 +25,7 @@ from service.engine.engine import Engine, open_engine
 from service.histories.request_history import Asked
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import NOON, QUICK, SECOND, events, item_id, items
@@ -54,7 +54,7 @@ def fill(path: Path, sent: list[Event]) -> training_corpus.Corpus:
 
     try:
         asyncio.run(put())
-        return training_corpus.read(store, Embeddings(StaticEncoder()))
+        return training_corpus.read(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 

@@ -27,7 +27,7 @@ from service.domain.errors import ModelRejected, StoreFull
 from service.domain.records import Event, Item
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import Embeddings
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
@@ -48,8 +48,8 @@ def registry(tmp_path: Path) -> Registry:
 
 
 @pytest.fixture
-def embeddings() -> Embeddings:
-    return Embeddings(StaticEncoder())
+def embeddings() -> EmbeddingCache:
+    return EmbeddingCache(StaticEncoder())
 
 
 def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None) -> None:
@@ -64,7 +64,7 @@ def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None)
 
 
 def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
-    store: SQLiteStore, embeddings: Embeddings
+    store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
     """Each user's events in order of time; items known from events alone have no text."""
     sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
@@ -90,7 +90,7 @@ def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
 
 
 def test_embeddings_of_another_dimension_do_not_stop_it(
-    store: SQLiteStore, embeddings: Embeddings
+    store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
     """An item whose vector is of another space is learned from by its text."""
     odd = replace(items()[0], embedding=np.ones(3, np.float32))
@@ -114,7 +114,7 @@ def shopping(users: int = 40, baskets: int = 10) -> list[Event]:
 
 
 def test_a_log_of_baskets_is_trained_and_served_as_one(
-    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
     """Judged by everyone's last basket; what is served scores as it was judged, and adds up."""
     fill(store, shopping())
@@ -144,7 +144,7 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
 
 
 def test_a_log_without_times_is_no_log_of_baskets(
-    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
     """All at one moment: the order of arrival is learned from, and the last event judged by."""
     fill(store, [replace(event, timestamp=NOON) for event in events()])
@@ -158,7 +158,7 @@ def test_a_log_without_times_is_no_log_of_baskets(
 # ------------------------------------------------------------------ what it refuses
 
 
-def refused(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> str:
+def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> str:
     """Why nothing was published."""
     with pytest.raises(ModelRejected) as rejected:
         train_and_publish.train(
@@ -169,13 +169,13 @@ def refused(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> s
 
 
 def test_nothing_to_learn_from(
-    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
     """An empty log says where events come from."""
     assert "heed import" in refused(store, registry, embeddings)
 
 
-def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> None:
+def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
     """Below the least number, that number is named."""
     fill(store, events()[: train_and_publish.ENOUGH_EVENTS - 1])
     why = refused(store, registry, embeddings)
@@ -183,7 +183,9 @@ def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: Embe
     assert "100 are needed" in why
 
 
-def test_no_order_to_learn(store: SQLiteStore, registry: Registry, embeddings: Embeddings) -> None:
+def test_no_order_to_learn(
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
+) -> None:
     """Users of two events each: one to learn from and one to judge by is one too few."""
     fill(store, events(users=80, each=2))
     assert "no user has three events" in refused(store, registry, embeddings)
@@ -204,7 +206,7 @@ def crowd() -> list[Event]:
 
 
 def test_a_model_that_does_not_beat_popularity(
-    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
     """It is not published, and both figures are told. As good is not better."""
     fill(store, crowd())
@@ -263,7 +265,7 @@ def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
 
 
 def test_the_seed_decides_the_model(
-    store: SQLiteStore, registry: Registry, embeddings: Embeddings
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
     """The same one gives the same bytes; progress goes forward and names what is done."""
     fill(store, events())
@@ -321,7 +323,7 @@ class Killing:
 
 
 @pytest.fixture
-def corpus(store: SQLiteStore, embeddings: Embeddings) -> training_corpus.Corpus:
+def corpus(store: SQLiteStore, embeddings: EmbeddingCache) -> training_corpus.Corpus:
     """What is learned of the small world."""
     fill(store, events())
     return training_corpus.read(store, embeddings)
@@ -390,7 +392,7 @@ def test_a_checkpoint_of_other_events_is_left_aside(
 
 
 def test_a_model_that_is_refused_leaves_no_checkpoint(
-    store: SQLiteStore, registry: Registry, embeddings: Embeddings, checkpoint: Path
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache, checkpoint: Path
 ) -> None:
     """The same training would be refused again."""
     fill(store, crowd())
