@@ -1,4 +1,4 @@
-"""`Pages`: a large array of rows of which a later state costs what changed, not a copy.
+"""`CowArray`: a large array of rows of which a later state costs what changed, not a copy.
 
 A catalogue of a million items is gigabytes of vectors, and every view of it that requests read is
 frozen. So a view is the beginning of a private mapping of a file in memory. Rows that are new are

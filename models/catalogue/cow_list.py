@@ -1,4 +1,4 @@
-"""`Objects`: a long sequence of Python objects of which a later state costs what changed."""
+"""`CowList`: a long sequence of Python objects of which a later state costs what changed."""
 
 from __future__ import annotations
 

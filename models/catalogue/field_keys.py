@@ -38,7 +38,7 @@ class KeySample(NamedTuple):
 class FieldKeys:
     """A frozen view of all keys; `updated` gives the next one.
 
-    A key never moves: one that its item no longer has stays where it was and is `NOBODY`'s, so
+    A key never moves: one that its item no longer has stays where it was and is `NO_OWNER`'s, so
     that an index over the first keys of a view holds for every later view. `compacted` leaves
     those out.
     """
@@ -84,7 +84,7 @@ class FieldKeys:
 
     @property
     def owners(self) -> NDArray[np.int32]:
-        """[F] the item row behind each key, or `NOBODY`."""
+        """[F] the item row behind each key, or `NO_OWNER`."""
         return self._owners.array
 
     @property

@@ -24,7 +24,7 @@ _BLOCK = 32_768  # items whose tables are made at once: making takes several tim
 class CowItemTables:
     """Two arrays that the tables are parts of, by what is read together.
 
-    Everything is read by item but `offered`, which candidates are compared in.
+    Everything is read by item but `candidate_keys`, which candidates are compared in.
     """
 
     heads: int

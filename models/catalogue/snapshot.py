@@ -153,7 +153,7 @@ class Snapshot:
 
         Args:
             base: the earlier snapshot that they were made from, of the same model.
-            indexed: what `indexing` made of it.
+            indexed: what `reindexed` made of it.
         """
         keys = self.catalogue.keys.rebased(base.catalogue.keys, indexed.catalogue.keys)
         return replace(

@@ -131,7 +131,7 @@ class LiveSnapshot:
         self._snapshot = await loop.run_in_executor(self._executor, build)
 
     def preloaded(self) -> PreloadedSnapshot:
-        """What is served now, for the `Serving` of another process to begin with."""
+        """What is served now, for the `LiveSnapshot` of another process to start from."""
         return PreloadedSnapshot(
             self._embeddings,
             self.vocabulary,
