@@ -48,13 +48,13 @@ class Hits(NamedTuple):
     scores: NDArray[np.float32]  # [L] BM25, above 0
 
 
-class Reading(NamedTuple):
+class ParsedQuery(NamedTuple):
     """What a query asks for."""
 
     text: str  # as it is meant, to be encoded
     words: tuple[tuple[str, ...], ...]  # one after the other; of each what it may stand for
     phrases: tuple[str, ...]  # what was quoted: every answer has it
-    meant: Mapping[str, tuple[str, ...]]  # words that no item has -> those that they stand for
+    corrections: Mapping[str, tuple[str, ...]]  # words of the query -> what they stand for
 
 
 class WordIndex:
@@ -126,7 +126,7 @@ class Words:
 
     # ------------------------------------------------------------------ reading
 
-    def read(self, query: str) -> Reading:
+    def read(self, query: str) -> ParsedQuery:
         """What a query asks for.
 
         What is quoted is a phrase. A word that no item has is taken for one that titles have: for
@@ -164,7 +164,7 @@ class Words:
             if quoted and self._stems.analyze(phrase):
                 phrases.append(phrase)
         text = re.sub('[*"]', " ", text + query[copied:])
-        return Reading(
+        return ParsedQuery(
             " ".join(text.split()) if meant else text, tuple(words), tuple(phrases), meant
         )
 
@@ -213,7 +213,7 @@ class Words:
     def _titles(self, word: str) -> int:
         return int(self._searcher.doc_freq("titles", word))
 
-    def marks(self, reading: Reading, text: str) -> list[tuple[int, int]]:
+    def marks(self, reading: ParsedQuery, text: str) -> list[tuple[int, int]]:
         """Where the words of a query stand in a text: (start, end) in characters, rising."""
         stems = {
             stem for words in reading.words for word in words for stem in self._stems.analyze(word)
@@ -226,7 +226,7 @@ class Words:
 
     # ------------------------------------------------------------------ searching
 
-    def search(self, reading: Reading, count: int, allowed: NDArray[np.bool_]) -> Hits:
+    def search(self, reading: ParsedQuery, count: int, allowed: NDArray[np.bool_]) -> Hits:
         """The items that have the words of a query, by BM25.
 
         Args:
@@ -250,7 +250,7 @@ class Words:
         stays = np.flatnonzero(allowed[rows])[:count]
         return Hits(rows[stays], scores[stays])
 
-    def holding(self, reading: Reading) -> NDArray[np.int64] | None:
+    def holding(self, reading: ParsedQuery) -> NDArray[np.int64] | None:
         """The rows [L] that have every phrase, in any order; None where none was asked for."""
         if not reading.phrases:
             return None
@@ -265,7 +265,7 @@ class Words:
         scores = [score for score, _ in hits]
         return Hits(np.array(rows, dtype=np.int64), np.array(scores, dtype=np.float32))
 
-    def _query(self, reading: Reading) -> tantivy.Query | None:
+    def _query(self, reading: ParsedQuery) -> tantivy.Query | None:
         """The words as one query, None where it has none: a word twice counts twice."""
         clauses = [(_must, self._phrase(phrase)) for phrase in reading.phrases]
         counted = Counter(

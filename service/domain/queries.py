@@ -50,12 +50,12 @@ class Retrieval:
     k: int | None = None
     probes: int | None = None
     max_error: float | None = None  # of contexts, relative
-    order: int | None = None  # of the moments: 1 or 2; 0 = none but a top-k
+    moment_order: int | None = None  # of the moments: 1 or 2; 0 = none but a top-k
 
     @property
     def top(self) -> bool:
         """Whether a top-k is what is asked for."""
-        chosen = self.k is not None or self.probes is not None or self.order == 0
+        chosen = self.k is not None or self.probes is not None or self.moment_order == 0
         return self.mode == "coarse" and chosen
 
 
@@ -130,7 +130,7 @@ class SearchQuery:
     query: str
     limit: int = 20
     filter: Filter = Filter()
-    personal: float = 1.0  # logits that a standard deviation of the memory's scores is worth
+    personal_weight: float = 1.0  # logits per standard deviation of the memory's scores
     highlight: bool = False  # whether texts are wanted, with the words of the query marked
 
 
@@ -236,7 +236,7 @@ class AnsweredItem(TypedDict, total=False):
     matched: dict[str, float]  # search: each field's share of that weight
     highlights: Mapping[str, tuple[Marked, ...]]  # search: field -> its text, marked
     mass: float  # share of the softmax over a memory that the attended rows hold
-    error: float  # of the contexts behind the score, relative, at 99 %; where it is not exact
+    relative_error: float  # bound at 99 % on the contexts behind the score; where not exact
     spaces: Mapping[Space, Likeness]  # similar: in each where the item has a key
 
 
@@ -248,10 +248,10 @@ class Answer:
     model_version: str
     retrieval: str = "exact"  # what was done: exact | coarse
     degraded: bool = False
-    keys: int | None = None  # search: field keys that were attended
+    keys_attended: int | None = None  # search: field keys that were attended
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
-    scanned: int | None = None  # of a long history, rows attended one by one for a target, in mean
-    meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows_scanned: int | None = None  # long histories: mean rows attended one by one for a target
+    corrections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # search: words that no item has -> those that they were taken for
     spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared
 

@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="Share of such answers that are computed again exactly, off their path, for "
-        "the histogram heed_attention_error of /metrics.",
+        "the histogram heed_attention_relative_error of /metrics.",
     )
 
     # ---- limits

@@ -300,14 +300,14 @@ class Answering:
                 item["explanation"] = explanation
         if scores.error is not None:
             for item, error in zip(items, scores.error.tolist(), strict=True):
-                item["error"] = error
+                item["relative_error"] = error
         scanned = None if scores.scanned is None else round(scores.scanned)
         return Answer(
             items,
             snapshot.version,
             scores.mode,
             degraded=self._serving.degraded,
-            scanned=scanned,
+            rows_scanned=scanned,
         )
 
 

@@ -17,7 +17,7 @@ from models.ranking.explain import Reason
 from models.ranking.scoring import Scores, score
 from models.ranking.search import Found, Matches, match, nearest, personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.text.bm25 import Hits, Reading
+from models.text.bm25 import Hits, ParsedQuery
 from service.domain.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
 from service.engine.explain import reasons_of
 
@@ -33,7 +33,7 @@ class Searched:
     """What a text found, and how the asker's memory scored those items that it re-ranked."""
 
     found: Found
-    reading: Reading | None  # of the query; None where no words are kept
+    reading: ParsedQuery | None  # of the query; None where no words are kept
     scores: Scores  # of [P] items; of none without a memory
     places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
     reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
@@ -64,7 +64,7 @@ def search_items(
         query.query, snapshot, encode, allowed=allowed, how=how, parameters=parameters
     )
     near, scores = remembered(snapshot, user, matches, query.limit, how=how)
-    personal = personal_bias(snapshot, scores, near, query.personal) if len(user) else None
+    personal = personal_bias(snapshot, scores, near, query.personal_weight) if len(user) else None
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
@@ -103,7 +103,7 @@ def matched(
     allowed: NDArray[np.bool_],
     how: Attending = SOFTMAX,
     parameters: SearchParameters = DEFAULTS,
-) -> tuple[Reading | None, Matches]:
+) -> tuple[ParsedQuery | None, Matches]:
     """A text read by both heads: as it was understood, and beside the keys that may matter.
 
     The arguments are those of `search_items`.
@@ -177,7 +177,7 @@ def found_answer(
         items,
         snapshot.version,
         "coarse" if coarse else "exact",
-        keys=found.keys,
+        keys_attended=found.keys,
         mass=found.mass,
-        meant={} if searched.reading is None else searched.reading.meant,
+        corrections={} if searched.reading is None else searched.reading.corrections,
     )

@@ -38,7 +38,7 @@ Ranks = NDArray[np.int64]  # [M] of the targets, from 0
 
 # What `personal` is chosen from, and what it is where a request does not say.
 GRID = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-DEFAULT = SearchQuery(Asker(), "").personal
+DEFAULT = SearchQuery(Asker(), "").personal_weight
 _LIMIT = SearchQuery(Asker(), "").limit  # of a request that does not say; more re-ranks more
 _EVERY = 20  # cases between two words of progress
 

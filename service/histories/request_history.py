@@ -299,6 +299,6 @@ def attending(
         retrieval.probes,
         exact_up_to,
         max_error if retrieval.max_error is None else retrieval.max_error,
-        2 if retrieval.order is None else retrieval.order,
+        2 if retrieval.moment_order is None else retrieval.moment_order,
         crossover,
     )

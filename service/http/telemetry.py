@@ -54,28 +54,28 @@ class Metrics:
             registry=self.registry,
         )
         self.seconds = Histogram(
-            "heed_http_request_seconds",
+            "heed_http_request_duration_seconds",
             "Seconds from a request's arrival to the end of its answer.",
             ("method", "route"),
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self.stage_seconds = Histogram(
-            "heed_stage_seconds",
+            "heed_http_stage_duration_seconds",
             "Seconds that a request spent in one stage of its work.",
             ("route", "stage"),
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self.attention_error = Histogram(
-            "heed_attention_error",
+            "heed_attention_relative_error",
             "True relative error of a target's contexts over a long history, of a share of answers "
             "computed again exactly.",
             buckets=_ERRORS,
             registry=self.registry,
         )
         self.attention_beyond = Counter(
-            "heed_attention_error_beyond_stated",
+            "heed_attention_error_bound_exceeded",
             "Targets of those whose true error was larger than the one that was stated.",
             registry=self.registry,
         )

@@ -106,7 +106,11 @@ def test_exact_search_is_the_softmax_over_every_field(
     for item in found["items"]:
         assert item["weight"] == pytest.approx(weights[item["item_id"]], rel=1e-3)
         assert "mass" not in item
-    assert (found["retrieval"], found["keys"], found["mass"]) == ("exact", len(keys.logits), 1)
+    assert (found["retrieval"], found["keys_attended"], found["mass"]) == (
+        "exact",
+        len(keys.logits),
+        1,
+    )
 
 
 @pytest.mark.parametrize("least", [1, 4, 23])
@@ -128,7 +132,7 @@ def test_coarse_search_is_the_softmax_over_the_items_of_the_nearest_fields(
     assert {item["item_id"] for item in found["items"]} == weights.keys()
     for item in found["items"]:
         assert item["weight"] == pytest.approx(weights[item["item_id"]], rel=1e-3)
-    assert (found["retrieval"], found["keys"]) == ("coarse", len(kept))
+    assert (found["retrieval"], found["keys_attended"]) == ("coarse", len(kept))
     assert found["mass"] == pytest.approx(sum(whole[name] for name in named), rel=1e-3)
 
 
@@ -145,7 +149,7 @@ def test_coarse_search_with_room_for_every_key_is_exact(http: httpx.Client) -> N
         for one, other in zip(whole["items"], exact["items"], strict=True):
             for name in ("score", "weight", "matched"):
                 assert one[name] == pytest.approx(other[name], rel=1e-4)
-        assert (whole["keys"], whole["mass"]) == (exact["keys"], exact["mass"])
+        assert (whole["keys_attended"], whole["mass"]) == (exact["keys_attended"], exact["mass"])
 
 
 def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
@@ -155,7 +159,7 @@ def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
         assert search(http)["retrieval"] == "coarse"
         assert search(http, retrieval={"mode": "exact"})["retrieval"] == "exact"
         narrow = search(http, **few)
-        assert (narrow["retrieval"], narrow["keys"]) == ("exact", 4 * 7)
+        assert (narrow["retrieval"], narrow["keys_attended"]) == ("exact", 4 * 7)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +184,10 @@ def test_whatever_is_typed_has_an_answer(http: httpx.Client, query: str, found: 
 def test_a_typo_finds_what_was_meant(http: httpx.Client) -> None:
     """The same items in the same order, and the answer says what it took the word for."""
     right, wrong = search(http, query="castle", limit=5), search(http, query="catsle", limit=5)
-    assert wrong["meant"] == {"catsle": ["castle"]}
+    assert wrong["corrections"] == {"catsle": ["castle"]}
     assert wrong["items"] == right["items"]
     typing = search(http, query="cast", limit=5)
-    assert typing["meant"] == {"cast": ["castle"]}
+    assert typing["corrections"] == {"cast": ["castle"]}
     assert typing["items"] == right["items"]
 
 

@@ -41,15 +41,15 @@ async function search(user, card) {
 
 function show(answer, card) {
   const count = answer.items.length;
-  const meant = Object.entries(answer.meant ?? {}).map(
+  const corrections = Object.entries(answer.corrections ?? {}).map(
     ([word, words]) => `“${word}” is taken for “${words.join("”, “")}”`,
   );
   const how =
     answer.retrieval === "exact"
-      ? `every one of ${answer.keys.toLocaleString("en")} keys was attended`
-      : `${answer.keys.toLocaleString("en")} keys were attended, which hold ${percent(answer.mass)}`;
+      ? `every one of ${answer.keys_attended.toLocaleString("en")} keys was attended`
+      : `${answer.keys_attended.toLocaleString("en")} keys were attended, which hold ${percent(answer.mass)}`;
   const told = count ? `The best ${count}; ${how}.` : "Nothing was found.";
-  $("search-note").textContent = [...meant, told].join(". ");
+  $("search-note").textContent = [...corrections, told].join(". ");
   $("results").replaceChildren(...answer.items.map((item) => result(item, card)));
 }
 

@@ -37,7 +37,7 @@ async def search(body: SearchIn, context: Context) -> Response:
     """Search the catalogue by words and by meaning, best first, with the fields that matched.
 
     What is quoted is a phrase that every answer has; a word that ends with a star may go on. A word
-    that no item has is taken for one that titles have, as `meant` then says.
+    that no item has is taken for one that titles have, as `corrections` then says.
     With a user, items are re-ranked by the score of each; `explain` names the events behind it.
     """
     answer = await context.engine.search(body.to_query(), context.stages)

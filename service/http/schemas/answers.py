@@ -70,7 +70,7 @@ class AnsweredItemOut(BaseModel):
         None,
         description="Share of the softmax over the asker's memory that was attended row by row.",
     )
-    error: float | None = Field(
+    relative_error: float | None = Field(
         None,
         description="Of a long history whose older events were not attended row by row: how far a "
         "head's context behind the score may be off, relative to its length, at 99 % confidence; "
@@ -85,7 +85,7 @@ class AnsweredItemOut(BaseModel):
 
 
 class AnswerOut(BaseModel):
-    """Items from one model version; `keys`, `mass` and `meant` are those of a search."""
+    """Items from one model version; `keys_attended`, `mass` and `corrections` are of searches."""
 
     items: list[AnsweredItemOut]
     model_version: str
@@ -94,16 +94,16 @@ class AnswerOut(BaseModel):
         description="True when a part that is down was left out: the model that was made current "
         "cannot be loaded, and an older one answers."
     )
-    keys: int | None = Field(None, description="How many field keys were attended.")
+    keys_attended: int | None = Field(None, description="How many field keys were attended.")
     mass: float | None = Field(
         None, description="Share of the softmax over all field keys that was attended."
     )
-    scanned: int | None = Field(
+    rows_scanned: int | None = Field(
         None,
         description="Of a long history: how many rows were attended one by one, for a target in "
         "the mean. Events on one item are one row.",
     )
-    meant: dict[str, list[str]] | None = Field(
+    corrections: dict[str, list[str]] | None = Field(
         None, description="Words that no item has, and those that they were taken for."
     )
     spaces: list[Literal["content", "trained"]] | None = Field(
@@ -136,14 +136,14 @@ def answer_out(answer: Answer) -> dict[str, Any]:
         "retrieval": answer.retrieval,
         "degraded": answer.degraded,
     }
-    if answer.keys is not None:
-        out["keys"] = answer.keys
+    if answer.keys_attended is not None:
+        out["keys_attended"] = answer.keys_attended
     if answer.mass is not None:
         out["mass"] = answer.mass
-    if answer.scanned is not None:
-        out["scanned"] = answer.scanned
-    if answer.meant:
-        out["meant"] = {word: list(words) for word, words in answer.meant.items()}
+    if answer.rows_scanned is not None:
+        out["rows_scanned"] = answer.rows_scanned
+    if answer.corrections:
+        out["corrections"] = {word: list(words) for word, words in answer.corrections.items()}
     if answer.spaces is not None:
         out["spaces"] = answer.spaces
     return out

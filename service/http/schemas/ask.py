@@ -73,7 +73,7 @@ class RetrievalIn(Body):
         description="Of a long history: how far a head's context may be off, relative to its "
         "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
     )
-    order: Annotated[Whole, Field(ge=0, le=2)] | None = Field(
+    moment_order: Annotated[Whole, Field(ge=0, le=2)] | None = Field(
         None,
         description="How the rest of a long history is completed: 2 by means and covariances (the "
         "default), 1 by means, 0 not at all, which leaves a top-k. 1 and 0 are for comparing.",
@@ -81,7 +81,7 @@ class RetrievalIn(Body):
 
     def to_retrieval(self) -> Retrieval:
         """The domain's value."""
-        return Retrieval(self.mode, self.k, self.probes, self.max_error, self.order)
+        return Retrieval(self.mode, self.k, self.probes, self.max_error, self.moment_order)
 
 
 class CategoriesIn(Body):
@@ -242,7 +242,7 @@ class SearchIn(Ask):
     query: str = Field(max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
     limit: Limit = 20
     filter: FilterIn = FilterIn()
-    personal: float = Field(
+    personal_weight: float = Field(
         1.0,
         ge=0,
         le=100,
@@ -263,7 +263,7 @@ class SearchIn(Ask):
             self.query,
             self.limit,
             self.filter.to_filter(),
-            self.personal,
+            self.personal_weight,
             self.highlight,
         )
 
@@ -277,13 +277,17 @@ class SimilarParams(Params):
         description="`content`: by their texts or embeddings; `trained`: by what training made of "
         "them; `both`: by both, and an item that is only in one of them by that one.",
     )
-    any: list[Label] = Field([], description="At least one of these categories.")
-    all: list[Label] = Field([], description="Every one of these categories.")
-    none: list[Label] = Field([], description="Not one of these categories.")
+    categories_any: list[Label] = Field([], description="Items in at least one of these.")
+    categories_all: list[Label] = Field([], description="Items in every one of these.")
+    categories_none: list[Label] = Field([], description="Items in none of these.")
 
     def to_query(self, item_id: str) -> SimilarQuery:
         """The domain's value."""
-        categories = Filter(frozenset(self.any), frozenset(self.all), frozenset(self.none))
+        categories = Filter(
+            frozenset(self.categories_any),
+            frozenset(self.categories_all),
+            frozenset(self.categories_none),
+        )
         space = None if self.space == "both" else self.space
         return SimilarQuery(item_id, self.limit, categories, space)
 

@@ -156,7 +156,7 @@ def test_a_word_that_no_item_has_is_taken_for_another(
     words = indexed(["pandas rule", "the ruler", "ruler zebra crossing x"], ["", "", "zzz"])
     reading = words.read(query)
     assert reading.text == text
-    assert reading.meant == meant
+    assert reading.corrections == meant
 
 
 WORD = st.text("abcdé", min_size=1, max_size=6)
@@ -186,7 +186,7 @@ def test_what_is_mistyped_in_a_phrase_is_a_word_too() -> None:
     words = indexed(["big pandas rule", "pandas big", "rule"])
     reading = words.read('the "big Panads" rule')
     assert reading.phrases == ("big Pandas",)
-    assert reading.meant == {"panads": ("pandas",)}
+    assert reading.corrections == {"panads": ("pandas",)}
     assert reading.text == "the big Pandas rule"
     rows = words.holding(reading)
     assert rows is not None
@@ -199,11 +199,11 @@ def test_a_mistake_that_somebody_made_before_is_one_all_the_same() -> None:
     the first."""
     words = indexed(["pyhton"] + [f"python {n}" for n in range(150)] + ["dask", "dusk"])
     reading = words.read("pyhton")
-    assert reading.meant == {"pyhton": ("pyhton", "python")}
+    assert reading.corrections == {"pyhton": ("pyhton", "python")}
     found = words.search(reading, 200, every(153))
     assert found.rows[0] == 0
     assert len(found.rows) == 151
-    assert words.read("dusk").meant == {}
+    assert words.read("dusk").corrections == {}
 
 
 @pytest.mark.parametrize("query", ["", "   ", '"', '""', "*", "🙂🙂", "?!", "שלום", "ß" * 50])

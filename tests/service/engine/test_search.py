@@ -22,7 +22,7 @@ def find(
     text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX, personal: float = 1.0
 ) -> Searched:
     """What is found, with every reason."""
-    query = SearchQuery(Asker(explain=50), text, limit, personal=personal)
+    query = SearchQuery(Asker(explain=50), text, limit, personal_weight=personal)
     allowed = SERVED.catalogue.visible
     return search_items(
         query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, how=how
@@ -86,7 +86,7 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
         found = find("about 3", 5, user, Attending(exact_up_to=limit, k=4))
         told = answer(found, Asker("u"))
         modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
-        assert (told.keys, told.mass) == (found.found.keys, found.found.mass)
+        assert (told.keys_attended, told.mass) == (found.found.keys, found.found.mass)
     assert modes == {
         300: ("exact", "exact", "exact"),
         30: ("exact", "coarse", "coarse"),

@@ -65,7 +65,7 @@ def answered(case: int, personal: float) -> list[int]:
     holdout, queries, _ = cases()
     events = holdout.history.user(int(holdout.users[case]))
     found = search_items(
-        SearchQuery(Asker(), queries[case], len(ITEMS), personal=personal),
+        SearchQuery(Asker(), queries[case], len(ITEMS), personal_weight=personal),
         SNAPSHOT,
         asker(SNAPSHOT, events),
         EMBEDDINGS.query,
@@ -144,7 +144,9 @@ def test_the_command_prints_both_and_how_sure_the_difference_is(
     found = json.loads(report.read_text())
     assert found["cases"] == 40
     chosen, default = found["with"]
-    assert default["personal"] == SearchQuery(Asker(), "").personal == personal_search.DEFAULT
+    assert (
+        default["personal"] == SearchQuery(Asker(), "").personal_weight == personal_search.DEFAULT
+    )
     validation = found["validation"]["memory"]
     assert set(validation) == {f"{worth:g}" for worth in GRID}
     assert validation[f"{chosen['personal']:g}"] == max(validation.values())

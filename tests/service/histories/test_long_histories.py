@@ -65,7 +65,7 @@ async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
         replace(query, asker=replace(asker, visible=EVERYTHING, retrieval=Retrieval("exact"))),
         Stages(),
     )
-    assert wanted.scanned is None
+    assert wanted.rows_scanned is None
     for one, other in zip(found.items, wanted.items, strict=True):
         assert one["score"] == pytest.approx(other["score"], abs=tolerance)
         assert sum(x.contribution for x in one["explanation"]) == pytest.approx(
@@ -99,17 +99,17 @@ def test_nothing_that_happens_to_a_history_makes_an_answer_old(
             lambda: engine.activate(world.second),
         ]
         found = await agree(engine)
-        assert found.scanned is not None
-        assert found.scanned < 2_000
+        assert found.rows_scanned is not None
+        assert found.rows_scanned < 2_000
         for change in changes:
             await change()
             found = await agree(engine)
-            assert found.scanned is not None
+            assert found.rows_scanned is not None
         await agree(engine, explain_exact=True)
         await agree(engine, exclude_self=True)
         await engine.forget("ann")
         query = ScoreQuery(Asker(user_id="ann", at=AT), ITEMS)
-        assert (await engine.score(query, Stages())).scanned is None
+        assert (await engine.score(query, Stages())).rows_scanned is None
 
     _run(world.copy(tmp_path / "data"), story)
 
@@ -133,7 +133,7 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         found = await agree(engine, tolerance=0.01, retrieval=coarse)
         assert found.retrieval == "coarse"
         for item in found.items:
-            assert 0 < item["error"] <= 0.05
+            assert 0 < item["relative_error"] <= 0.05
             assert 0 < item["mass"] < 1
         answer = await engine.recommend(RecommendQuery(asker, limit=5), Stages())
         assert len(answer.items) == 5
@@ -144,9 +144,10 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         )
         assert exact.retrieval == "exact"
         top = await engine.score(
-            ScoreQuery(replace(asker, retrieval=Retrieval("coarse", order=0)), ITEMS), Stages()
+            ScoreQuery(replace(asker, retrieval=Retrieval("coarse", moment_order=0)), ITEMS),
+            Stages(),
         )
-        assert top.scanned is None
+        assert top.rows_scanned is None
         stats = await engine.stats()
         assert stats["long_histories"] == 1
         assert stats["long_history_bytes"] > 0

@@ -215,9 +215,11 @@ def test_a_search_reaches_the_engine_whole(client: Client) -> None:
 
 
 def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
-    """`any`, `all` and `none` may be repeated; an unknown item is 404."""
+    """Each category condition may be repeated; an unknown item is 404."""
     client.post("/v1/items", json={"items": [{"item_id": "a"}, {"item_id": "b"}]})
-    answer = client.get("/v1/items/a/similar?limit=5&any=x&any=y&none=z")
+    answer = client.get(
+        "/v1/items/a/similar?limit=5&categories_any=x&categories_any=y&categories_none=z"
+    )
     assert [item["item_id"] for item in answer.json()["items"]] == ["b"]
     query = client.engine.asked[-1]
     assert query.filter == Filter(any=frozenset("xy"), none=frozenset("z"))

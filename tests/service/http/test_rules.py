@@ -232,7 +232,7 @@ def test_a_batch_of_errors_is_told_briefly(client: Client) -> None:
         ("/v1/items?limt=5", "/limt"),
         ("/v1/items?cursor=nonsense", "/cursor"),
         ("/v1/users/u/history?cursor=%00", "/cursor"),
-        ("/v1/items/i/similar?any=", "/any/0"),
+        ("/v1/items/i/similar?categories_any=", "/categories_any/0"),
         ("/v1/items/i/similar?space=text", "/space"),
     ],
 )

@@ -128,8 +128,8 @@ def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
     item = 'heed_http_requests_total{method="GET",route="/v1/items/{item_id}",status="404"}'
     assert found[item] == 3
     assert found['heed_http_requests_total{method="GET",route="unmatched",status="404"}'] == 3
-    assert found['heed_http_request_seconds_count{method="POST",route="/v1/score"}'] == 1
-    assert found['heed_stage_seconds_count{route="/v1/score",stage="attend"}'] == 1
+    assert found['heed_http_request_duration_seconds_count{method="POST",route="/v1/score"}'] == 1
+    assert found['heed_http_stage_duration_seconds_count{route="/v1/score",stage="attend"}'] == 1
     assert found["heed_http_in_flight"] == 1  # this one
     assert any('method="OTHER"' in name for name in found)
     assert not any("secret" in name or "nope" in name for name in found)
