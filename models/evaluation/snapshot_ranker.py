@@ -9,8 +9,8 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Events, Interactions
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, encode, remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory, encode
 from models.ranking.scoring import score
 
 
@@ -64,17 +64,17 @@ def asker(snapshot: Snapshot, events: Events, asked: int | None = None) -> UserM
         asked: when they ask, in microseconds; None where that is not told.
     """
     types = events.types.astype(np.int32)
-    past = Past(events.items, events.timestamps, events.weights, types=types)
+    past = UserHistory(events.items, events.timestamps, events.weights, types=types)
     if asked is None and len(events.items):
         at, summary = int(events.timestamps[-1]), _untold(snapshot, past)
     else:
         at, summary = asked or 0, None
-    return remember(snapshot, past, at, summary=summary)
+    return build_memory(snapshot, past, at, user_state=summary)
 
 
-def _untold(snapshot: Snapshot, past: Past) -> Tensor | None:
+def _untold(snapshot: Snapshot, history: UserHistory) -> Tensor | None:
     """h_u asked at no time; None where there is nothing to read."""
-    encoder, read = snapshot.model.encoder, encode(snapshot, past)
+    encoder, read = snapshot.model.encoder, encode(snapshot, history)
     if encoder is None or read is None or not len(read.state):
         return None
     with torch.inference_mode():

@@ -24,16 +24,16 @@ class Crossover(NamedTuple):
 
     def rows(self, targets: int) -> float:
         """The same for any number of targets: as the logarithms of both lie on a line."""
-        share = min(1.0, math.log(max(1, targets)) / math.log(MANY))
+        share = min(1.0, math.log(max(1, targets)) / math.log(MANY_TARGETS))
         return math.exp((1 - share) * math.log(self.one) + share * math.log(self.many))
 
 
-MANY = 100
+MANY_TARGETS = 100
 CROSSOVER = Crossover()
 
 
 @dataclass(frozen=True, slots=True)
-class Attending:
+class AttentionOptions:
     """How a memory is attended.
 
     `exact` attends over every row; `coarse` over the `k` rows that FAISS finds for each head and
@@ -52,11 +52,11 @@ class Attending:
     order: int = 2  # of the moments: see `attend_clusters`
     crossover: Crossover = CROSSOVER
 
-    def over(self, rows: int) -> Literal["exact", "coarse"]:
+    def resolve_mode(self, rows: int) -> Literal["exact", "coarse"]:
         """What is done over a memory of this many rows."""
         if self.mode == "auto":
             return "exact" if rows <= self.exact_up_to else "coarse"
         return self.mode
 
 
-SOFTMAX = Attending()
+DEFAULT_OPTIONS = AttentionOptions()

@@ -26,12 +26,12 @@ from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blo
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import IGNORED, UNKNOWN
 from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, age_edges
-from models.history.user_history import Past
+from models.history.user_history import UserHistory
 from models.recommender.target_attention import of_rows
 
-NEAR = 1_024  # of the newest events, at least, are attended one by one: see `split`
+RECENT_EVENTS = 1_024  # of the newest events, at least, are attended one by one: see `split`
 _STEP = 512  # events that become older at a time
-CELLS_FROM = 8_192  # items: fewer are attended one by one in less time than cells take
+CLUSTERS_FROM = 8_192  # items: fewer are attended one by one in less time than cells take
 _FRESH = 8  # one in so many items may be newer than the cells before they are made anew
 _BLOCK = 65_536  # rows gathered at once
 _QUERIES = 65_536  # items whose queries say what the queries to come look at
@@ -39,13 +39,13 @@ _DISTANT = 1 << 30  # events: a position in the last bucket
 _EDGES = age_edges().numpy()
 
 
-def split(events: int, window: int) -> int:
+def collapsible_events(events: int, window: int) -> int:
     """How many events of a history are older: the others are attended one by one.
 
     The newest are those whose position matters, all that the encoder reads, and some more: so that
     one of them may be left out and none of the older moves to where position matters.
     """
-    kept = max(NEAR, 2 * window)
+    kept = max(RECENT_EVENTS, 2 * window)
     return max(0, (events - kept) // _STEP * _STEP)
 
 
@@ -58,22 +58,22 @@ class _Alike(NamedTuple):
     loudest: NDArray[np.float32]  # [P] the largest weight
 
 
-class Older:
+class CollapsedHistory:
     """The first `count` events of a past. Not for several threads at once: `lock` is for that."""
 
-    def __init__(self, snapshot: Snapshot, past: Past, count: int, at: int) -> None:
+    def __init__(self, snapshot: Snapshot, history: UserHistory, count: int, at: int) -> None:
         """Collapse them.
 
         Args:
             snapshot: whose tables hold the keys and values.
-            past: without vectors of its own and without a mask; events in the order of time.
+            history: without vectors of its own and without a mask; events in the order of time.
             count: how many of its events, from the first.
             at: the time at which ages are taken, microseconds UTC.
         """
         self.lock = threading.RLock()  # one question may take it for several of its parts
         self.count = 0
-        self.on_items = 0  # of those, on items that can be attended
-        self.cells: ClusterTree | None = None
+        self.attendable = 0  # of those, on items that can be attended
+        self.clusters: ClusterTree | None = None
         self._model, self._catalogue = snapshot.model, snapshot.catalogue
         self._tables = KVTable(snapshot.tables.keys, snapshot.tables.values)
         self._place = np.full(
@@ -84,9 +84,9 @@ class Older:
         self._factors = self._biases(snapshot)
         self._weights = np.zeros((self._factors.shape[0], 0))
         self._at = at
-        self.past = past  # whose first events these are; any that begins with the same will do
+        self.history = history  # any history that begins with the same events serves as well
         self._groups: _Alike | None = None
-        self.grow(snapshot, past, count)
+        self.extend(snapshot, history, count)
 
     def __len__(self) -> int:
         """How many distinct items there are."""
@@ -97,16 +97,16 @@ class Older:
         """Bytes held, without the history and without the tables."""
         own = self._place.nbytes + self._items.nbytes + self._weights.nbytes + self._missing.nbytes
         own += 0 if self._groups is None else sum(part.nbytes for part in self._groups)
-        return own + (0 if self.cells is None else self.cells.nbytes)
+        return own + (0 if self.clusters is None else self.clusters.nbytes)
 
     @property
-    def fresh(self) -> bool:
+    def needs_clusters(self) -> bool:
         """Whether cells should be made: there are none, or many items are newer than they are."""
-        if self.cells is None:
-            return len(self) >= CELLS_FROM
-        return len(self) - len(self.cells) > max(NEAR, len(self) // _FRESH)
+        if self.clusters is None:
+            return len(self) >= CLUSTERS_FROM
+        return len(self) - len(self.clusters) > max(RECENT_EVENTS, len(self) // _FRESH)
 
-    def fits(self, snapshot: Snapshot) -> bool:
+    def rebind(self, snapshot: Snapshot) -> bool:
         """Whether this is what these events are in a snapshot; if so, it is of it from now on."""
         if snapshot.model is not self._model:
             return False
@@ -118,14 +118,14 @@ class Older:
             return False
         self._catalogue = snapshot.catalogue
         self._tables = KVTable(snapshot.tables.keys, snapshot.tables.values)
-        if self.cells is not None:
-            self.cells.table = self._tables
+        if self.clusters is not None:
+            self.clusters.table = self._tables
         return True
 
     @torch.inference_mode()
-    def grow(self, snapshot: Snapshot, past: Past, count: int) -> None:
-        """Take in the events up to `count`, of a past that goes on from the one before."""
-        rows = past.rows[self.count : count].astype(np.int64)
+    def extend(self, snapshot: Snapshot, history: UserHistory, count: int) -> None:
+        """Take in the events up to `count`, of a history that goes on from the one before."""
+        rows = history.rows[self.count : count].astype(np.int64)
         part = slice(self.count, count)
         size = len(snapshot.has_vector)
         if size > len(self._place):
@@ -133,8 +133,8 @@ class Older:
             self._place = np.concatenate([self._place, more])
         inside = (rows >= 0) & (rows < size)
         usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
-        if past.types is not None:
-            usable &= past.types[part] != IGNORED
+        if history.types is not None:
+            usable &= history.types[part] != IGNORED
         self._missing = np.union1d(self._missing, rows[~usable])
         items = rows[usable]
         named = np.zeros(size, np.bool_)
@@ -143,16 +143,16 @@ class Older:
         self._place[new] = len(self._items) + np.arange(len(new))
         self._items = np.concatenate([self._items, new])
         self._weights = np.pad(self._weights, ((0, 0), (0, len(new))))
-        self.past, self.count = past, count
-        self.on_items += len(items)
+        self.history, self.count = history, count
+        self.attendable += len(items)
         events = np.flatnonzero(usable) + part.start
         touched = self._add(events, self._codes(events, self._at), 1.0)
         self._told(touched)
 
     @torch.inference_mode()
-    def advance(self, at: int) -> None:
+    def advance_to(self, at: int) -> None:
         """Let ages be those of a request's time."""
-        times = self.past.timestamps[: self.count]
+        times = self.history.timestamps[: self.count]
         # The events of at least each bucket are the first so many: as time goes on, more.
         before = np.searchsorted(times, self._at - _EDGES, side="right")
         after = np.searchsorted(times, at - _EDGES, side="right")
@@ -168,7 +168,7 @@ class Older:
         self._told(self._add(moved, self._codes(moved, at), 1.0))
 
     @torch.inference_mode()
-    def clustered(self, snapshot: Snapshot) -> tuple[ClusterTree, NDArray[np.float64]]:
+    def build_clusters(self, snapshot: Snapshot) -> tuple[ClusterTree, NDArray[np.float64]]:
         """Cells of the items as they are now, and the weights these are made with.
 
         This may take seconds, and needs the lock for its beginning alone.
@@ -183,13 +183,13 @@ class Older:
         ), weights
 
     @torch.inference_mode()
-    def adopt(self, cells: ClusterTree, weights: NDArray[np.float64]) -> None:
+    def adopt_clusters(self, cells: ClusterTree, weights: NDArray[np.float64]) -> None:
         """Serve from cells that `clustered` made of these weights; they are told what changed."""
         with self.lock:
             held = weights.shape[1]
             changed = np.flatnonzero((self._weights[:, :held] != weights).any(0))
             cells.table = self._tables
-            self.cells = cells
+            self.clusters = cells
             self._told(changed)
 
     def attend(
@@ -213,21 +213,21 @@ class Older:
         if not len(self):
             zero = torch.zeros_like(beside.logsumexp)
             return ClusteredAttention(beside, zero, zero, beside.logsumexp.clone(), zero)
-        held = len(self.cells) if cells and self.cells is not None else 0
+        held = len(self.clusters) if cells and self.clusters is not None else 0
         if held < len(self):
             beside = merge_partials(beside, attend_blocks(query, self._rows(held)))
         one_by_one = float(len(self) - held)
-        if self.cells is None or not held:
+        if self.clusters is None or not held:
             zero = torch.zeros_like(beside.logsumexp)
             return ClusteredAttention(
                 beside, zero, zero + one_by_one, beside.logsumexp.clone(), zero
             )
         tail = attend_clusters(
-            self.cells, query, recent_partial=beside, max_error=max_error, order=order
+            self.clusters, query, recent_partial=beside, max_error=max_error, order=order
         )
         return tail._replace(scanned=tail.scanned + one_by_one)
 
-    def without(
+    def without_own_item(
         self, found: ClusteredAttention, query: Tensor, targets: Tensor
     ) -> ClusteredAttention:
         """What was found [H, T], less what each target's own item had part in it.
@@ -252,7 +252,7 @@ class Older:
         error[:, own] /= left[..., 0]
         return found._replace(partial=PartialSoftmax(context, log_mass), error=error)
 
-    def pooled(self) -> PartialSoftmax:
+    def mean_context(self) -> PartialSoftmax:
         """What a query that is alike to all keys finds: [H, 1, d_v]."""
         heads, _, width = self._tables.values.shape
         if not len(self):
@@ -262,7 +262,7 @@ class Older:
         # The mean is what the moments of cells are exact in.
         return self.attend(nothing, beside, max_error=math.inf).partial
 
-    def named(
+    def top_events(
         self, query: Tensor, outputs: Tensor, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The events that contribute most to one target, and their biases [H, E].
@@ -293,7 +293,7 @@ class Older:
         marked = np.zeros(len(each) + 1, np.bool_)
         marked[chosen] = True
         events = np.flatnonzero(marked[alike.of])
-        size = np.abs(each[alike.of[events]]) * self.past.weights[events]
+        size = np.abs(each[alike.of[events]]) * self.history.weights[events]
         events = events[np.argsort(-size, kind="stable")[:top]]
         bias = self._factors[:, self._codes(events, self._at)] + self._loudness(events)
         return events, bias.astype(np.float32)
@@ -308,7 +308,7 @@ class Older:
             held = places >= 0
             groups, of = np.unique(ids[held], return_inverse=True)
             loudest = np.zeros(len(groups), np.float32)
-            np.maximum.at(loudest, of, self.past.weights[: self.count][held])
+            np.maximum.at(loudest, of, self.history.weights[: self.count][held])
             every = np.full(self.count, len(groups), np.int32)  # the last group: of no item
             every[held] = of
             self._groups = _Alike(every, groups // columns, groups % columns, loudest)
@@ -331,35 +331,35 @@ class Older:
 
     def _placed(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
         """The place of each event's item; -1 for what cannot be attended."""
-        rows = self.past.rows[events]
+        rows = self.history.rows[events]
         places = self._place.take(rows, mode="clip")
         hidden = (rows < 0) | (rows >= len(self._place))
-        if self.past.types is not None:
-            hidden |= self.past.types[events] == IGNORED
+        if self.history.types is not None:
+            hidden |= self.history.types[events] == IGNORED
         places[hidden] = -1
         return places
 
     def _codes(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
         """The column of the biases for each of some events."""
-        buckets = age_bucket(torch.from_numpy(at - self.past.timestamps[events])).numpy()
-        if self.past.types is None:
+        buckets = age_bucket(torch.from_numpy(at - self.history.timestamps[events])).numpy()
+        if self.history.types is None:
             types = np.full(len(events), UNKNOWN)
         else:
-            types = self.past.types[events].astype(np.int64)
+            types = self.history.types[events].astype(np.int64)
         count = self._factors.shape[1] // AGE_BUCKETS - 1
         types = np.where((types >= 0) & (types < count), types, count)
         codes: NDArray[np.int64] = types * AGE_BUCKETS + buckets
         return codes
 
     def _loudness(self, events: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.log(self.past.weights[events].astype(np.float64))
+        return np.log(self.history.weights[events].astype(np.float64))
 
     def _add(
         self, events: NDArray[np.int64], codes: NDArray[np.int64], sign: float
     ) -> NDArray[np.int64]:
         """Add what events weigh to their items, or take it off; the places of those."""
-        places = self._place[self.past.rows[events]]
-        loudness = self.past.weights[events].astype(np.float64) * sign
+        places = self._place[self.history.rows[events]]
+        loudness = self.history.weights[events].astype(np.float64) * sign
         self._groups = None
         touched = np.zeros(len(self), np.bool_)
         touched[places] = True
@@ -374,12 +374,12 @@ class Older:
 
     def _told(self, places: NDArray[np.int64]) -> None:
         """Let the cells have the weights of some items as they are now."""
-        if self.cells is None:
+        if self.clusters is None:
             return
-        places = places[places < len(self.cells)]
+        places = places[places < len(self.clusters)]
         if len(places):
             log_weights = torch.from_numpy(_log(self._weights[:, places])).float()
-            self.cells.update_log_weights(torch.from_numpy(places).long(), log_weights)
+            self.clusters.update_log_weights(torch.from_numpy(places).long(), log_weights)
 
     def _rows(self, start: int) -> Iterator[KVBlock]:
         """The items from a place on, block by block."""

@@ -17,16 +17,16 @@ from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blo
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import UNKNOWN
 from models.encoder.recency_bias import FOREVER
-from models.history.attention_options import SOFTMAX, Attending
-from models.history.collapsed_history import Older
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.collapsed_history import CollapsedHistory
 from models.history.user_memory import UserMemory
 from models.recommender.target_attention import of_rows
 
-REST = -(1 << 62)  # the source of the row that stands for all that is not named
+REMAINDER = -(1 << 62)  # the source of the row that stands for all that is not named
 _TINY = 1e-12  # a share that is nothing but rounding
 
 
-class Found(NamedTuple):
+class LongAttention(NamedTuple):
     """Of T targets.
 
     attention: [T] the part of the score.
@@ -40,32 +40,35 @@ class Found(NamedTuple):
     mass: Tensor
     error: Tensor
     scanned: Tensor
-    whole: PartialSoftmax
+    partial: PartialSoftmax
 
 
-def joined(parts: Iterable[Found]) -> Found:
+def concat_targets(parts: Iterable[LongAttention]) -> LongAttention:
     """Of the targets of all parts, in order."""
     every = list(parts)
-    return Found(
+    return LongAttention(
         torch.cat([part.attention for part in every]),
         torch.cat([part.mass for part in every]),
         torch.cat([part.error for part in every]),
         torch.cat([part.scanned for part in every]),
         PartialSoftmax(
-            torch.cat([part.whole.context for part in every], 1),
-            torch.cat([part.whole.logsumexp for part in every], 1),
+            torch.cat([part.partial.context for part in every], 1),
+            torch.cat([part.partial.logsumexp for part in every], 1),
         ),
     )
 
 
-def near(
-    snapshot: Snapshot, user: UserMemory, targets: Tensor, how: Attending = SOFTMAX
+def attend_recent(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Tensor,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> PartialSoftmax:
     """What targets [T] attend to of the rows of a memory itself, without the older events."""
     memory, bias = user.memory, user.bias
     if not len(memory):
         return PartialSoftmax.empty(memory.heads, len(targets), memory.values.shape[2])
-    if how.exclude_self:
+    if options.exclude_self:
         hidden = ~exclude_self(targets, user.rows)  # (T, m)
         bias = bias[:, None].masked_fill(hidden, -math.inf)
     rows = KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
@@ -73,36 +76,46 @@ def near(
 
 
 def attend_long(
-    snapshot: Snapshot, user: UserMemory, older: Older, targets: Tensor, how: Attending
-) -> Found:
+    snapshot: Snapshot,
+    user: UserMemory,
+    collapsed: CollapsedHistory,
+    targets: Tensor,
+    options: AttentionOptions,
+) -> LongAttention:
     """Attend over the older events and those beside them.
 
     Args:
         snapshot: the model and the catalogue.
-        user: from `remember` with the same snapshot.
-        older: the user's.
+        user: from `build_memory` with the same snapshot.
+        collapsed: the user's.
         targets: item rows [T].
-        how: the softmax, at temperature 1 and not hard; and when cells are used.
+        options: the softmax, at temperature 1 and not hard; and when cells are used.
 
     Raises:
         ValueError: for another softmax, of which nothing is kept.
     """
-    if how.hard or how.temperature != 1:
-        raise ValueError("how: a collapsed history is attended by the softmax at temperature 1")
+    if options.hard or options.temperature != 1:
+        raise ValueError("options: a collapsed history is attended by the softmax at temperature 1")
     tables = snapshot.tables
     query, outputs = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)
-    beside = near(snapshot, user, targets, how)
-    cells = how.mode == "coarse" or (
-        how.mode == "auto" and len(older) > how.crossover.rows(len(targets))
+    beside = attend_recent(snapshot, user, targets, options)
+    cells = options.mode == "coarse" or (
+        options.mode == "auto" and len(collapsed) > options.crossover.rows(len(targets))
     )
-    with older.lock:
-        older.advance(user.at)
-        found = older.attend(query, beside, max_error=how.max_error, order=how.order, cells=cells)
-        if how.exclude_self:
-            found = older.without(found, query, targets)
-            if bool((found.error > how.max_error).any()):  # what is left is off by more of itself
-                found = older.without(older.attend(query, beside, cells=False), query, targets)
-    return Found(
+    with collapsed.lock:
+        collapsed.advance_to(user.at)
+        found = collapsed.attend(
+            query, beside, max_error=options.max_error, order=options.order, cells=cells
+        )
+        if options.exclude_self:
+            found = collapsed.without_own_item(found, query, targets)
+            if bool(
+                (found.error > options.max_error).any()
+            ):  # what is left is off by more of itself
+                found = collapsed.without_own_item(
+                    collapsed.attend(query, beside, cells=False), query, targets
+                )
+    return LongAttention(
         (found.partial.context * outputs).sum((0, 2)),
         (found.exact_logsumexp - found.partial.logsumexp).exp().clamp(max=1.0).amin(0),
         found.error.amax(0),
@@ -111,13 +124,13 @@ def attend_long(
     )
 
 
-def unfolded(
+def expand_top_events(
     snapshot: Snapshot,
     user: UserMemory,
     target: int,
     top: int,
     whole: PartialSoftmax,
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> UserMemory:
     """A memory in which one target finds the same, with those older events in it that matter to it.
 
@@ -129,17 +142,17 @@ def unfolded(
         target: an item row.
         top: how many older events are to be named.
         whole: what the target attended to, [H, 1].
-        how: as it did.
+        options: as it did.
     """
-    if user.older is None:
+    if user.collapsed is None:
         return user
-    older, chosen = user.older, torch.tensor([target])
+    older, chosen = user.collapsed, torch.tensor([target])
     query, outputs = snapshot.tables.queries[:, target], snapshot.tables.outputs[:, target]
     with older.lock:
-        older.advance(user.at)
-        events, bias = older.named(query, outputs, top)
-        past = older.past
-    if how.exclude_self:
+        older.advance_to(user.at)
+        events, bias = older.top_events(query, outputs, top)
+        past = older.history
+    if options.exclude_self:
         others = past.rows[events] != target
         events, bias = events[others], bias[:, others]
     rows = torch.from_numpy(past.rows[events].astype(np.int64))
@@ -149,7 +162,7 @@ def unfolded(
     scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
     # All shares of one softmax: what is left is the rest's.
     total, context = whole.logsumexp, whole.context[:, 0]  # (H, 1), (H, d)
-    beside = near(snapshot, user, chosen, how)
+    beside = attend_recent(snapshot, user, chosen, options)
     newer, named = (beside.logsumexp - total).exp(), (scores - total).exp()
     left = (1 - newer - named.sum(1, keepdim=True)).clamp(min=_TINY)
     context = context - newer * beside.context[:, 0] - (named[:, None] @ values)[:, 0]
@@ -172,10 +185,10 @@ def unfolded(
         memory=user.memory.merge(more),
         bias=torch.cat([user.bias, biases], 1),
         rows=torch.cat([user.rows, rows, torch.tensor([-1])]),
-        source=np.concatenate([user.source, events, [REST]]),
+        source=np.concatenate([user.source, events, [REMAINDER]]),
         distance=torch.cat([user.distance, forever]),
         age=torch.cat([user.age, (user.at - times).clamp(min=0), forever[:1]]),
         log_weights=torch.cat([user.log_weights, torch.zeros(count)]),
         types=torch.cat([user.types, types]),
-        older=None,
+        collapsed=None,
     )

@@ -12,7 +12,7 @@ Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Past:
+class UserHistory:
     """What the asker did, oldest first, as rows of the catalogue; and the profile beside it."""
 
     rows: NDArray[np.int32]  # [n] item rows, -1 = an item the catalogue does not know
@@ -28,11 +28,11 @@ class Past:
     before: int = 0  # events before these on items that can be attended, which stand elsewhere
 
     @classmethod
-    def nothing(cls) -> Past:
+    def empty(cls) -> UserHistory:
         """No event and no profile."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
-    def without(self, source: int) -> Past:
+    def without(self, source: int) -> UserHistory:
         """This past without one event, or without profile entry -1 - source where that is below 0.
 
         Raises IndexError where there is no such event or entry.
@@ -54,7 +54,7 @@ class Past:
             vectors={at - (at > source): own for at, own in self.vectors.items() if at != source},
         )
 
-    def newest(self, start: int, before: int) -> Past:
+    def newest(self, start: int, before: int) -> UserHistory:
         """The events from `start` on, and the profile.
 
         Args:

@@ -16,8 +16,8 @@ from models.data.windows import window_start
 from models.encoder.event_types import IGNORED, UNKNOWN, liked
 from models.encoder.history_encoder import EncoderState
 from models.encoder.recency_bias import FOREVER
-from models.history.collapsed_history import Older
-from models.history.user_history import Past
+from models.history.collapsed_history import CollapsedHistory
+from models.history.user_history import UserHistory
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import of_rows
 
@@ -36,24 +36,24 @@ class UserMemory:
     age: Tensor  # int64 [m] microseconds at the request
     log_weights: Tensor  # [m]
     types: Tensor  # int64 [m] rows of the model's types, `UNKNOWN` for the profile
-    summary: Tensor  # [dim] h_u, zero without events
+    user_state: Tensor  # [dim] h_u, zero without events
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
-    past: Past  # what this is the memory of
+    history: UserHistory  # what this is the memory of
     at: int  # microseconds, the request's time, or one of which every age is in the same bucket
-    encoded: Encoded | None  # what the summary was read from, unless it was given
-    older: Older | None = None  # of a long history, the events before these
-    older_count: int = 0  # how many these were
+    encoded: EncodedHistory | None  # what the summary was read from, unless it was given
+    collapsed: CollapsedHistory | None = None  # of a long history, the events before these
+    collapsed_count: int = 0  # how many these were
 
     def __len__(self) -> int:
-        return len(self.memory) + (0 if self.older is None else self.older.on_items)
+        return len(self.memory) + (0 if self.collapsed is None else self.collapsed.attendable)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, but for the past, the older events and the tables, which are others'."""
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
-            *(self.log_weights, self.types, self.summary, self.recent, self.recent_items),
+            *(self.log_weights, self.types, self.user_state, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
         return own + (0 if self.encoded is None else self.encoded.nbytes)
@@ -79,19 +79,19 @@ class UserMemory:
             self.age[rows],
             self.log_weights[rows],
             self.types[rows],
-            self.summary,
+            self.user_state,
             moved[self.recent],
             self.recent_items,
-            self.past,
+            self.history,
             self.at,
             self.encoded,
         )
 
 
-class Encoded(NamedTuple):
+class EncodedHistory(NamedTuple):
     """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""
 
-    start: int  # the first event on an item that was read, those that stand elsewhere counted
+    first_item: int  # the first event on an item that was read, those that stand elsewhere counted
     events: Tensor  # [n, dim] what was read of them: `Recommender.read`
     state: EncoderState  # with their timestamps
 
@@ -102,25 +102,27 @@ class Encoded(NamedTuple):
 
 
 @torch.inference_mode()
-def encode(snapshot: Snapshot, past: Past, before: Encoded | None = None) -> Encoded | None:
+def encode(
+    snapshot: Snapshot, history: UserHistory, before: EncodedHistory | None = None
+) -> EncodedHistory | None:
     """What the encoder keeps of the newest events that can be seen; None without an encoder.
 
     Args:
         snapshot: the model and the catalogue.
-        past: what the asker did.
+        history: what the requester did.
         before: from an earlier call with the same model. Where it read a beginning of the same
             events, and the same of them, only the rest is computed; else it is of no use.
     """
-    return _encode(snapshot, past, *attendable(snapshot, past), before)
+    return _encode(snapshot, history, *attendable_events(snapshot, history), before)
 
 
 def _encode(
     snapshot: Snapshot,
-    past: Past,
+    history: UserHistory,
     source: NDArray[np.int64],
     rows: Tensor,
-    before: Encoded | None,
-) -> Encoded | None:
+    before: EncodedHistory | None,
+) -> EncodedHistory | None:
     """`encode`, where it is known which events can be attended: their places and item rows."""
     encoder = snapshot.model.encoder
     if encoder is None:
@@ -128,12 +130,12 @@ def _encode(
     on_items = (rows >= 0).numpy()
     if not on_items.all():
         source, rows = source[on_items], rows[torch.from_numpy(on_items)]
-    start = window_start(past.before + len(rows), snapshot.model.config.window)
-    first = start - past.before
-    events = readable(snapshot, past, source[first:], rows[first:])
-    times = torch.from_numpy(past.timestamps[source[first:]])
+    start = window_start(history.before + len(rows), snapshot.model.config.window)
+    first = start - history.before
+    events = encoder_inputs(snapshot, history, source[first:], rows[first:])
+    times = torch.from_numpy(history.timestamps[source[first:]])
     state, read = None, 0
-    if before is not None and before.start == start and len(before.events) <= len(events):
+    if before is not None and before.first_item == start and len(before.events) <= len(events):
         size = len(before.events)
         same = torch.equal(before.state.timestamps, times[:size])
         if same and torch.equal(before.events, events[:size]):
@@ -145,54 +147,58 @@ def _encode(
             state = snapshot.stepper.append(state, event, time)
     else:
         state = encoder.append(state, events[read:], times[read:])
-    return Encoded(start, events, state)
+    return EncodedHistory(start, events, state)
 
 
-def readable(snapshot: Snapshot, past: Past, source: NDArray[np.int64], rows: Tensor) -> Tensor:
+def encoder_inputs(
+    snapshot: Snapshot, history: UserHistory, source: NDArray[np.int64], rows: Tensor
+) -> Tensor:
     """What the encoder reads of events on items, [n, dim]: their places [n] and item rows [n]."""
     vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
-    return snapshot.model.read(vectors, *_said(past, source))
+    return snapshot.model.read(vectors, *_types_and_log_weights(history, source))
 
 
-def _said(past: Past, source: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+def _types_and_log_weights(
+    history: UserHistory, source: NDArray[np.int64]
+) -> tuple[Tensor, Tensor]:
     """Types int64 and log weights of these events, [n] each."""
-    log_weights = torch.from_numpy(np.log(past.weights[source]))
-    if past.types is None:
+    log_weights = torch.from_numpy(np.log(history.weights[source]))
+    if history.types is None:
         return torch.full((len(source),), UNKNOWN), log_weights
-    return torch.from_numpy(past.types[source].astype(np.int64)), log_weights
+    return torch.from_numpy(history.types[source].astype(np.int64)), log_weights
 
 
 @torch.inference_mode()
-def remember(
+def build_memory(
     snapshot: Snapshot,
-    past: Past,
+    history: UserHistory,
     at: int,
     *,
-    encoded: Encoded | None = None,
-    summary: Tensor | None = None,
-    older: Older | None = None,
+    encoded: EncodedHistory | None = None,
+    user_state: Tensor | None = None,
+    collapsed: CollapsedHistory | None = None,
 ) -> UserMemory:
     """The memory of a past: what cannot be seen is left out as if it had never happened.
 
     Args:
         snapshot: whose tables hold the keys and values.
-        past: what the asker did.
+        history: what the requester did.
         at: the request's time, microseconds UTC; an event after it has age 0.
         encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
-        summary: h_u [dim], where the caller has even that.
-        older: its first events, put together; the memory's rows are then those of the others.
+        user_state: h_u [dim], where the caller already has it.
+        collapsed: its first events, collapsed; the memory's rows are then those of the others.
     """
-    if older is not None:
-        newer = past.newest(older.count, older.on_items)
-        near = remember(snapshot, newer, at, encoded=encoded, summary=summary)
-        source = np.where(near.source < 0, near.source, near.source + older.count)
-        return replace(near, source=source, older=older, older_count=older.count)
+    if collapsed is not None:
+        newer = history.newest(collapsed.count, collapsed.attendable)
+        near = build_memory(snapshot, newer, at, encoded=encoded, user_state=user_state)
+        source = np.where(near.source < 0, near.source, near.source + collapsed.count)
+        return replace(near, source=source, collapsed=collapsed, collapsed_count=collapsed.count)
     tables = snapshot.tables
-    source, rows = attendable(snapshot, past)
+    source, rows = attendable_events(snapshot, history)
     keys = _heads_last(tables.keys, rows)  # (n, H, d)
     values = _heads_last(tables.values, rows)
-    own = [(at_row, past.vectors[int(event)]) for at_row, event in enumerate(source)
-           if int(event) in past.vectors] if past.vectors else []  # fmt: skip
+    own = [(at_row, history.vectors[int(event)]) for at_row, event in enumerate(source)
+           if int(event) in history.vectors] if history.vectors else []  # fmt: skip
     for at_row, (key, value) in own:
         row = int(rows[at_row])
         alone = row < 0 or not snapshot.has_vector[row]  # no item to take a missing one from: K = V
@@ -202,18 +208,18 @@ def remember(
             keys[at_row] = snapshot.projected(own_key).keys[:, 0]
         if own_value is not None:
             values[at_row] = snapshot.projected(own_value).values[:, 0]
-    types, log_weights = _said(past, source)
-    times = torch.from_numpy(past.timestamps[source])
+    types, log_weights = _types_and_log_weights(history, source)
+    times = torch.from_numpy(history.timestamps[source])
     distance = torch.arange(len(source) - 1, -1, -1)
     age = (at - times).clamp(min=0)
 
-    if summary is None:
-        encoded = _encode(snapshot, past, source, rows, encoded)
-        summary = _summary(snapshot.model, encoded, at)
+    if user_state is None:
+        encoded = _encode(snapshot, history, source, rows, encoded)
+        user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
     recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.reach.depth + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
-    profile = _profile(snapshot, past)
+    profile = _profile(snapshot, history)
     if profile is not None:
         extra_keys, extra_values, extra_rows = profile
         count = len(extra_rows)
@@ -236,16 +242,16 @@ def remember(
         age,
         log_weights,
         types,
-        summary,
+        user_state,
         recent,
         recent_items,
-        past,
+        history,
         at,
         encoded,
     )
 
 
-def _summary(model: Recommender, encoded: Encoded | None, at: int) -> Tensor:
+def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> Tensor:
     """h_u [dim] as asked at a time."""
     if model.encoder is None or encoded is None or not len(encoded.state):
         return torch.zeros(model.config.dim)
@@ -253,33 +259,35 @@ def _summary(model: Recommender, encoded: Encoded | None, at: int) -> Tensor:
     return model.encoder.summarise(encoded.state, int(asked))
 
 
-def attendable(snapshot: Snapshot, past: Past) -> tuple[NDArray[np.int64], Tensor]:
+def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
     """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
-    inside = (past.rows >= 0) & (past.rows < len(snapshot.has_vector))
+    inside = (history.rows >= 0) & (history.rows < len(snapshot.has_vector))
     # Without any item there is nothing to take from.
     attendable = (
-        snapshot.has_vector.take(past.rows, mode="clip") & inside if inside.any() else inside.copy()
+        snapshot.has_vector.take(history.rows, mode="clip") & inside
+        if inside.any()
+        else inside.copy()
     )
-    for event in past.vectors:
+    for event in history.vectors:
         attendable[event] = True
-    if past.visible is not None:
-        attendable &= past.visible
-    if past.types is not None:
-        attendable &= past.types != IGNORED
+    if history.visible is not None:
+        attendable &= history.visible
+    if history.types is not None:
+        attendable &= history.types != IGNORED
     source = np.flatnonzero(attendable)
-    return source, torch.from_numpy(np.where(inside, past.rows, -1)[source].astype(np.int64))
+    return source, torch.from_numpy(np.where(inside, history.rows, -1)[source].astype(np.int64))
 
 
-def _profile(snapshot: Snapshot, past: Past) -> tuple[Tensor, Tensor, Tensor] | None:
+def _profile(snapshot: Snapshot, history: UserHistory) -> tuple[Tensor, Tensor, Tensor] | None:
     """Keys, values [p, H, d] and item rows [p] of the profile entries."""
-    rows = torch.from_numpy(past.profile_rows.astype(np.int64))
+    rows = torch.from_numpy(history.profile_rows.astype(np.int64))
     if not len(rows):
         return None
     keys = _heads_last(snapshot.tables.keys, rows)
     values = _heads_last(snapshot.tables.values, rows)
-    if past.profile_content is not None:
+    if history.profile_content is not None:
         words = rows < 0
-        projected = snapshot.projected(past.profile_content)
+        projected = snapshot.projected(history.profile_content)
         keys[words] = projected.keys.transpose(0, 1)[words]
         values[words] = projected.values.transpose(0, 1)[words]
     return keys, values, rows

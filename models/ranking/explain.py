@@ -22,8 +22,8 @@ from models.attention.attend import attend
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FOREVER
-from models.history.attention_options import SOFTMAX, Attending
-from models.history.long_history import REST, unfolded
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.long_history import REMAINDER, expand_top_events
 from models.history.user_memory import UserMemory
 from models.recommender.transition_counts import share
 
@@ -48,7 +48,7 @@ def explain(
     user: UserMemory,
     target: int,
     top: int,
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     rest: float = 0.0,
     within: Tensor | None = None,
@@ -62,10 +62,10 @@ def explain(
 
     Args:
         snapshot: the model and the catalogue.
-        user: from `remember` with the same snapshot.
+        user: from `build_memory` with the same snapshot.
         target: an item row.
         top: how many rows to name.
-        how: as in `score`.
+        options: as in `score`.
         rest: sequence + prior of the target.
         within: bool [H, m], the rows that coarse retrieval kept; None = all.
         whole: of a long history, what the target attended to, [H, 1].
@@ -73,7 +73,7 @@ def explain(
     if not len(user) or top < 1:
         return []
     if whole is not None:
-        user = unfolded(snapshot, user, target, top, whole, how)
+        user = expand_top_events(snapshot, user, target, top, whole, options)
     if within is not None:  # what was not kept has no part in it, however long the memory is
         part = within.any(0)
         part[user.recent] = True
@@ -84,23 +84,23 @@ def explain(
     query = tables.queries[:, target, None]  # (H, 1, d)
     gain = gains(user.memory.values.transpose(0, 1), tables.outputs[:, target])  # (H, m)
     visible = torch.ones(len(user), dtype=torch.bool) if within is None else within
-    if how.exclude_self:
+    if options.exclude_self:
         visible = visible & (user.rows != target)
     visible = visible.expand(user.memory.heads, len(user))
     found = attend(
         query, keys, gain[..., None], bias=user.bias[:, None], visible=visible[:, None],
-        temperature=how.temperature, hard=how.hard,
+        temperature=options.temperature, hard=options.hard,
     )  # fmt: skip
     weights = found.weights[:, 0]  # (H, m)
     each = contributions(weights, gain)  # (m,)
     model = snapshot.model
     recent = torch.arange(len(user.recent))
-    for number, shares in enumerate(_shares(snapshot, user, recent, target, how)):
+    for number, shares in enumerate(_shares(snapshot, user, recent, target, options)):
         if shares.any():
-            part = model.scale(user.summary)[number] * torch.log1p(shares.sum())
+            part = model.scale(user.user_state)[number] * torch.log1p(shares.sum())
             each[user.recent[: len(shares)]] += part * shares / shares.sum()
     order = torch.argsort(each.abs(), descending=True, stable=True)
-    named = torch.from_numpy(user.source != REST)
+    named = torch.from_numpy(user.source != REMAINDER)
     order = order[((weights.sum(0) > 0) | (each != 0))[order] & named[order]][:top]
 
     step = max(1, _BLOCK // (len(user) * user.memory.heads))
@@ -108,8 +108,8 @@ def explain(
         each_without
         for block in torch.split(order, step)
         for each_without in (
-            _without(snapshot, user, query, gain, visible, block, how)
-            + _transitions_without(snapshot, user, target, block, how)
+            _without(snapshot, user, query, gain, visible, block, options)
+            + _transitions_without(snapshot, user, target, block, options)
         ).tolist()
     ]
     mean = weights.mean(0)
@@ -142,7 +142,7 @@ def _without(
     gain: Tensor,
     visible: Tensor,
     rows: Tensor,
-    how: Attending,
+    options: AttentionOptions,
 ) -> Tensor:
     """The attention part [J] without each of the rows [J], the others where they would then be.
 
@@ -167,13 +167,13 @@ def _without(
         gain[..., None],
         bias=shifted,
         visible=left,
-        temperature=how.temperature,
-        hard=how.hard,
+        temperature=options.temperature,
+        hard=options.hard,
     ).context.sum((1, 2, 3))
 
 
 def _shares(
-    snapshot: Snapshot, user: UserMemory, recent: Tensor, target: int, how: Attending
+    snapshot: Snapshot, user: UserMemory, recent: Tensor, target: int, options: AttentionOptions
 ) -> Tensor:
     """What each of the newest events adds to the counts of a target, [S, at most the depth].
 
@@ -186,17 +186,19 @@ def _shares(
     shares = [2 * share(model.followers, user.recent_items[recent], item, reach)]
     if model.counts_own:
         rows, liked = user.taken(model.config.dislike)
-        again = (rows[recent] == target) & liked[recent] & (not how.exclude_self)
+        again = (rows[recent] == target) & liked[recent] & (not options.exclude_self)
         shares.append(again[: reach.depth].float())
     return torch.stack(shares)
 
 
 def _transitions_without(
-    snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, how: Attending
+    snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, options: AttentionOptions
 ) -> Tensor:
     """The transitions part [J] without each of the rows [J], older events a place nearer."""
     if not snapshot.model.has_transitions or not len(rows):
         return torch.zeros(len(rows))
     left = [(user.recent != row).nonzero().flatten() for row in rows]
-    counts = [_shares(snapshot, user, recent, target, how).sum(1, keepdim=True) for recent in left]
-    return snapshot.model.transitions(user.summary, torch.stack(counts))[:, 0]
+    counts = [
+        _shares(snapshot, user, recent, target, options).sum(1, keepdim=True) for recent in left
+    ]
+    return snapshot.model.transitions(user.user_state, torch.stack(counts))[:, 0]

@@ -19,8 +19,14 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.history_encoder import HistoryEncoder
-from models.history.attention_options import SOFTMAX, Attending
-from models.history.user_memory import Encoded, UserMemory, attendable, readable, remember
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_memory import (
+    EncodedHistory,
+    UserMemory,
+    attendable_events,
+    build_memory,
+    encoder_inputs,
+)
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender
 
@@ -34,16 +40,16 @@ def scores_without(
     snapshot: Snapshot,
     user: UserMemory,
     targets: Mapping[int, Sequence[int]],
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> dict[tuple[int, int], float]:
     """The scores that targets would have without one event of the past, or one profile entry.
 
     Args:
         snapshot: the model and the catalogue, which stay as they are.
-        user: from `remember` with the same snapshot.
+        user: from `build_memory` with the same snapshot.
         targets: item rows, for each source: an event of the past, or -1 - i for profile entry i;
             of a long history none of the older events.
-        how: as in `score`.
+        options: as in `score`.
 
     Returns:
         dict: the score of each (source, item row).
@@ -51,23 +57,25 @@ def scores_without(
     found: dict[tuple[int, int], float] = {}
     summaries = _summaries(snapshot, user, list(targets))
     for (source, rows), summary in zip(targets.items(), summaries, strict=True):
-        less = remember(snapshot, user.past.without(_place(user, source)), user.at, summary=summary)
-        less = replace(less, older=user.older)
-        totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), how).total.tolist()
+        less = build_memory(
+            snapshot, user.history.without(_place(user, source)), user.at, user_state=summary
+        )
+        less = replace(less, collapsed=user.collapsed)
+        totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), options).total.tolist()
         found |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
     return found
 
 
 def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> Tensor:
     """h_u [J, dim] of the past without each of the sources [J]."""
-    summaries = user.summary.repeat(len(sources), 1)
+    summaries = user.user_state.repeat(len(sources), 1)
     model, encoded = snapshot.model, user.encoded
     encoder = model.encoder
     if encoder is None or encoded is None:
         return summaries
-    before = user.past.before
+    before = user.history.before
     asked = np.array([_place(user, source) for source in sources])
-    source, rows = attendable(snapshot, user.past)
+    source, rows = attendable_events(snapshot, user.history)
     source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
     read = np.flatnonzero(np.isin(asked, source))  # of the others it knows nothing
     if not len(read):
@@ -78,10 +86,12 @@ def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> 
         summaries[read] = 0
         return summaries
     start = window_start(before + left, model.config.window) - before
-    if start != encoded.start - before:
-        events = readable(snapshot, user.past, source[start:], rows[start:])
-        times = torch.from_numpy(user.past.timestamps[source[start:]])
-        encoded = Encoded(start + before, events, encoder.append(encoder.begin(), events, times))
+    if start != encoded.first_item - before:
+        events = encoder_inputs(snapshot, user.history, source[start:], rows[start:])
+        times = torch.from_numpy(user.history.timestamps[source[start:]])
+        encoded = EncodedHistory(
+            start + before, events, encoder.append(encoder.begin(), events, times)
+        )
     # One event more than the window that is left: without an earlier event, its first one is past.
     gone, row = np.unique(np.maximum(places - start, 0), return_inverse=True)
     parts = np.split(gone, np.flatnonzero(np.diff(gone // _NEAR)) + 1)
@@ -92,11 +102,15 @@ def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> 
 
 def _place(user: UserMemory, source: int) -> int:
     """A source as one of `user.past`, which of a long history has the newest events alone."""
-    return source if source < 0 or user.older is None else source - user.older.count
+    return source if source < 0 or user.collapsed is None else source - user.collapsed.count
 
 
 def _summaries_of(
-    model: Recommender, encoder: HistoryEncoder, read: Encoded, gone: NDArray[np.int64], at: int
+    model: Recommender,
+    encoder: HistoryEncoder,
+    read: EncodedHistory,
+    gone: NDArray[np.int64],
+    at: int,
 ) -> Tensor:
     """h_u [G, dim] of what was read without each of the places [G], which rise."""
     shared = min(int(gone[0]), len(read.events) - 2)  # so that something follows

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot, popular_first
 from models.data.row_sets import Rows, united
-from models.history.attention_options import SOFTMAX, Attending
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.scoring import Scores, score
 from models.recommender.target_attention import candidate_query
@@ -45,18 +45,18 @@ def recommend(
     allowed: NDArray[np.bool_],
     excluded: Rows,
     diversity: float = 0.0,
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> Ranked:
     """The best items of the catalogue for a user.
 
     Args:
         snapshot: the model and the catalogue.
-        user: from `remember`; empty gives the popular items.
+        user: from `build_memory`; empty gives the popular items.
         limit: how many.
         allowed: bool [N], what may be answered.
         excluded: item rows that may not, whatever `allowed` says.
         diversity: 0 ranks by score alone, 1 by being unlike what stands above (MMR).
-        how: the softmax and how rows are found; `exact` scores every item, whatever it costs.
+        options: the softmax and the retrieval of rows; `exact` scores every item.
     """
     allowed = allowed.copy()
     allowed[excluded] = False
@@ -64,12 +64,12 @@ def recommend(
     if not len(user):
         open_rows = np.flatnonzero(allowed)
         rows = popular_first(snapshot, open_rows)[: max(limit, CANDIDATES if diversity else limit)]
-    elif how.mode == "exact" or count * _cost(user, how) <= EXACT_WORK:
+    elif options.mode == "exact" or count * _cost(user, options) <= EXACT_WORK:
         rows = np.flatnonzero(allowed)
     else:
-        rows = candidates(snapshot, user, allowed, candidate_count(user, limit, count, how))
+        rows = candidates(snapshot, user, allowed, candidate_count(user, limit, count, options))
     exact = not len(user) or len(rows) == count
-    scores = score(snapshot, user, rows, how)
+    scores = score(snapshot, user, rows, options)
     # Without a memory the rows stand by popularity, from which a trained prior may differ.
     worth = scores.total if len(user) else -torch.arange(len(rows)).float()
     order = torch.argsort(worth, descending=True, stable=True)
@@ -82,9 +82,11 @@ def recommend(
     return Ranked(rows[order.numpy()], _take(scores, order), personal=len(user) > 0, mode=mode)
 
 
-def candidate_count(user: UserMemory, limit: int, items: int, how: Attending = SOFTMAX) -> int:
+def candidate_count(
+    user: UserMemory, limit: int, items: int, options: AttentionOptions = DEFAULT_OPTIONS
+) -> int:
     """How many of so many items are candidates, as far as scoring them takes no long time."""
-    many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, how))))
+    many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
     return max(CANDIDATES, 4 * limit, many)
 
 
@@ -100,10 +102,10 @@ def candidates(
     come back to, what they took of late.
     """
     beside = None
-    if user.older is not None:
-        with user.older.lock:
-            beside = user.older.pooled()
-    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias, beside)
+    if user.collapsed is not None:
+        with user.collapsed.lock:
+            beside = user.collapsed.mean_context()
+    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias, beside)
     alone = query[:-1]  # the last is 1, times the prior
     first = snapshot.indexed_items if snapshot.index is not None else 0
     found = np.zeros(0, dtype=np.int64)
@@ -122,10 +124,12 @@ def candidates(
     return united(found, open_rows, counted[allowed[counted]])
 
 
-def _cost(user: UserMemory, how: Attending) -> float:
+def _cost(user: UserMemory, options: AttentionOptions) -> float:
     """Rows that one target attends to, or what takes as long as so many."""
     rows = len(user.memory)
-    return rows if user.older is None else rows + min(len(user.older), how.crossover.many)
+    return (
+        rows if user.collapsed is None else rows + min(len(user.collapsed), options.crossover.many)
+    )
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:

@@ -14,8 +14,8 @@ from models.attention.attend import attend, context_only, exclude_self
 from models.attention.kv_memory import KeyValueMemory
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_K, SOFTMAX, Attending
-from models.history.long_history import attend_long, joined
+from models.history.attention_options import DEFAULT_K, DEFAULT_OPTIONS, AttentionOptions
+from models.history.long_history import attend_long, concat_targets
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
 from models.index.two_stage import attend_retrieved, index_heads
@@ -49,7 +49,7 @@ def score(
     snapshot: Snapshot,
     user: UserMemory,
     targets: NDArray[np.int32] | NDArray[np.int64],
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     indexes: Sequence[CoarseIndex] | None = None,
 ) -> Scores:
@@ -57,34 +57,38 @@ def score(
 
     Args:
         snapshot: the model and the catalogue.
-        user: from `remember` with the same snapshot.
+        user: from `build_memory` with the same snapshot.
         targets: item rows [T].
-        how: the softmax and how rows are found.
+        options: the softmax and the retrieval of rows.
         indexes: one for each head over this memory's keys and bias; built here when missing.
     """
     if not len(targets):
         none = torch.zeros(0)
-        mode = how.over(len(user))
+        mode = options.resolve_mode(len(user))
         return Scores(none, none, none, none, none, none, None, mode, len(user))
     tables = snapshot.tables
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
-    sequence = tables.vectors.index_select(0, chosen) @ user.summary
-    transitions = _transitions(snapshot, user, chosen, again=not how.exclude_self)
+    sequence = tables.vectors.index_select(0, chosen) @ user.user_state
+    transitions = _transitions(snapshot, user, chosen, again=not options.exclude_self)
     prior = tables.prior.index_select(0, chosen)
-    mode = how.over(len(user))
+    mode = options.resolve_mode(len(user))
     within = error = scanned = whole = None
-    if user.older is not None:
+    if user.collapsed is not None:
         blocks = torch.split(chosen, _TARGETS)
-        found = joined(attend_long(snapshot, user, user.older, some, how) for some in blocks)
+        found = concat_targets(
+            attend_long(snapshot, user, user.collapsed, some, options) for some in blocks
+        )
         attention, mass, error, looked, whole = found
         mode, scanned = ("coarse" if bool(error.any()) else "exact"), float(looked.mean())
     elif not len(user):
         attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
     elif mode == "coarse":
-        attention, mass, within = _attend_coarse(snapshot, user, chosen, how, indexes)
+        attention, mass, within = _attend_coarse(snapshot, user, chosen, options, indexes)
     else:
         step = min(_TARGETS, max(1, _TARGET_BLOCK // (len(user) * user.memory.heads)))
-        parts = [_attend_exact(snapshot, user, block, how) for block in torch.split(chosen, step)]
+        parts = [
+            _attend_exact(snapshot, user, block, options) for block in torch.split(chosen, step)
+        ]
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
     total = sequence + transitions + attention + prior
     return Scores(
@@ -113,26 +117,26 @@ def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again
         items, liked = user.taken(model.config.dislike)
         items = items[: model.reach.depth][liked[: model.reach.depth] & again]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
-    return model.transitions(user.summary, torch.stack(counts))
+    return model.transitions(user.user_state, torch.stack(counts))
 
 
 def _attend_exact(
     snapshot: Snapshot,
     user: UserMemory,
     targets: Tensor,
-    how: Attending,
+    options: AttentionOptions,
 ) -> Tensor:
     """The attention part [T]."""
     tables = snapshot.tables
     query, output = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)  # (H, T, d)
     keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
     bias = user.bias[:, None]  # (H, 1, m)
-    visible = exclude_self(targets, user.rows) if how.exclude_self else None  # (T, m)
-    if how.hard:
+    visible = exclude_self(targets, user.rows) if options.exclude_self else None  # (T, m)
+    if options.hard:
         context = attend(query, keys, values, bias=bias, visible=visible, hard=True).context
     else:
         context = context_only(
-            query, keys, values, bias=bias, visible=visible, temperature=how.temperature
+            query, keys, values, bias=bias, visible=visible, temperature=options.temperature
         )
     return (context * output).sum((0, 2))
 
@@ -141,21 +145,21 @@ def _attend_coarse(
     snapshot: Snapshot,
     user: UserMemory,
     targets: Tensor,
-    how: Attending,
+    options: AttentionOptions,
     indexes: Sequence[CoarseIndex] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The attention part [T], its mass [T] and the rows that were kept [T, H, m]."""
     tables = snapshot.tables
-    k = min(how.k or DEFAULT_K, len(user))
+    k = min(options.k or DEFAULT_K, len(user))
     found = attend_retrieved(
         of_rows(tables.queries, targets).transpose(0, 1),  # (T, H, d)
         user.memory,
         indexes or head_indexes(user.memory),
         k,
-        visible=exclude_self(targets, user.rows)[:, None] if how.exclude_self else None,
-        temperature=how.temperature,
-        hard=how.hard,
-        probes=how.probes,
+        visible=exclude_self(targets, user.rows)[:, None] if options.exclude_self else None,
+        temperature=options.temperature,
+        hard=options.hard,
+        probes=options.probes,
     )
     output = of_rows(tables.outputs, targets).transpose(0, 1)  # (T, H, d)
     rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `attend_retrieved` gives both

@@ -25,7 +25,7 @@ from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import Rows, united
-from models.history.attention_options import SOFTMAX, Attending
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.index.mips import normalize_rows
 from models.ranking.scoring import Scores
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
@@ -50,7 +50,7 @@ class Matches:
     beside: Tensor  # [1, K] what each score is more than the cosine: lexical, and by temperature
     items: Rows  # [I] rows of the items behind the keys, ascending
     item_of: Rows  # [K] the place of each key's item among them
-    how: Attending
+    options: AttentionOptions
     mode: Literal["exact", "coarse"]
     parameters: SearchParameters
 
@@ -74,7 +74,7 @@ def match(
     query: NDArray[np.float32],
     *,
     allowed: NDArray[np.bool_],
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     hits: Hits | Callable[[], Hits] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Matches:
@@ -89,7 +89,7 @@ def match(
         snapshot: the catalogue.
         query: [D], of the catalogue's text encoder; a zero vector matches nothing.
         allowed: bool [N], what may be answered.
-        how: the softmax, its temperature in units of the parameters', and how keys are found.
+        options: the softmax, its temperature in units of the parameters', and how keys are found.
         hits: allowed items that have words of the query; or what waits for them, called once the
             nearest keys are known, so that both may be sought at the same time.
         parameters: what a match is worth.
@@ -98,10 +98,10 @@ def match(
     asked = torch.from_numpy(normalize_rows(query[None]))
     open_keys = fields.mask(allowed)
     count = int(np.count_nonzero(open_keys))
-    mode = how.over(count)
+    mode = options.resolve_mode(count)
     near = np.zeros(0, np.int64)
     if mode == "coarse" and np.any(query):
-        near = fields.owners[_near(snapshot, asked, open_keys, count, how)].astype(np.int64)
+        near = fields.owners[_near(snapshot, asked, open_keys, count, options)].astype(np.int64)
     shared, worth = _shared(hits() if callable(hits) else hits, parameters)
     everything = mode == "exact" and bool(np.any(query)) and count > _WIDE * len(open_keys)
     if everything:
@@ -138,7 +138,7 @@ def match(
         cosines * torch.from_numpy(sharpness - 1) + torch.from_numpy(lexical),
         items,
         item_of,
-        how,
+        options,
         mode,
         parameters,
     )
@@ -228,13 +228,17 @@ def _shared(hits: Hits | None, parameters: SearchParameters) -> tuple[Rows, NDAr
 
 
 def _near(
-    snapshot: Snapshot, asked: Tensor, open_keys: NDArray[np.bool_], count: int, how: Attending
+    snapshot: Snapshot,
+    asked: Tensor,
+    open_keys: NDArray[np.bool_],
+    count: int,
+    options: AttentionOptions,
 ) -> Rows:
     """The places of the `k` open keys nearest to a query [1, D], and of those newer than the index.
 
     Fewer where there are fewer, or where the probed part of the index holds fewer.
     """
-    k = min(how.k or COARSE_KEYS, count)
+    k = min(options.k or COARSE_KEYS, count)
     if k == 0:
         return np.zeros(0, np.int64)
     if snapshot.key_index is None:
@@ -244,7 +248,7 @@ def _near(
     indexed = snapshot.indexed_keys
     # Where all are open, FAISS need not ask for each.
     allow = None if count == len(open_keys) else open_keys[:indexed]
-    near = snapshot.key_index.search(asked.numpy(), k, allow=allow, probes=how.probes).rows[0]
+    near = snapshot.key_index.search(asked.numpy(), k, allow=allow, probes=options.probes).rows[0]
     fresh = np.flatnonzero(open_keys[indexed:]) + indexed
     if len(fresh) > k:
         vectors = torch.from_numpy(snapshot.catalogue.keys.vectors[indexed:])
@@ -278,9 +282,9 @@ def _weights(
     matches: Matches, personal: NDArray[np.float32] | None
 ) -> tuple[float, Tensor, NDArray[np.float32]]:
     """The temperature that was asked for, the bias [1, K] and the softmax [K] at it."""
-    scale = matches.parameters.temperature * matches.how.temperature
+    scale = matches.parameters.temperature * matches.options.temperature
     bias = matches.beside + _bias(matches, matches.places, personal, scale)
-    return scale, bias, _weigh(matches, bias, scale, hard=matches.how.hard)
+    return scale, bias, _weigh(matches, bias, scale, hard=matches.options.hard)
 
 
 def _weigh(matches: Matches, bias: Tensor, scale: float, *, hard: bool) -> NDArray[np.float32]:
@@ -335,7 +339,7 @@ def _mass(
         outside[None],
         torch.tensor([[rest]]),
         temperature=scale,
-        hard=matches.how.hard,
+        hard=matches.options.hard,
     ).share
     return float(share)
 

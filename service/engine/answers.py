@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.history.user_memory import UserMemory, remember
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
@@ -41,8 +41,8 @@ from service.engine.recommend import allowed_items, recommended
 from service.engine.search import PERSONAL, Searched, found_answer, search_items
 from service.engine.similar_items import similar_items, spaces_asked
 from service.histories.long_histories import LONG
-from service.histories.memory_provider import Memories
-from service.histories.request_history import Asked, Pasts
+from service.histories.memory_provider import MemoryProvider
+from service.histories.request_history import HistoryAssembler, RequestHistory
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 
@@ -69,11 +69,11 @@ class Answering:
     def __init__(
         self,
         serving: LiveSnapshot,
-        pasts: Pasts,
+        pasts: HistoryAssembler,
         embeddings: EmbeddingCache,
         *,
         workers: Executor,
-        memories: Memories,
+        memories: MemoryProvider,
         searching: SearchParameters = DEFAULTS,
         clock: Callable[[], int],
     ) -> None:
@@ -93,14 +93,14 @@ class Answering:
         if not answerable.all():
             place = int(np.argmin(answerable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
-        how = self._memories.attending(query.asker)
+        options = self._memories.options(query.asker)
 
         def answer() -> tuple[Scores, list[list[Reason]]]:
             with self._memories.of(snapshot, query.asker, asked, at) as user:
-                scores = score(snapshot, user, targets, how)
-                self._memories.true_error.take(snapshot, user, targets, scores, how)
+                scores = score(snapshot, user, targets, options)
+                self._memories.audit.sample(snapshot, user, targets, scores, options)
                 return scores, reasons_of(
-                    snapshot, user, targets, scores, how=how, asker=query.asker
+                    snapshot, user, targets, scores, options=options, asker=query.asker
                 )
 
         scores, reasons = await self._compute(
@@ -119,14 +119,14 @@ class Answering:
     async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
         """Recommend items."""
         snapshot, asked, at = await self._ask(query.asker, stages)
-        how = self._memories.attending(query.asker)
+        options = self._memories.options(query.asker)
 
         def answer() -> tuple[Ranked, list[list[Reason]]]:
             with self._memories.of(snapshot, query.asker, asked, at) as user:
-                ranked = recommended(query, snapshot, user, asked, how)
-                self._memories.true_error.take(snapshot, user, ranked.rows, ranked.scores, how)
+                ranked = recommended(query, snapshot, user, asked, options)
+                self._memories.audit.sample(snapshot, user, ranked.rows, ranked.scores, options)
                 reasons = reasons_of(
-                    snapshot, user, ranked.rows, ranked.scores, how=how, asker=query.asker
+                    snapshot, user, ranked.rows, ranked.scores, options=options, asker=query.asker
                 )
                 return ranked, reasons
 
@@ -148,7 +148,7 @@ class Answering:
         Reasons are of the score by which it does.
         """
         snapshot, asked, at = await self._ask(query.asker, stages)
-        how = self._memories.attending(query.asker)
+        options = self._memories.options(query.asker)
 
         def answer() -> Searched:
             with self._memories.of(snapshot, query.asker, asked, at) as user:
@@ -159,7 +159,7 @@ class Answering:
                     user,
                     self._embeddings.query,
                     allowed=allowed,
-                    how=how,
+                    options=options,
                     parameters=self._searching,
                 )
 
@@ -220,7 +220,7 @@ class Answering:
         snapshot, past, at = await self._ask(asker, stages)
 
         def answer() -> tuple[Attended, UserMemory]:
-            user = remember(snapshot, past.past, at)  # every event is a row
+            user = build_memory(snapshot, past.history, at)  # every event is a row
             return attend_user(query, snapshot, user, asked, exact_up_to), user
 
         attended, user = await self._compute(stages, "attend", answer)
@@ -231,7 +231,7 @@ class Answering:
 
     # ------------------------------------------------------------------ the parts
 
-    async def _ask(self, asker: Asker, stages: Stages) -> tuple[Snapshot, Asked, int]:
+    async def _ask(self, asker: Asker, stages: Stages) -> tuple[Snapshot, RequestHistory, int]:
         """One snapshot, what the asker did, and the request's time."""
         at = self._clock() if asker.at is None else asker.at
         with stages("store"):
@@ -239,7 +239,7 @@ class Answering:
             stored = await self._pasts.history(asker.user_id)
             snapshot = await self._serving.current()
         asked = self._memories.asked(snapshot, asker, stored)
-        return snapshot, asked or self._pasts.past(snapshot, asker, stored, at), at
+        return snapshot, asked or self._pasts.assemble(snapshot, asker, stored, at), at
 
     async def _compute(
         self, stages: Stages, stage: str, work: Callable[[], T], size: float = math.inf
@@ -257,7 +257,7 @@ class Answering:
         self,
         snapshot: Snapshot,
         asker: Asker,
-        asked: Asked,
+        asked: RequestHistory,
         *,
         rows: NDArray[np.int32] | Rows,
         scores: Scores,
@@ -311,7 +311,7 @@ class Answering:
         )
 
 
-def _work(asker: Asker, asked: Asked, targets: int) -> float:
+def _work(asker: Asker, asked: RequestHistory, targets: int) -> float:
     """Targets times rows of one question; inf where that does not say how long it takes."""
     # Of longer histories the older events may be held by whoever else attends to them.
     known = not asker.explain and len(asked.rows) < LONG

@@ -14,7 +14,7 @@ from models.attention.kv_memory import KeyValueMemory
 from models.attention.multihead import split_heads
 from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_K, Attending
+from models.history.attention_options import DEFAULT_K, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.index.two_stage import attend_exact, attend_retrieved, index_heads
 from service.domain.errors import Invalid, NotFound
@@ -70,7 +70,7 @@ def attend_user(
     Args:
         query: the request.
         snapshot: the model.
-        user: from `remember` with the same snapshot.
+        user: from `build_memory` with the same snapshot.
         asked: an item row, or a vector of the content space.
         exact_up_to: see `attend_vectors`.
 
@@ -150,8 +150,8 @@ def _attend(
 ) -> Attended:
     memory, count = operands.memory, len(operands.memory)
     score = _scorer(query, memory.keys.shape[2])
-    how = Attending(mode=query.retrieval.mode, exact_up_to=exact_up_to)
-    coarse = how.over(count) == "coarse"
+    options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
+    coarse = options.resolve_mode(count) == "coarse"
     with torch.inference_mode():
         if coarse and count:
             found = attend_retrieved(

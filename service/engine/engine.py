@@ -19,10 +19,10 @@ from service.domain.errors import Corrupt, Incompatible, ModelRejected, NotFound
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings, refuse_dimension
 from service.engine.answers import Answering
-from service.histories.error_audit import Told
+from service.histories.error_audit import ErrorObserver
 from service.histories.event_cache import Histories
-from service.histories.memory_provider import Memories
-from service.histories.request_history import Pasts
+from service.histories.memory_provider import MemoryProvider
+from service.histories.request_history import HistoryAssembler
 from service.jobs.job import Job
 from service.jobs.runner import Jobs
 from service.jobs.training_command import training_command
@@ -82,13 +82,13 @@ class Engine(Answering):
             store, registry, embeddings, workers, preloaded=loaded, indexing_lock=turns
         )
         self._histories = Histories(store, serving.vocabulary, settings.history_cache_bytes)
-        pasts = Pasts(store, self._histories, serving.vocabulary, embeddings)
+        pasts = HistoryAssembler(store, self._histories, serving.vocabulary, embeddings)
         super().__init__(
             serving,
             pasts,
             embeddings,
             workers=workers,
-            memories=Memories(
+            memories=MemoryProvider(
                 exact_up_to=settings.exact_up_to,
                 encoding_cache_bytes=settings.encoding_cache_bytes,
                 memory_cache_bytes=settings.memory_cache_bytes,
@@ -145,9 +145,9 @@ class Engine(Answering):
         """The version that answers now."""
         return self._serving.snapshot.version
 
-    def tell_errors(self, told: Told) -> None:
+    def observe_errors(self, told: ErrorObserver) -> None:
         """Have the true errors of a share of answers told, with those that were stated."""
-        self._memories.true_error.told = told
+        self._memories.audit.observer = told
 
     # ------------------------------------------------------------------ write
 

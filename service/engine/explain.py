@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
+from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
 from models.ranking.leave_one_out import scores_without
@@ -22,7 +22,7 @@ def reasons_of(
     rows: NDArray[np.int32] | NDArray[np.int64],
     scores: Scores,
     *,
-    how: Attending,
+    options: AttentionOptions,
     asker: Asker,
     places: Sequence[int] | None = None,
 ) -> list[list[Reason]]:
@@ -30,10 +30,10 @@ def reasons_of(
 
     Args:
         snapshot: the model and the catalogue.
-        user: from `remember` with the same snapshot.
+        user: from `build_memory` with the same snapshot.
         rows: item rows [L].
         scores: of these rows, or of more.
-        how: as the scores were made.
+        options: as the scores were made.
         asker: who says how many reasons of each, and how exact.
         places: [L] of the rows among the scores, -1 = not scored, which has no reasons; in order
             if left out.
@@ -50,14 +50,14 @@ def reasons_of(
             user,
             row,
             asker.explain,
-            how,
+            options,
             rest=rest[place],
             within=None if scores.within is None else scores.within[place],
             whole=None if scores.whole is None else scores.whole.target(place),
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]
-    return _exact(snapshot, user, rows, reasons, how) if asker.explain_exact else reasons
+    return _exact(snapshot, user, rows, reasons, options) if asker.explain_exact else reasons
 
 
 def _exact(
@@ -65,7 +65,7 @@ def _exact(
     user: UserMemory,
     rows: NDArray[np.int32] | NDArray[np.int64],
     reasons: Sequence[Sequence[Reason]],
-    how: Attending,
+    options: AttentionOptions,
 ) -> list[list[Reason]]:
     """The reasons of items, rows [L], each with the score had its event never happened.
 
@@ -73,12 +73,12 @@ def _exact(
     """
     moved: dict[int, list[int]] = {}
     # The encoder reads none of the older events, so that `without` is all that they change.
-    older = 0 if user.older is None else user.older.count
+    older = 0 if user.collapsed is None else user.collapsed.count
     for row, each in zip(rows.tolist(), reasons, strict=True):
         for reason in each:
             if not 0 <= reason.source < older:
                 moved.setdefault(reason.source, []).append(row)
-    scores = scores_without(snapshot, user, moved, how)
+    scores = scores_without(snapshot, user, moved, options)
     return [
         [
             reason._replace(without_exact=scores.get((reason.source, row), reason.without))

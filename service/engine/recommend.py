@@ -7,24 +7,28 @@ from numpy.typing import NDArray
 
 from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
+from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
 from service.domain.queries import Filter, RecommendQuery
-from service.histories.request_history import Asked
+from service.histories.request_history import RequestHistory
 
 
 def recommended(
-    query: RecommendQuery, snapshot: Snapshot, user: UserMemory, asked: Asked, how: Attending
+    query: RecommendQuery,
+    snapshot: Snapshot,
+    user: UserMemory,
+    asked: RequestHistory,
+    options: AttentionOptions,
 ) -> Ranked:
     """The best items for one asker.
 
     Args:
         query: how many, which, and which not.
         snapshot: the model and the catalogue.
-        user: from `remember` with the same snapshot.
+        user: from `build_memory` with the same snapshot.
         asked: whose memory that is.
-        how: the softmax and how rows are found.
+        options: the softmax and the retrieval of rows.
     """
     excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
     if query.exclude_seen:
@@ -36,7 +40,7 @@ def recommended(
         allowed=allowed_items(snapshot, query.filter),
         excluded=excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))],
         diversity=query.diversity,
-        how=how,
+        options=options,
     )
 
 

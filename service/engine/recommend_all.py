@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
-from models.history.user_memory import remember
+from models.history.attention_options import AttentionOptions
+from models.history.user_memory import build_memory
 from service.datasets import batches, table
 from service.domain.queries import RecommendQuery
 from service.domain.timestamps import to_rfc3339
 from service.engine.recommend import recommended
 from service.histories.event_cache import Histories
-from service.histories.long_histories import put_together
-from service.histories.request_history import Asked, Pasts, attending
+from service.histories.long_histories import collapse_history
+from service.histories.request_history import HistoryAssembler, RequestHistory, attention_options
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -98,7 +98,7 @@ async def write_lists(
         serving = LiveSnapshot(store, registry, embeddings, workers)
         await serving.open()
         vocabulary = serving.vocabulary
-        pasts = Pasts(store, Histories(store, vocabulary, 0), vocabulary, embeddings)
+        pasts = HistoryAssembler(store, Histories(store, vocabulary, 0), vocabulary, embeddings)
         loop = asyncio.get_running_loop()
         user_ids = await loop.run_in_executor(workers, list, store.scan_user_ids())
         judges = frozenset(random.Random(0).sample(user_ids, min(_JUDGES, len(user_ids))))
@@ -108,8 +108,8 @@ async def write_lists(
         started = time.monotonic()
         with table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
-            how = attending(query.asker, exact_up_to)
-            each = partial(_lists, snapshot, query, at=at, how=how, judges=judges)
+            options = attention_options(query.asker, exact_up_to)
+            each = partial(_lists, snapshot, query, at=at, options=options, judges=judges)
             async for part in _parts(snapshot, pasts, query, user_ids, at, each, workers, threads):
                 waiting += part.rows
                 recalls += part.recalls
@@ -126,11 +126,11 @@ async def write_lists(
 
 async def _parts(
     snapshot: Snapshot,
-    pasts: Pasts,
+    pasts: HistoryAssembler,
     query: RecommendQuery,
     user_ids: Sequence[str],
     at: int,
-    lists: Callable[[Sequence[tuple[str, Asked]]], _Part],
+    lists: Callable[[Sequence[tuple[str, RequestHistory]]], _Part],
     workers: Executor,
     threads: int,
 ) -> AsyncIterator[_Part]:
@@ -145,7 +145,7 @@ async def _parts(
         for user_id in part:
             stored = await pasts.history(user_id)
             asker = replace(query.asker, user_id=user_id)
-            asked.append((user_id, pasts.past(snapshot, asker, stored, at)))
+            asked.append((user_id, pasts.assemble(snapshot, asker, stored, at)))
         begun.append(loop.run_in_executor(workers, lists, asked))
         if len(begun) > 2 * threads:
             yield await begun.popleft()
@@ -156,10 +156,10 @@ async def _parts(
 def _lists(
     snapshot: Snapshot,
     query: RecommendQuery,
-    asked: Sequence[tuple[str, Asked]],
+    asked: Sequence[tuple[str, RequestHistory]],
     *,
     at: int,
-    how: Attending,
+    options: AttentionOptions,
     judges: Set[str],
 ) -> _Part:
     """The lists of these users, one after the other."""
@@ -167,11 +167,13 @@ def _lists(
     recalls: list[float] = []
     item_id = snapshot.catalogue.vocabulary.id
     for user_id, each in asked:
-        user = remember(snapshot, each.past, at, older=put_together(snapshot, each, at))
-        ranked = recommended(query, snapshot, user, each, how)
+        user = build_memory(
+            snapshot, each.history, at, collapsed=collapse_history(snapshot, each, at)
+        )
+        ranked = recommended(query, snapshot, user, each, options)
         found = zip(ranked.rows.tolist(), ranked.scores.total.tolist(), strict=True)
         rows += [(user_id, rank, item_id(row), score) for rank, (row, score) in enumerate(found, 1)]
         if user_id in judges and ranked.mode == "coarse":
-            best = recommended(query, snapshot, user, each, replace(how, mode="exact")).rows
+            best = recommended(query, snapshot, user, each, replace(options, mode="exact")).rows
             recalls.append(float(np.isin(best, ranked.rows).mean()))
     return _Part(len(asked), rows, recalls)

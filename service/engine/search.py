@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import SOFTMAX, Attending
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
 from models.ranking.scoring import Scores, score
@@ -46,7 +46,7 @@ def search_items(
     encode: Callable[[str], NDArray[np.float32]],
     *,
     allowed: NDArray[np.bool_],
-    how: Attending,
+    options: AttentionOptions,
     parameters: SearchParameters = DEFAULTS,
 ) -> Searched:
     """The items that match a text best.
@@ -54,22 +54,22 @@ def search_items(
     Args:
         query: the request.
         snapshot: the catalogue.
-        user: from `remember` with the same snapshot; an empty one re-ranks nothing.
+        user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
         encode: what was asked for to its vector [D].
         allowed: bool [N], what may be answered.
-        how: both are attended, the field keys and the user's memory.
+        options: both are attended, the field keys and the user's memory.
         parameters: what a match is worth.
     """
     reading, matches = matched(
-        query.query, snapshot, encode, allowed=allowed, how=how, parameters=parameters
+        query.query, snapshot, encode, allowed=allowed, options=options, parameters=parameters
     )
-    near, scores = remembered(snapshot, user, matches, query.limit, how=how)
+    near, scores = remembered(snapshot, user, matches, query.limit, options=options)
     personal = personal_bias(snapshot, scores, near, query.personal_weight) if len(user) else None
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
     reasons = reasons_of(
-        snapshot, user, found.rows, scores, how=how, asker=query.asker, places=places
+        snapshot, user, found.rows, scores, options=options, asker=query.asker, places=places
     )
     return Searched(found, reading, scores, places, reasons)
 
@@ -80,19 +80,19 @@ def remembered(
     matches: Matches,
     limit: int,
     *,
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[NDArray[np.int64], Scores]:
     """The rows [P] that the asker's memory re-ranks of what a text found, and its scores of them.
 
     Args:
         snapshot: the catalogue.
-        user: from `remember` with the same snapshot; an empty one re-ranks nothing.
+        user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
         matches: from `matched`.
         limit: how many items are wanted.
-        how: the softmax and how rows are found.
+        options: the softmax and the retrieval of rows.
     """
     near = nearest(matches, max(PERSONAL, limit)) if len(user) else np.zeros(0, np.int64)
-    return near, score(snapshot, user, near, how)
+    return near, score(snapshot, user, near, options)
 
 
 def matched(
@@ -101,7 +101,7 @@ def matched(
     encode: Callable[[str], NDArray[np.float32]],
     *,
     allowed: NDArray[np.bool_],
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     parameters: SearchParameters = DEFAULTS,
 ) -> tuple[ParsedQuery | None, Matches]:
     """A text read by both heads: as it was understood, and beside the keys that may matter.
@@ -120,7 +120,7 @@ def matched(
             hits = _WORDS.submit(words.search, reading, HITS, allowed).result
     vector = encode(text.strip())
     return reading, match(
-        snapshot, vector, allowed=allowed, how=how, hits=hits, parameters=parameters
+        snapshot, vector, allowed=allowed, options=options, hits=hits, parameters=parameters
     )
 
 

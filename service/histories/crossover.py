@@ -11,7 +11,7 @@ import torch
 
 from models.attention.clustered.cluster_tree import ClusterTree, KVTable
 from models.attention.clustered.clustered_attention import attend_all_rows, attend_clusters
-from models.history.attention_options import MANY, Crossover
+from models.history.attention_options import MANY_TARGETS, Crossover
 
 _ROWS = 16_384
 _HEADS, _WIDTH = 4, 16  # as the recommender's
@@ -34,7 +34,7 @@ def measure() -> Crossover:
     table = KVTable(normal(_HEADS, _ROWS, _WIDTH), normal(_HEADS, _ROWS, _WIDTH))
     cells = ClusterTree(table, torch.zeros(_HEADS, _ROWS))
     found = []
-    for targets in (1, MANY):
+    for targets in (1, MANY_TARGETS):
         query = 0.1 * normal(_HEADS, targets, _WIDTH)
         ratio = _ratio(
             partial(attend_clusters, cells, query, max_error=math.inf),

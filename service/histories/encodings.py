@@ -9,10 +9,10 @@ from operator import attrgetter
 from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
-from models.history.collapsed_history import Older
-from models.history.user_memory import Encoded, UserMemory, remember
+from models.history.collapsed_history import CollapsedHistory
+from models.history.user_memory import EncodedHistory, UserMemory, build_memory
 from models.recommender.recommender import Recommender
-from service.histories.request_history import Asked
+from service.histories.request_history import RequestHistory
 
 
 class Encodings:
@@ -27,7 +27,9 @@ class Encodings:
     def __init__(self, max_bytes: int) -> None:
         self._lock = threading.Lock()
         self._model: Recommender | None = None
-        self._kept: LRUCache[str, Encoded] = LRUCache(max_bytes, getsizeof=attrgetter("nbytes"))
+        self._kept: LRUCache[str, EncodedHistory] = LRUCache(
+            max_bytes, getsizeof=attrgetter("nbytes")
+        )
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -38,26 +40,30 @@ class Encodings:
         return int(self._kept.currsize)
 
     def remember(
-        self, snapshot: Snapshot, asked: Asked, at: int, older: Older | None = None
+        self,
+        snapshot: Snapshot,
+        asked: RequestHistory,
+        at: int,
+        collapsed: CollapsedHistory | None = None,
     ) -> UserMemory:
         """`models.history.user_memory.remember`, with what the encoder did before."""
-        if asked.whole is None:
-            return remember(snapshot, asked.past, at)
-        user_id = asked.whole.user_id
+        if asked.version is None:
+            return build_memory(snapshot, asked.history, at)
+        user_id = asked.version.user_id
         encoded = self._get(snapshot, user_id)
-        user = remember(snapshot, asked.past, at, encoded=encoded, older=older)
+        user = build_memory(snapshot, asked.history, at, encoded=encoded, collapsed=collapsed)
         if user.encoded is not None:
             self._put(snapshot, user_id, user.encoded)
         return user
 
-    def _get(self, snapshot: Snapshot, user_id: str) -> Encoded | None:
+    def _get(self, snapshot: Snapshot, user_id: str) -> EncodedHistory | None:
         with self._lock:
             if self._model is not snapshot.model:
                 self._model = snapshot.model
                 self._kept.clear()
             return self._kept.get(user_id)
 
-    def _put(self, snapshot: Snapshot, user_id: str, encoded: Encoded) -> None:
+    def _put(self, snapshot: Snapshot, user_id: str, encoded: EncodedHistory) -> None:
         with self._lock, suppress(ValueError):  # of what is larger than all that may be kept
             if self._model is snapshot.model:
                 self._kept.pop(user_id, None)

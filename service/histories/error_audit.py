@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
+from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.scoring import Scores, score
 
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 _TARGETS = 8  # of one answer that are computed again
 _WAITING = 4  # answers at most that wait to be; others are not taken
 
-Told = Callable[[float, float], None]
+ErrorObserver = Callable[[float, float], None]
 """Called with the true and the stated error of one target: relative, the largest of its heads."""
 
 
-class TrueError:
+class ErrorAudit:
     """Takes a share of answers and tells their errors, off the path of requests."""
 
     def __init__(self, share: float) -> None:
@@ -37,23 +37,23 @@ class TrueError:
         self._worker = ThreadPoolExecutor(
             1, "heed-true-error", initializer=torch.set_num_threads, initargs=(1,)
         )
-        self.told: Told | None = None
+        self.observer: ErrorObserver | None = None
 
-    def take(
+    def sample(
         self,
         snapshot: Snapshot,
         user: UserMemory,
         rows: NDArray[np.int32] | NDArray[np.int64],
         scores: Scores,
-        how: Attending,
+        options: AttentionOptions,
     ) -> None:
         """Perhaps compute an answer again, later. The arguments are those of its scores."""
-        if self.told is None or scores.error is None or not bool(scores.error.any()):
+        if self.observer is None or scores.error is None or not bool(scores.error.any()):
             return
         if random.random() >= self._share or not self._room.acquire(blocking=False):
             return
         self._worker.submit(
-            self._compare, partial(self._tell, snapshot, user, rows[:_TARGETS], scores, how)
+            self._compare, partial(self._tell, snapshot, user, rows[:_TARGETS], scores, options)
         )
 
     def settle(self) -> None:
@@ -78,19 +78,19 @@ class TrueError:
         user: UserMemory,
         rows: NDArray[np.int32] | NDArray[np.int64],
         scores: Scores,
-        how: Attending,
+        options: AttentionOptions,
     ) -> None:
-        older = user.older
-        if older is None or scores.whole is None or scores.error is None or self.told is None:
+        older = user.collapsed
+        if older is None or scores.whole is None or scores.error is None or self.observer is None:
             return
         with older.lock:
-            if older.count != user.older_count:  # it has grown: not the same question any more
+            if older.count != user.collapsed_count:  # it has grown: not the same question any more
                 return
-            exact = score(snapshot, user, rows, replace(how, mode="exact")).whole
+            exact = score(snapshot, user, rows, replace(options, mode="exact")).whole
         if exact is None:
             return
         found = scores.whole.context[:, : len(rows)]
         away = (found - exact.context).norm(dim=-1)
         errors = (away / exact.context.norm(dim=-1).clamp(min=1e-30)).amax(0)
         for true, stated in zip(errors.tolist(), scores.error.tolist(), strict=False):
-            self.told(true, stated)
+            self.observer(true, stated)

@@ -20,7 +20,7 @@ _OVERHEAD = 512  # bytes of Python objects behind one cached user, measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Materialised:
+class EventColumns:
     """A user's events as columns, oldest first, at one version of the store.
 
     20 bytes an event; weights take four more only where one differs from 1. Two of one `epoch`
@@ -63,7 +63,7 @@ class Histories:
     def __init__(self, store: Store, vocabulary: Vocabulary, max_bytes: int) -> None:
         self._store = store
         self._items = vocabulary
-        self._kept: LRUCache[str, Materialised] = LRUCache(max_bytes, attrgetter("nbytes"))
+        self._kept: LRUCache[str, EventColumns] = LRUCache(max_bytes, attrgetter("nbytes"))
         self._epochs = count(1)
         self.types = Vocabulary()
         self.hits = 0
@@ -77,7 +77,7 @@ class Histories:
         """Bytes held."""
         return int(self._kept.currsize)
 
-    async def get(self, user_id: str) -> Materialised:
+    async def get(self, user_id: str) -> EventColumns:
         """The user's history as of now; empty for an unknown user."""
         version = await self._store.version(user_id)
         known = self._kept.get(user_id)
@@ -89,7 +89,7 @@ class Histories:
         # the same, and the next one to ask finds it.
         return await asyncio.shield(asyncio.ensure_future(self._read(user_id, known)))
 
-    async def _read(self, user_id: str, known: Materialised | None) -> Materialised:
+    async def _read(self, user_id: str, known: EventColumns | None) -> EventColumns:
         if known is not None and len(known):
             newest = int(known.seqs.max())
             later = await self._store.history(user_id, after=newest)
@@ -101,18 +101,18 @@ class Histories:
         """Forget everything; no answer changes."""
         self._kept.clear()
 
-    def _keep(self, user_id: str, history: Materialised) -> Materialised:
+    def _keep(self, user_id: str, history: EventColumns) -> EventColumns:
         self._kept.pop(user_id, None)
         # An unknown user costs the store nothing to ask for again.
         if history.version and history.nbytes <= self._kept.maxsize:
             self._kept[user_id] = history
         return history
 
-    def _materialise(self, history: History) -> Materialised:
+    def _materialise(self, history: History) -> EventColumns:
         rows = np.array([self._items.add(id_) for id_ in history.item_ids], dtype=np.int32)
         types = np.array([self.types.add(name) for name in history.types], dtype=np.int32)
         weights = None if np.all(history.weights == 1) else history.weights
-        return Materialised(
+        return EventColumns(
             history.version,
             history.generation,
             rows,
@@ -125,7 +125,7 @@ class Histories:
             next(self._epochs),
         )
 
-    def _appended(self, known: Materialised, later: History) -> Materialised:
+    def _appended(self, known: EventColumns, later: History) -> EventColumns:
         """Both in order of (timestamp, seq): a late arrival may belong in the middle."""
         more = self._materialise(later)
         timestamps = np.concatenate([known.timestamps, more.timestamps])
@@ -141,7 +141,7 @@ class Histories:
         weights = None
         if known.weights is not None or more.weights is not None:
             weights = np.concatenate([weights_of(known), weights_of(more)])[order]
-        return Materialised(
+        return EventColumns(
             more.version,
             more.generation,
             np.concatenate([known.rows, more.rows])[order],
@@ -155,7 +155,7 @@ class Histories:
         )
 
 
-def weights_of(history: Materialised) -> NDArray[np.float32]:
+def weights_of(history: EventColumns) -> NDArray[np.float32]:
     """The weights of a history's events, [n]."""
     if history.weights is not None:
         return history.weights

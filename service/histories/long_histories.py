@@ -10,20 +10,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from models.catalogue.snapshot import Snapshot
-from models.history.collapsed_history import Older, split
-from service.histories.request_history import Asked
+from models.history.collapsed_history import CollapsedHistory, collapsible_events
+from service.histories.request_history import RequestHistory
 
 _log = logging.getLogger(__name__)
 
 LONG = 4_096  # events: of fewer, attending each takes less time than keeping them together
 
 
-def put_together(snapshot: Snapshot, asked: Asked, at: int) -> Older | None:
+def collapse_history(snapshot: Snapshot, asked: RequestHistory, at: int) -> CollapsedHistory | None:
     """The older events of a history; None where it is not long, or not all that is stored."""
-    if asked.whole is None or len(asked.past.rows) < LONG or asked.past.vectors:
+    if asked.version is None or len(asked.history.rows) < LONG or asked.history.vectors:
         return None
-    count = split(len(asked.past.rows), snapshot.model.config.window)
-    return Older(snapshot, asked.past, count, at)
+    count = collapsible_events(len(asked.history.rows), snapshot.model.config.window)
+    return CollapsedHistory(snapshot, asked.history, count, at)
 
 
 class LongHistories:
@@ -36,7 +36,7 @@ class LongHistories:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[int, Older]] = OrderedDict()  # with the epoch
+        self._kept: OrderedDict[str, tuple[int, CollapsedHistory]] = OrderedDict()  # with the epoch
         self._making: dict[str, Future[None]] = {}
         self._maker = ThreadPoolExecutor(
             1, "heed-cells", initializer=torch.set_num_threads, initargs=(1,)
@@ -56,28 +56,28 @@ class LongHistories:
         """How many users' cells are being made or waited for."""
         return len(self._making)
 
-    def of(self, snapshot: Snapshot, asked: Asked, at: int) -> Older | None:
+    def of(self, snapshot: Snapshot, asked: RequestHistory, at: int) -> CollapsedHistory | None:
         """The older events of a history; None where it is not long, or not all that is stored.
 
         Whoever uses it holds its lock, from before the newer events are remembered until the last
         answer is made of both: others may let it grow.
         """
-        past, whole = asked.past, asked.whole
+        past, whole = asked.history, asked.version
         if whole is None or len(past.rows) < LONG or past.vectors:
             return None
-        count = split(len(past.rows), snapshot.model.config.window)
+        count = collapsible_events(len(past.rows), snapshot.model.config.window)
         with self._lock:
             epoch, older = self._kept.get(whole.user_id, (0, None))
         if older is not None:
             with older.lock:
-                if epoch != whole.epoch or not older.fits(snapshot):
+                if epoch != whole.epoch or not older.rebind(snapshot):
                     older = None
                 elif older.count < count:
-                    older.advance(at)
-                    older.grow(snapshot, past, count)
+                    older.advance_to(at)
+                    older.extend(snapshot, past, count)
                 elif older.count <= len(past.rows):
-                    older.past = past  # what was before the last event may be let go of
-        older = put_together(snapshot, asked, at) if older is None else older
+                    older.history = past  # what was before the last event may be let go of
+        older = collapse_history(snapshot, asked, at) if older is None else older
         if older is None:
             return None
         with self._lock:
@@ -87,7 +87,7 @@ class LongHistories:
             while held > self._max_bytes and self._kept:
                 _, (_, dropped) = self._kept.popitem(last=False)
                 held -= dropped.nbytes
-            if older.fresh and whole.user_id not in self._making:
+            if older.needs_clusters and whole.user_id not in self._making:
                 work = self._maker.submit(self._make, whole.user_id, snapshot, older)
                 self._making[whole.user_id] = work
         return older
@@ -101,9 +101,9 @@ class LongHistories:
         """Make no more; what is being made is waited for."""
         self._maker.shutdown(cancel_futures=True)
 
-    def _make(self, user_id: str, snapshot: Snapshot, older: Older) -> None:
+    def _make(self, user_id: str, snapshot: Snapshot, collapsed: CollapsedHistory) -> None:
         try:
-            older.adopt(*older.clustered(snapshot))
+            collapsed.adopt_clusters(*collapsed.build_clusters(snapshot))
         except Exception:  # noqa: BLE001 - without cells every row is attended
             _log.exception("the history of %r is attended event by event", user_id)
         finally:

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import CROSSOVER, Attending, Crossover
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, remember
+from models.history.attention_options import CROSSOVER, AttentionOptions, Crossover
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory
 from service.domain.queries import Asker
 from service.histories.crossover import measure
 from service.histories.encodings import Encodings
-from service.histories.error_audit import TrueError
-from service.histories.event_cache import Materialised
+from service.histories.error_audit import ErrorAudit
+from service.histories.event_cache import EventColumns
 from service.histories.long_histories import LongHistories
 from service.histories.remembered import Remembered
-from service.histories.request_history import Asked, attending, whole_of
+from service.histories.request_history import RequestHistory, attention_options, version_of
 
 
-class Memories:
+class MemoryProvider:
     """Makes memories, from caches that may be dropped at any time without changing an answer.
 
     Args:
@@ -46,7 +46,7 @@ class Memories:
         self.encodings = Encodings(encoding_cache_bytes)
         self.remembered = Remembered(memory_cache_bytes)
         self.long = LongHistories(long_history_bytes)
-        self.true_error = TrueError(check_share)
+        self.audit = ErrorAudit(check_share)
         self._crossover = CROSSOVER
         self._nobody: tuple[Snapshot | None, UserMemory | None] = (None, None)
 
@@ -55,16 +55,20 @@ class Memories:
         self._crossover = measure()
         return self._crossover
 
-    def attending(self, asker: Asker) -> Attending:
+    def options(self, asker: Asker) -> AttentionOptions:
         """How an asker's memory is attended."""
-        return attending(asker, self.exact_up_to, self._crossover, self._max_error)
+        return attention_options(asker, self.exact_up_to, self._crossover, self._max_error)
 
-    def asked(self, snapshot: Snapshot, asker: Asker, stored: Materialised | None) -> Asked | None:
+    def asked(
+        self, snapshot: Snapshot, asker: Asker, stored: EventColumns | None
+    ) -> RequestHistory | None:
         """What an asker did, where a memory of it is kept; else it has to be put together."""
-        return self.remembered.asked(snapshot, whole_of(asker, stored))
+        return self.remembered.asked(snapshot, version_of(asker, stored))
 
     @contextmanager
-    def of(self, snapshot: Snapshot, asker: Asker, asked: Asked, at: int) -> Iterator[UserMemory]:
+    def of(
+        self, snapshot: Snapshot, asker: Asker, asked: RequestHistory, at: int
+    ) -> Iterator[UserMemory]:
         """The memory of an asker, as it is until the block ends.
 
         Args:
@@ -79,7 +83,7 @@ class Memories:
         plain = asker.temperature == 1 and not asker.hard and not asker.retrieval.top
         older = self.long.of(snapshot, asked, at) if plain else None
         with nullcontext() if older is None else older.lock:
-            if older is not None and older.count > len(asked.past.rows):
+            if older is not None and older.count > len(asked.history.rows):
                 older = None  # it grew meanwhile, by more than this question knows of
             user = self.remembered.get(snapshot, asked, at) if older is None else None
             if user is None:
@@ -92,7 +96,7 @@ class Memories:
         """The memory without anything in it, made once for each snapshot."""
         known, memory = self._nobody
         if known is not snapshot or memory is None:
-            memory = remember(snapshot, Past.nothing(), 0)
+            memory = build_memory(snapshot, UserHistory.empty(), 0)
             self._nobody = (snapshot, memory)
         return memory
 
@@ -111,4 +115,4 @@ class Memories:
     def close(self) -> None:
         """Stop the work beside requests."""
         self.long.close()
-        self.true_error.close()
+        self.audit.close()

@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import steady
 from models.history.user_memory import UserMemory
-from service.histories.request_history import Asked, Whole
+from service.histories.request_history import HistoryVersion, RequestHistory
 
 
 class Remembered:
@@ -37,30 +37,30 @@ class Remembered:
         """Bytes held."""
         return int(self._kept.currsize)
 
-    def get(self, snapshot: Snapshot, asked: Asked, at: int) -> UserMemory | None:
+    def get(self, snapshot: Snapshot, asked: RequestHistory, at: int) -> UserMemory | None:
         """The memory of these very events at a time, microseconds UTC, where it is known."""
-        kept = self._of(snapshot, asked.whole)
+        kept = self._of(snapshot, asked.version)
         return kept.user if kept is not None and kept.since <= at < kept.until else None
 
-    def asked(self, snapshot: Snapshot, whole: Whole | None) -> Asked | None:
+    def asked(self, snapshot: Snapshot, whole: HistoryVersion | None) -> RequestHistory | None:
         """What these very events were put together to, where a memory of them is known."""
         kept = self._of(snapshot, whole)
         return None if kept is None else kept.asked
 
-    def put(self, snapshot: Snapshot, asked: Asked, user: UserMemory) -> None:
+    def put(self, snapshot: Snapshot, asked: RequestHistory, user: UserMemory) -> None:
         """Keep what `models.history.user_memory.remember` made of all that is stored of a user."""
-        whole = asked.whole
+        whole = asked.version
         size = user.nbytes + asked.nbytes
         if whole is None or size > self._kept.maxsize:
             return
-        younger, older = steady(user.at - asked.past.timestamps)
+        younger, older = steady(user.at - asked.history.timestamps)
         kept = _Kept(user, asked, size, user.at - younger, user.at + older)
         with self._lock:
             if self._snapshot is snapshot:
                 self._kept.pop(whole.user_id, None)
                 self._kept[whole.user_id] = kept
 
-    def _of(self, snapshot: Snapshot, whole: Whole | None) -> _Kept | None:
+    def _of(self, snapshot: Snapshot, whole: HistoryVersion | None) -> _Kept | None:
         if whole is None:
             return None
         with self._lock:
@@ -69,12 +69,12 @@ class Remembered:
                 self._kept.clear()
                 return None
             kept = self._kept.get(whole.user_id)
-            return kept if kept is not None and kept.asked.whole == whole else None
+            return kept if kept is not None and kept.asked.version == whole else None
 
 
 class _Kept(NamedTuple):
     user: UserMemory
-    asked: Asked
+    asked: RequestHistory
     nbytes: int
     since: int  # microseconds UTC: from then on
     until: int  # and before then, it is the same

@@ -12,36 +12,36 @@ from numpy.typing import NDArray
 from models.attention.clustered.clustered_attention import MAX_ERROR
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.attention_options import CROSSOVER, Attending, Crossover
-from models.history.user_history import Past
+from models.history.attention_options import CROSSOVER, AttentionOptions, Crossover
+from models.history.user_history import UserHistory
 from models.ranking.explain import Reason
 from service.domain.queries import Asker, Contribution, InlineEvent, Visible
-from service.histories.event_cache import Histories, Materialised, weights_of
+from service.histories.event_cache import EventColumns, Histories, weights_of
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store, Vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class RequestHistory:
     """A past, and what is needed to name its rows in an explanation."""
 
-    past: Past
+    history: UserHistory
     rows: NDArray[np.int32]  # [n] vocabulary rows of the events
     seqs: NDArray[np.integer]  # [n] the store's number of each event; 0 = inline
     types: NDArray[np.int32]  # [n] of `type_names`
     type_names: Sequence[str]
     interests: Sequence[str]  # of the profile, in the order of its rows
-    whole: Whole | None = None  # where this is all that is stored
+    version: HistoryVersion | None = None  # where this is all that is stored
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to attend to: no event, and nothing in the profile."""
-        return not len(self.rows) and not len(self.past.profile_rows)
+        return not len(self.rows) and not len(self.history.profile_rows)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the events."""
-        past, types = self.past, self.past.types
+        past, types = self.history, self.history.types
         columns = (self.rows, self.seqs, self.types, past.timestamps, past.weights)
         return sum(each.nbytes for each in columns) + (0 if types is None else types.nbytes)
 
@@ -55,7 +55,7 @@ class Asked:
         return np.flatnonzero(named[:-1])
 
 
-class Whole(NamedTuple):
+class HistoryVersion(NamedTuple):
     """All that is stored of a user."""
 
     user_id: str
@@ -64,16 +64,16 @@ class Whole(NamedTuple):
 
 
 # Of whom nothing is known, and who brings nothing.
-NOBODY = Asked(
-    Past.nothing(), np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32), (), ()
+NOBODY = RequestHistory(
+    UserHistory.empty(), np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32), (), ()
 )
 
 
-def whole_of(asker: Asker, stored: Materialised | None) -> Whole | None:
+def version_of(asker: Asker, stored: EventColumns | None) -> HistoryVersion | None:
     """What is asked of where that is all that is stored of a user and nothing else; else None."""
     if stored is None or not stored.version or asker.history or asker.visible != Visible():
         return None
-    return Whole(asker.user_id or "", stored.version, stored.epoch)
+    return HistoryVersion(asker.user_id or "", stored.version, stored.epoch)
 
 
 class _Columns(NamedTuple):
@@ -86,7 +86,7 @@ class _Columns(NamedTuple):
     seqs: NDArray[np.integer]
 
 
-class Pasts:
+class HistoryAssembler:
     """Makes the past of whoever asks."""
 
     def __init__(
@@ -101,11 +101,13 @@ class Pasts:
         self._vocabulary = vocabulary
         self._embeddings = embeddings
 
-    async def history(self, user_id: str | None) -> Materialised | None:
+    async def history(self, user_id: str | None) -> EventColumns | None:
         """The stored history of whoever asks, as of now."""
         return None if user_id is None else await self._histories.get(user_id)
 
-    def past(self, snapshot: Snapshot, asker: Asker, stored: Materialised | None, at: int) -> Asked:
+    def assemble(
+        self, snapshot: Snapshot, asker: Asker, stored: EventColumns | None, at: int
+    ) -> RequestHistory:
         """The stored events with the session's laid over them, in time order, and the profile.
 
         Args:
@@ -134,17 +136,17 @@ class Pasts:
         user = None if stored is None else stored.user  # an empty history is false
         interests = () if user is None else user.interests
         profile_rows, profile_content = self._profile(snapshot, interests)
-        past = Past(
+        past = UserHistory(
             rows, timestamps, weights, visible, vectors, profile_rows, profile_content, kinds
         )
-        whole = whole_of(asker, stored)
-        return Asked(past, rows, seqs, types, type_names, interests, whole)
+        whole = version_of(asker, stored)
+        return RequestHistory(past, rows, seqs, types, type_names, interests, whole)
 
     async def explained(
         self,
         snapshot: Snapshot,
         user_id: str | None,
-        asked: Asked,
+        asked: RequestHistory,
         reasons: Sequence[Sequence[Reason]],
     ) -> list[tuple[Contribution, ...]]:
         """Reasons, of some items each, with the names of what they speak of."""
@@ -155,7 +157,9 @@ class Pasts:
             for each in reasons
         ]
 
-    async def names(self, user_id: str, asked: Asked, sources: Sequence[int]) -> tuple[str, ...]:
+    async def names(
+        self, user_id: str, asked: RequestHistory, sources: Sequence[int]
+    ) -> tuple[str, ...]:
         """What rows of a memory are called: event ids, and the interests of profile entries."""
         known = await self._event_ids(user_id, asked, [s for s in sources if s >= 0])
         return tuple(asked.interests[-1 - s] if s < 0 else known.get(s) or "" for s in sources)
@@ -163,7 +167,7 @@ class Pasts:
     # ------------------------------------------------------------------ the parts
 
     async def _event_ids(
-        self, user_id: str | None, asked: Asked, events: Sequence[int]
+        self, user_id: str | None, asked: RequestHistory, events: Sequence[int]
     ) -> dict[int, str | None]:
         """Ids of stored events by their place in the past."""
         stored = [event for event in dict.fromkeys(events) if asked.seqs[event] > 0]
@@ -172,14 +176,14 @@ class Pasts:
         ids = await self._store.event_ids(
             user_id,
             [int(asked.seqs[event]) for event in stored],
-            [int(asked.past.timestamps[event]) for event in stored],
+            [int(asked.history.timestamps[event]) for event in stored],
         )
         return dict(zip(stored, ids, strict=True))
 
     def _columns(
         self,
         snapshot: Snapshot,
-        stored: Materialised | None,
+        stored: EventColumns | None,
         inline: Sequence[InlineEvent],
         at: int,
     ) -> _Columns:
@@ -263,7 +267,7 @@ class Pasts:
     def _contribution(
         self,
         snapshot: Snapshot,
-        asked: Asked,
+        asked: RequestHistory,
         reason: Reason,
         names: dict[int, str | None],
     ) -> Contribution:
@@ -280,17 +284,17 @@ class Pasts:
             self._vocabulary.id(row),
             titles[row] if row < len(titles) else "",
             asked.type_names[asked.types[reason.source]],
-            int(asked.past.timestamps[reason.source]),
+            int(asked.history.timestamps[reason.source]),
             *numbers,
         )
 
 
-def attending(
+def attention_options(
     asker: Asker, exact_up_to: int, crossover: Crossover = CROSSOVER, max_error: float = MAX_ERROR
-) -> Attending:
+) -> AttentionOptions:
     """How this asker's memory is attended."""
     retrieval = asker.retrieval
-    return Attending(
+    return AttentionOptions(
         asker.temperature,
         asker.hard,
         asker.exclude_self,

@@ -20,8 +20,8 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.recommender.artifact import Trained
 from models.text.bm25 import WordIndex
@@ -371,7 +371,7 @@ def _warm_up(snapshot: Snapshot) -> None:
     if not len(rows):
         return
     times = np.zeros(len(rows), dtype=np.int64)
-    past = Past(rows, times, np.ones(len(rows), dtype=np.float32))
-    totals = score(snapshot, remember(snapshot, past, 0), rows).total
+    past = UserHistory(rows, times, np.ones(len(rows), dtype=np.float32))
+    totals = score(snapshot, build_memory(snapshot, past, 0), rows).total
     if not np.isfinite(totals.numpy()).all():
         raise ValueError("its scores are not finite")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
+from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import candidate_count, recommend
 from models.recommender.target_attention import candidate_query
@@ -34,7 +34,7 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
     """So many times as many candidates as recommending asks the bare index for, best first."""
     if snapshot.index is None:
         raise ValueError("so few items have no index")
-    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
     rows: NDArray[np.int64] = snapshot.index.search(
         query[None, :-1].numpy(), times * wanted(snapshot, user)
     ).rows[0]
@@ -90,12 +90,12 @@ def judged(
 
 def _best(snapshot: Snapshot, user: UserMemory) -> NDArray[np.integer]:
     """The best unseen items, every one scored."""
-    seen = np.unique(user.past.rows[user.past.rows >= 0]).astype(np.int64)
+    seen = np.unique(user.history.rows[user.history.rows >= 0]).astype(np.int64)
     return recommend(
         snapshot,
         user,
         limit=LIMIT,
         allowed=snapshot.has_vector,
         excluded=seen,
-        how=Attending(mode="exact"),
+        options=AttentionOptions(mode="exact"),
     ).rows

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, Snapshot, item_index
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
 from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidates
 from models.ranking.scoring import score
@@ -192,8 +192,8 @@ def random_memory(snapshot: Snapshot, rows: int, seed: int = 0) -> UserMemory:
         generator.random(rows) < 0.5, generator.choice(near, rows), generator.integers(0, n, rows)
     )
     times = np.sort(generator.integers(0, 365 * _DAY, rows))
-    past = Past(items.astype(np.int32), times, np.ones(rows, np.float32))
-    return remember(snapshot, past, 366 * _DAY)
+    past = UserHistory(items.astype(np.int32), times, np.ones(rows, np.float32))
+    return build_memory(snapshot, past, 366 * _DAY)
 
 
 # ------------------------------------------------------------------------------ the parts
@@ -233,7 +233,7 @@ def _catalogue(
     keys, known, index = pair.keys, pair.bare.has_vector, pair.index
     count = min(CANDIDATES, len(keys))
     user = memories[0]
-    query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
     row = np.ascontiguousarray(query[None].numpy())
     timed = alternate(
         {

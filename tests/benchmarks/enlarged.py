@@ -13,8 +13,8 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.cow_array import CowArray
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory
 from models.recommender.recommender import Recommender
 from models.training.presets import kept_followers
 
@@ -82,7 +82,7 @@ def moved(
     copies = len(large.catalogue) // max(1, n)
     rows = snapshot.trained_rows.numpy()
 
-    def past(old: Past) -> Past:
+    def past(old: UserHistory) -> UserHistory:
         inside = (old.rows >= 0) & (old.rows < len(rows))
         item = np.where(inside, rows[np.where(inside, old.rows, 0)], -1)
         copy = generator.integers(copies, size=len(item))
@@ -94,7 +94,7 @@ def moved(
             profile_content=None,
         )
 
-    return [remember(large, past(each.past), each.at) for each in memories]
+    return [build_memory(large, past(each.history), each.at) for each in memories]
 
 
 def _nearest(vectors: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
-from models.history.user_history import Past
-from models.history.user_memory import Encoded, encode
+from models.history.user_history import UserHistory
+from models.history.user_memory import EncodedHistory, encode
 from models.recommender.artifact import Trained
 from models.training.presets import NAMES, choose
 from service.loadtest.timing import Spread, Told, alternate, silent
@@ -71,7 +71,7 @@ def _grown(name: str, rounds: int) -> Grown:
     longer = _first(whole, EVENTS + 1)
 
     def run() -> None:
-        kept: Encoded | None = before
+        kept: EncodedHistory | None = before
         for length in range(EVENTS + 1, EVENTS + step + 1):
             kept = encode(snapshot, _first(whole, length), kept)
 
@@ -94,10 +94,10 @@ def _grown(name: str, rounds: int) -> Grown:
     )
 
 
-def _past(events: int) -> Past:
+def _past(events: int) -> UserHistory:
     rows = np.random.default_rng(0).integers(0, _ITEMS, events).astype(np.int32)
-    return Past(rows, np.arange(events) * _MINUTE, np.ones(events, np.float32))
+    return UserHistory(rows, np.arange(events) * _MINUTE, np.ones(events, np.float32))
 
 
-def _first(past: Past, events: int) -> Past:
-    return Past(past.rows[:events], past.timestamps[:events], past.weights[:events])
+def _first(history: UserHistory, events: int) -> UserHistory:
+    return UserHistory(history.rows[:events], history.timestamps[:events], history.weights[:events])

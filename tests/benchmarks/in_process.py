@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from models.history.attention_options import SOFTMAX
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.attention_options import DEFAULT_OPTIONS
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from service.domain.queries import Asker, SearchQuery
@@ -53,9 +53,14 @@ def _job(
     offered = snapshot.catalogue.servable
     if ask == "search":
         query = SearchQuery(Asker(), body["query"], body["limit"])
-        nobody = remember(snapshot, Past.nothing(), AT)
+        nobody = build_memory(snapshot, UserHistory.empty(), AT)
         return lambda: search_items(
-            query, snapshot, nobody, subjects.embeddings.query, allowed=offered, how=SOFTMAX
+            query,
+            snapshot,
+            nobody,
+            subjects.embeddings.query,
+            allowed=offered,
+            options=DEFAULT_OPTIONS,
         )
     user = users[body["user_id"]]
     if ask == "recommend":

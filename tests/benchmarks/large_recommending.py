@@ -228,14 +228,14 @@ def _copied(item: Item, copy: int) -> Item:
 def _events(user: str, subject: Subject, memory: UserMemory, snapshot: Snapshot) -> Iterator[Event]:
     """A user's events, on the copies that the memory has of their items."""
     asked, names = subject.asked, snapshot.catalogue.vocabulary
-    for event, row in enumerate(memory.past.rows.tolist()):
+    for event, row in enumerate(memory.history.rows.tolist()):
         if row >= 0:
             yield Event(
                 user,
                 names.id(row),
                 type=asked.type_names[asked.types[event]],
-                weight=float(asked.past.weights[event]),
-                timestamp=int(asked.past.timestamps[event]),
+                weight=float(asked.history.weights[event]),
+                timestamp=int(asked.history.timestamps[event]),
             )
 
 

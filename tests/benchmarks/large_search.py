@@ -16,7 +16,7 @@ from rich.table import Table
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.history.attention_options import SOFTMAX, Attending
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.ranking.search import COARSE_KEYS, search
 from models.text.bm25 import WordIndex
 from models.text.static_encoder import TextEncoder
@@ -181,9 +181,11 @@ class _Asked:
         self._allowed = snapshot.catalogue.servable
         self._vectors: dict[str, NDArray[np.float32]] = {}
 
-    def ask(self, query: str, how: Attending = SOFTMAX) -> list[int]:
+    def ask(self, query: str, options: AttentionOptions = DEFAULT_OPTIONS) -> list[int]:
         """The rows of the ten best, as `POST /v1/search` finds them."""
-        _, matches = matched(query, self._snapshot, self._vector, allowed=self._allowed, how=how)
+        _, matches = matched(
+            query, self._snapshot, self._vector, allowed=self._allowed, options=options
+        )
         rows: list[int] = search(matches, limit=TOP).rows.tolist()
         return rows
 
@@ -217,7 +219,7 @@ class _Asked:
         found, near = [], []
         keys = self._snapshot.catalogue.keys.vectors
         for query in queries:
-            exact = self.ask(query, Attending(mode="exact"))
+            exact = self.ask(query, AttentionOptions(mode="exact"))
             found.append(len({*exact} & {*self.ask(query)}) / max(1, len(exact)))
             best = np.argpartition(-(keys @ self._vector(query)), COARSE_KEYS)[:COARSE_KEYS]
             near.append(len(np.intersect1d(best, self.nearest(query))) / COARSE_KEYS)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from models.catalogue.snapshot import INDEX_FROM
-from models.history.attention_options import Attending
+from models.history.attention_options import AttentionOptions
 from models.ranking.recommend import CANDIDATES, EXACT_WORK
 from service.loadtest.report.tables import median, part, rate, ratio, seconds, table
 from tests.benchmarks import candidates, ingest
@@ -96,8 +96,8 @@ def kernels(console: Console, found: Kernels) -> None:
             )
             for each in found.coarse
         ),
-        caption=f"{_crossovers(found)} exact_up_to is {Attending().exact_up_to:,}. The error is "
-        "relative, against float64 over all rows: what those left out were worth.",
+        caption=f"{_crossovers(found)} exact_up_to is {AttentionOptions().exact_up_to:,}. The "
+        "error is relative, against float64 over all rows: what those left out were worth.",
     )
 
 

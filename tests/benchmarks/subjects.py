@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from models.catalogue.snapshot import Snapshot
-from models.history.user_memory import UserMemory, remember
+from models.history.user_memory import UserMemory, build_memory
 from service.domain.queries import Asker
 from service.domain.settings import Settings
 from service.histories.event_cache import Histories
-from service.histories.request_history import Asked, Pasts
+from service.histories.request_history import HistoryAssembler, RequestHistory
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
@@ -27,7 +27,7 @@ from tests.benchmarks.questions import AT
 class Subject:
     """A user, as of the time of the questions."""
 
-    asked: Asked
+    asked: RequestHistory
     memory: UserMemory
 
 
@@ -53,12 +53,12 @@ def subjects(ground: Ground) -> Subjects:
                 serving = LiveSnapshot(store, registry, embeddings, workers)
                 await serving.open()
             histories = Histories(store, serving.vocabulary, 64 << 20)
-            pasts = Pasts(store, histories, serving.vocabulary, embeddings)
+            pasts = HistoryAssembler(store, histories, serving.vocabulary, embeddings)
             users = []
             for user in [user for user, _ in ground.askers] + list(ground.others):
                 stored = await pasts.history(user)
-                asked = pasts.past(serving.snapshot, Asker(user), stored, AT)
-                users.append(Subject(asked, remember(serving.snapshot, asked.past, AT)))
+                asked = pasts.assemble(serving.snapshot, Asker(user), stored, AT)
+                users.append(Subject(asked, build_memory(serving.snapshot, asked.history, AT)))
             return Subjects(serving.snapshot, embeddings, users)
         finally:
             await store.close()

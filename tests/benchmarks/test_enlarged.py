@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.catalogue.snapshot import Snapshot
-from models.history.user_memory import remember
+from models.history.user_memory import build_memory
 from models.ranking import recommend
 from models.ranking.scoring import score
 from tests.benchmarks import candidates
@@ -81,19 +81,19 @@ def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snaps
 def test_users_did_the_same_to_copies(small: Snapshot, large: Snapshot) -> None:
     """Events keep their order, time and item; what was not trained is not in the memory."""
     made = random_past(3, 30, 15)
-    (memory,) = moved([remember(small, made, int(made.timestamps[-1]))], small, large)
+    (memory,) = moved([build_memory(small, made, int(made.timestamps[-1]))], small, large)
     kept = np.flatnonzero(made.rows < N)
     assert memory.source.tolist() == kept.tolist()
     assert (memory.rows.numpy() % N == made.rows[kept]).all()
     assert len(set((memory.rows.numpy() // N).tolist())) == COPIES
     assert memory.at == made.timestamps[-1]
-    assert (memory.past.timestamps == made.timestamps).all()
+    assert (memory.history.timestamps == made.timestamps).all()
 
 
 def test_one_copy_changes_no_score(small: Snapshot) -> None:
     """Without further copies the model is the same, and so is everybody's score."""
     made = past([0, 5, 3], [1, 2, 3])
-    before = remember(small, made, 4)
+    before = build_memory(small, made, 4)
     same = enlarged(small, 1)
     (after,) = moved([before], small, same)
     rows = np.arange(N)
@@ -113,7 +113,7 @@ def test_recall_is_told_of_catalogues_that_an_index_is_for(
     monkeypatch.setattr(candidates, "INDEX_FROM", 700)
     monkeypatch.setattr(candidates, "CANDIDATES", 60)
     memories = [
-        remember(small, made, int(made.timestamps[-1]))
+        build_memory(small, made, int(made.timestamps[-1]))
         for made in (random_past(seed, 25, 15) for seed in range(3))
     ]
     found = candidates.measure(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from models.catalogue.snapshot import Snapshot
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from tests.benchmarks.peers.padded import Padded
 from tests.support.pasts import AT, TRAINED, basket_snapshot, drawn_snapshot
@@ -19,7 +19,9 @@ from tests.support.small import DAY, past, random_past
 LENGTHS = (1, 3, 5, 9, 17)  # the window is 5
 
 
-def padded(pasts: list[Past], filled: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def padded(
+    pasts: list[UserHistory], filled: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Items, times and lengths; the padding holds an item that nobody asked about."""
     longest = max(len(each.rows) for each in pasts)
     items = np.full((len(pasts), longest), filled, dtype=np.int64)
@@ -31,7 +33,7 @@ def padded(pasts: list[Past], filled: int) -> tuple[torch.Tensor, torch.Tensor, 
     return torch.from_numpy(items), torch.from_numpy(times), torch.tensor(lengths)
 
 
-def pasts() -> list[Past]:
+def pasts() -> list[UserHistory]:
     """Histories of trained items alone, of types and weights that ratings have."""
     drawn = [random_past(seed, length, TRAINED) for seed, length in enumerate(LENGTHS)]
     return [past(each.rows, each.timestamps, types=np.zeros(len(each.rows), np.int32))
@@ -54,7 +56,7 @@ def test_it_is_the_score_that_the_service_gives(made: Callable[[], Snapshot], at
     every = model.scores(*batch, asked)
     some = model.scores(*batch, asked, torch.from_numpy(targets))
     for row, each in enumerate(users):
-        wanted = score(snapshot, remember(snapshot, each, at), np.arange(TRAINED)).total.numpy()
+        wanted = score(snapshot, build_memory(snapshot, each, at), np.arange(TRAINED)).total.numpy()
         np.testing.assert_allclose(every[row].numpy(), wanted, atol=1e-4)
         np.testing.assert_allclose(some[row].numpy(), wanted[targets[row]], atol=1e-4)
     assert float(every.std(1).min()) > 0.1  # the users' scores differ from item to item

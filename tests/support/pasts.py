@@ -15,9 +15,9 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.encoder.history_encoder import EncoderState
-from models.history.attention_options import SOFTMAX, Attending
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, remember
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, encode, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
@@ -67,10 +67,10 @@ def appends(snapshot: Snapshot) -> Iterator[list[int]]:
 
 def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:
     """A memory of more events than `pasts` draws."""
-    return remember(snapshot, random_past(7, events, ITEMS), AT)
+    return build_memory(snapshot, random_past(7, events, ITEMS), AT)
 
 
-def without_event(whole: Past, event: int) -> Past:
+def without_event(whole: UserHistory, event: int) -> UserHistory:
     """The past as if that event had never been."""
     left = [at for at in range(len(whole.rows)) if at != event]
     return replace(
@@ -85,7 +85,7 @@ def without_event(whole: Past, event: int) -> Past:
 
 
 @st.composite
-def pasts(draw: st.DrawFn, least: int = 0) -> Past:
+def pasts(draw: st.DrawFn, least: int = 0) -> UserHistory:
     """Events on items trained, described and unknown, of types known and unknown; vectors of their
     own; masks; profiles.
     """
@@ -116,7 +116,7 @@ def pasts(draw: st.DrawFn, least: int = 0) -> Past:
 
 
 ways = st.builds(
-    Attending,
+    AttentionOptions,
     temperature=st.sampled_from([1.0, 0.3, 5.0]),
     hard=st.booleans(),
     exclude_self=st.booleans(),
@@ -126,7 +126,7 @@ ways = st.builds(
 class Loop:
     """The score of one target by one past, in float64 and plain loops."""
 
-    def __init__(self, snapshot: Snapshot, made: Past, at: int) -> None:
+    def __init__(self, snapshot: Snapshot, made: UserHistory, at: int) -> None:
         shape = snapshot.model.config
         self.reference = ReferenceModel(
             snapshot.model,
@@ -188,13 +188,13 @@ class Loop:
     def transitions(
         self,
         target: int,
-        how: Attending = SOFTMAX,
+        options: AttentionOptions = DEFAULT_OPTIONS,
         summary: NDArray[np.float64] | None = None,
     ) -> float:
         """The transitions part, of this past's summary or another's."""
         read = self.summary if summary is None else summary
         part = self.reference.transitions(read, self.trained, target_row(target))
-        return part if how.exclude_self else part + self._again(target, read)
+        return part if options.exclude_self else part + self._again(target, read)
 
     def _again(self, target: int, summary: NDArray[np.float64]) -> float:
         """What it adds that the user took the target before."""
@@ -216,26 +216,28 @@ class Loop:
             out[row] = part
         return out
 
-    def attributed(self, target: int, how: Attending = SOFTMAX) -> NDArray[np.float64]:
+    def attributed(
+        self, target: int, options: AttentionOptions = DEFAULT_OPTIONS
+    ) -> NDArray[np.float64]:
         """What each memory row has of the transitions part, [m]: each count by its shares."""
         out, shares = np.zeros(len(self.rows)), self.shares(target)
         if shares.any():
             whole = self.reference.transitions(self.summary, self.trained, target_row(target))
             out += whole * shares / shares.sum()
         same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
-        if same and self.shape.baskets and not how.exclude_self:
+        if same and self.shape.baskets and not options.exclude_self:
             out[same] += self._again(target, self.summary) / len(same)
         return out
 
     def parts(
-        self, target: int, how: Attending
+        self, target: int, options: AttentionOptions
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """The sequence part; weights [H, m] and gains [H, m] of the attention part."""
-        visible = [not how.exclude_self or row != target for row in self.rows]
+        visible = [not options.exclude_self or row != target for row in self.rows]
         alpha, gain = self.reference.attention(
             self.items[target], self.keys, self.values, distances=self.distances,
             ages=self.ages, weights=self.weights, types=self.types, visible=visible,
-            temperature=how.temperature, hard=how.hard,
+            temperature=options.temperature, hard=options.hard,
         )  # fmt: skip
         return float(self.items[target] @ self.summary), alpha, gain
 

@@ -14,7 +14,7 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.history.user_history import Past
+from models.history.user_history import UserHistory
 from models.recommender.artifact import Trained
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
@@ -105,14 +105,16 @@ def snapshot(
     return Snapshot.build("v1", made, catalogue(items), given, **more)
 
 
-def past(rows: ArrayLike, times: ArrayLike, weights: ArrayLike | None = None, **more: Any) -> Past:
+def past(
+    rows: ArrayLike, times: ArrayLike, weights: ArrayLike | None = None, **more: Any
+) -> UserHistory:
     """A past of these columns."""
     items = np.asarray(rows, dtype=np.int32)
     given = np.ones(len(items)) if weights is None else np.asarray(weights)
-    return Past(items, np.asarray(times, np.int64), given.astype(np.float32), **more)
+    return UserHistory(items, np.asarray(times, np.int64), given.astype(np.float32), **more)
 
 
-def random_past(seed: int, events: int, items: int, **more: Any) -> Past:
+def random_past(seed: int, events: int, items: int, **more: Any) -> UserHistory:
     """Events over a few days, some at one moment, with weights around 1."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.choice(rng.integers(0, 5 * DAY, max(1, events)), events))

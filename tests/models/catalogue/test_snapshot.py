@@ -7,7 +7,7 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot, popular_first
 from models.data.vocabulary import Vocabulary
-from models.history.user_memory import remember
+from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend
 from models.ranking.search import match, search
 from models.recommender.artifact import Trained
@@ -138,7 +138,7 @@ def test_an_empty_service_has_a_snapshot() -> None:
     nothing = np.zeros(0, np.int64)
     for index_from in (0, 10):
         snapshot = Snapshot.build(UNTRAINED, None, empty, nothing, index_from=index_from)
-        user = remember(snapshot, past([-1], [0]), 0)
+        user = build_memory(snapshot, past([-1], [0]), 0)
         allowed = snapshot.catalogue.visible
         ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=nothing)
         assert len(ranked.rows) == 0
@@ -166,7 +166,7 @@ def test_items_newer_than_the_index_are_recommended(
     now = snapshot.refreshed(later, snapshot.counts)
     assert now.index is snapshot.index
     assert now.indexed_items == 40
-    user = remember(now, past([1, 5, 30], [0, 1, 2]), 3)
+    user = build_memory(now, past([1, 5, 30], [0, 1, 2]), 3)
     nothing = np.zeros(0, np.int64)
     ranked = recommend(now, user, limit=100, allowed=later.visible, excluded=nothing)
     assert sorted(ranked.rows.tolist()) == [row for row in range(45) if row != 3]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.event_types import IGNORED, UNKNOWN
-from models.history.attention_options import Attending
-from models.history.user_history import Past
-from models.history.user_memory import encode, remember
+from models.history.attention_options import AttentionOptions
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory, encode
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.recommend import recommend
@@ -35,7 +35,7 @@ def snapshot() -> Snapshot:
     return told_snapshot()
 
 
-def mixed(seed: int, events: int) -> Past:
+def mixed(seed: int, events: int) -> UserHistory:
     """Events of all types, every third a dislike."""
     types = np.resize([VIEW, PURCHASE, DISLIKE, UNKNOWN, VIEW, DISLIKE], events)
     return replace(random_past(seed, events, ITEMS), types=types.astype(np.int32))
@@ -45,14 +45,16 @@ def mixed(seed: int, events: int) -> Past:
 
 
 @few
-@given(made=pasts(), how=ways)
-def test_scores_equal_the_loop(snapshot: Snapshot, made: Past, how: Attending) -> None:
+@given(made=pasts(), options=ways)
+def test_scores_equal_the_loop(
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions
+) -> None:
     """Whatever the types are, every part is what plain loops give."""
-    scores = score(snapshot, remember(snapshot, made, AT), EVERY, how)
+    scores = score(snapshot, build_memory(snapshot, made, AT), EVERY, options)
     loop = Loop(snapshot, made, AT)
     assert scores.memory == len(loop.rows)
     for target in range(ITEMS):
-        sequence, alpha, gain = loop.parts(target, how)
+        sequence, alpha, gain = loop.parts(target, options)
         assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
         assert float(scores.transitions[target]) == pytest.approx(
             loop.transitions(target), abs=1e-4
@@ -61,39 +63,39 @@ def test_scores_equal_the_loop(snapshot: Snapshot, made: Past, how: Attending) -
 
 
 @few
-@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_contributions_sum_to_the_score(
-    snapshot: Snapshot, made: Past, how: Attending, target: int
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
     """Each row's weight and part is the loop's, and with sequence and prior they are the score."""
-    user = remember(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), how)
+    user = build_memory(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
-    reasons = explain(snapshot, user, target, 100, how, rest=rest)
+    reasons = explain(snapshot, user, target, 100, options, rest=rest)
     told = sum(reason.contribution for reason in reasons)
     assert rest + told == pytest.approx(float(scores.total[0]), abs=1e-4)
     loop = Loop(snapshot, made, AT)
-    _, alpha, _ = loop.parts(target, how)
+    _, alpha, _ = loop.parts(target, options)
     weights = dict(zip(user.source.tolist(), alpha.mean(0).tolist(), strict=True))
     for reason in reasons:
         assert reason.weight == pytest.approx(weights[reason.source], abs=1e-5)
 
 
 @few
-@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_without_an_event_is_the_loop_over_the_rest(
-    snapshot: Snapshot, made: Past, how: Attending, target: int
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
     """The whole score anew, and attention and transitions alone: both to 1e-4."""
-    user = remember(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), how)
+    user = build_memory(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
-    reasons = explain(snapshot, user, target, 100, how, rest=rest)
+    reasons = explain(snapshot, user, target, 100, options, rest=rest)
     events = [reason.source for reason in reasons]
-    exact = scores_without(snapshot, user, {event: [target] for event in events}, how)
+    exact = scores_without(snapshot, user, {event: [target] for event in events}, options)
     for reason in reasons:
         loop = Loop(snapshot, made.without(reason.source), AT)
-        sequence, alpha, gain = loop.parts(target, how)
+        sequence, alpha, gain = loop.parts(target, options)
         attention = float((alpha * gain).sum())
         prior = float(scores.prior[0])
         whole = sequence + loop.transitions(target) + attention + prior
@@ -116,9 +118,9 @@ def test_appending_equals_encoding_anew(
     cut = data.draw(st.integers(0, events))
     part = replace(made, rows=made.rows[:cut], timestamps=made.timestamps[:cut],
                    weights=made.weights[:cut], types=made.types[:cut])  # type: ignore[index]  # fmt: skip
-    grown = remember(snapshot, made, AT, encoded=encode(snapshot, part))
-    anew = remember(snapshot, made, AT)
-    np.testing.assert_allclose(grown.summary, anew.summary, atol=1e-5)
+    grown = build_memory(snapshot, made, AT, encoded=encode(snapshot, part))
+    anew = build_memory(snapshot, made, AT)
+    np.testing.assert_allclose(grown.user_state, anew.user_state, atol=1e-5)
 
 
 def test_what_was_kept_of_another_type_is_not_gone_on_from(snapshot: Snapshot) -> None:
@@ -127,9 +129,9 @@ def test_what_was_kept_of_another_type_is_not_gone_on_from(snapshot: Snapshot) -
         past([3, 4], [0, DAY], types=np.array([VIEW, kind], np.int32)) for kind in (VIEW, DISLIKE)
     )
     kept = encode(snapshot, liked)
-    found = remember(snapshot, disliked, AT, encoded=kept)
-    assert torch.equal(found.summary, remember(snapshot, disliked, AT).summary)
-    assert not torch.equal(found.summary, remember(snapshot, liked, AT).summary)
+    found = build_memory(snapshot, disliked, AT, encoded=kept)
+    assert torch.equal(found.user_state, build_memory(snapshot, disliked, AT).user_state)
+    assert not torch.equal(found.user_state, build_memory(snapshot, liked, AT).user_state)
 
 
 # ---------------------------------------------------------------------------- coarse
@@ -139,25 +141,25 @@ def test_what_was_kept_of_another_type_is_not_gone_on_from(snapshot: Snapshot) -
 @pytest.mark.parametrize("k", [60, 40])
 def test_coarse_with_all_that_a_head_sees_is_exact(snapshot: Snapshot, k: int, hard: bool) -> None:
     """k = all 60 rows, or the 40 that the most seeing heads see: nothing is lost."""
-    user = remember(snapshot, mixed(3, 60), AT)
-    exact = score(snapshot, user, EVERY, Attending(hard=hard))
-    coarse = score(snapshot, user, EVERY, Attending(hard=hard, mode="coarse", k=k))
+    user = build_memory(snapshot, mixed(3, 60), AT)
+    exact = score(snapshot, user, EVERY, AttentionOptions(hard=hard))
+    coarse = score(snapshot, user, EVERY, AttentionOptions(hard=hard, mode="coarse", k=k))
     np.testing.assert_allclose(coarse.total, exact.total, atol=1e-5)
     np.testing.assert_allclose(coarse.mass, 1, atol=1e-6)
 
 
 def test_coarse_keeps_no_row_that_its_head_may_not_see(snapshot: Snapshot) -> None:
     """The last head keeps dislikes, the others none; contributions add up all the same."""
-    user = remember(snapshot, mixed(4, 60), AT)
-    how = Attending(mode="coarse", k=7)
-    scores = score(snapshot, user, EVERY, how)
+    user = build_memory(snapshot, mixed(4, 60), AT)
+    options = AttentionOptions(mode="coarse", k=7)
+    scores = score(snapshot, user, EVERY, options)
     assert scores.within is not None
     disliked = user.types == DISLIKE
     assert not scores.within[:, LAST, ~disliked].any()
     assert not scores.within[:, :LAST, disliked].any()
     assert (scores.within.sum(2) == 7).all()
     for target in (0, 13):
-        reasons = explain(snapshot, user, target, 100, how, within=scores.within[target])
+        reasons = explain(snapshot, user, target, 100, options, within=scores.within[target])
         told = sum(reason.contribution for reason in reasons)
         expected = float(scores.attention[target] + scores.transitions[target])
         assert told == pytest.approx(expected, abs=1e-4)
@@ -171,21 +173,21 @@ def test_coarse_keeps_no_row_that_its_head_may_not_see(snapshot: Snapshot) -> No
 def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int, mode: str) -> None:
     """A history of likes, or of dislikes, alone: the other heads' weights are 0 and no NaN."""
     made = replace(random_past(5, 9, ITEMS), types=np.full(9, kind, np.int32))
-    user = remember(snapshot, made, AT)
+    user = build_memory(snapshot, made, AT)
     blind = slice(0, LAST) if kind == DISLIKE else slice(LAST, HEADS)
     assert (user.bias[blind] == -torch.inf).all()
-    how = Attending(mode="exact" if mode == "exact" else "coarse", k=4)
-    scores = score(snapshot, user, EVERY, how)
+    options = AttentionOptions(mode="exact" if mode == "exact" else "coarse", k=4)
+    scores = score(snapshot, user, EVERY, options)
     assert torch.isfinite(scores.total).all()
     within = None if scores.within is None else scores.within[3]
     seeing = HEADS - len(range(HEADS)[blind])
-    weights = [r.weight for r in explain(snapshot, user, 3, 100, how, within=within)]
+    weights = [r.weight for r in explain(snapshot, user, 3, 100, options, within=within)]
     assert sum(weights) == pytest.approx(seeing / HEADS, abs=1e-5)
     everything = np.ones(ITEMS, np.bool_)
     ranked = recommend(snapshot, user, limit=5, allowed=everything, excluded=np.zeros(0, np.int64))
     assert torch.isfinite(ranked.scores.total).all()
     values = user.memory.values.transpose(0, 1)
-    query = candidate_query(user.summary, values, user.bias)
+    query = candidate_query(user.user_state, values, user.bias)
     context = query[12:-1].view(HEADS, -1)
     assert not context[blind].any()
     assert torch.isfinite(query).all()
@@ -220,8 +222,8 @@ def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
     plain = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.zeros(ITEMS, np.int64))
     assert plain.type_rows(names).tolist() == [UNKNOWN, UNKNOWN, IGNORED, UNKNOWN, UNKNOWN]
     types = plain.type_rows(["view", "dislike", "view"])
-    told = remember(plain, past([1, 2, 3], [0, 1, 2], types=types), AT)
-    without = remember(plain, past([1, 3], [0, 2]), AT)
+    told = build_memory(plain, past([1, 2, 3], [0, 1, 2], types=types), AT)
+    without = build_memory(plain, past([1, 3], [0, 2]), AT)
     assert told.source.tolist() == [0, 2]
     expected = score(plain, without, EVERY)
     np.testing.assert_array_equal(score(plain, told, EVERY).total, expected.total)

@@ -9,8 +9,8 @@ import torch
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.model_ranker import RecommenderRanker
-from models.history.user_history import Past
-from models.history.user_memory import encode, remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory, encode
 from models.ranking.scoring import score
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel, window_start
@@ -52,14 +52,14 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
     got = ranker.scores(log, users, None if gap is None else asked)
     for user, each in enumerate(mine):
         known = each.types.astype(np.int32)
-        made = Past(each.items, each.timestamps, each.weights, types=known)
+        made = UserHistory(each.items, each.timestamps, each.weights, types=known)
         summary = None
         if gap is None:
             read = encode(snapshot, made)
             assert read is not None
             with torch.inference_mode():
                 summary = model.encoder.summarise(read.state)
-        memory = remember(snapshot, made, int(asked[user]), summary=summary)
+        memory = build_memory(snapshot, made, int(asked[user]), user_state=summary)
         expected = score(snapshot, memory, np.arange(12)).total
         np.testing.assert_allclose(got[user], expected, atol=1e-4)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
-from models.history.collapsed_history import Older, split
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, remember
+from models.history.attention_options import AttentionOptions
+from models.history.collapsed_history import CollapsedHistory, collapsible_events
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import Scores, score
@@ -34,7 +34,7 @@ LENGTH = 4_000
 SNAPSHOTS = {"plain": drawn_snapshot, "told": told_snapshot, "baskets": basket_snapshot}
 
 
-def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> Past:
+def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> UserHistory:
     """Some unknown items among the known, types known and unknown, weights, a profile."""
     made = random_past(seed, events, items)
     generator = np.random.default_rng(seed)
@@ -45,10 +45,10 @@ def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> Past:
     return replace(made, rows=rows, types=types, profile_rows=np.array([1, 2], np.int32))
 
 
-def both(snapshot: Snapshot, whole: Past, at: int) -> tuple[UserMemory, UserMemory]:
+def both(snapshot: Snapshot, whole: UserHistory, at: int) -> tuple[UserMemory, UserMemory]:
     """The memory event by event, and with the older ones put together."""
-    older = Older(snapshot, whole, split(len(whole.rows), WINDOW), at)
-    return remember(snapshot, whole, at), remember(snapshot, whole, at, older=older)
+    older = CollapsedHistory(snapshot, whole, collapsible_events(len(whole.rows), WINDOW), at)
+    return build_memory(snapshot, whole, at), build_memory(snapshot, whole, at, collapsed=older)
 
 
 def same(found: Scores, wanted: Scores, tolerance: float = 2e-5) -> None:
@@ -66,9 +66,9 @@ def test_scores_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
     at = int(whole.timestamps[-1]) + DAY
     each, together = both(snapshot, whole, at)
     assert len(together.memory) < LENGTH / 2
-    how = Attending(exclude_self=exclude_self)
-    found = score(snapshot, together, EVERY, how)
-    same(found, score(snapshot, each, EVERY, how))
+    options = AttentionOptions(exclude_self=exclude_self)
+    found = score(snapshot, together, EVERY, options)
+    same(found, score(snapshot, each, EVERY, options))
     assert found.mode == "exact"
     assert found.error is not None
     assert not found.error.any()
@@ -79,10 +79,10 @@ def test_time_moves_events_to_other_buckets(later: int) -> None:
     """As ages pass from bucket to bucket, and back, the weights follow."""
     snapshot, whole = told_snapshot(), a_past()
     at = int(whole.timestamps[-1]) + DAY
-    older = Older(snapshot, whole, split(LENGTH, WINDOW), at)
+    older = CollapsedHistory(snapshot, whole, collapsible_events(LENGTH, WINDOW), at)
     for asked in (at + later // 2, at + later):
-        found = score(snapshot, remember(snapshot, whole, asked, older=older), EVERY)
-        same(found, score(snapshot, remember(snapshot, whole, asked), EVERY))
+        found = score(snapshot, build_memory(snapshot, whole, asked, collapsed=older), EVERY)
+        same(found, score(snapshot, build_memory(snapshot, whole, asked), EVERY))
 
 
 def test_a_history_grows() -> None:
@@ -97,13 +97,13 @@ def test_a_history_grows() -> None:
     )
     whole = replace(whole, rows=np.concatenate([early.rows, whole.rows[2000:]]))
     at = int(whole.timestamps[-1])
-    older = Older(snapshot, early, split(2000, WINDOW), at - DAY)
+    older = CollapsedHistory(snapshot, early, collapsible_events(2000, WINDOW), at - DAY)
     before = len(older)
-    older.advance(at)
-    older.grow(snapshot, whole, split(LENGTH, WINDOW))
+    older.advance_to(at)
+    older.extend(snapshot, whole, collapsible_events(LENGTH, WINDOW))
     assert len(older) > before
-    found = score(snapshot, remember(snapshot, whole, at, older=older), EVERY)
-    same(found, score(snapshot, remember(snapshot, whole, at), EVERY))
+    found = score(snapshot, build_memory(snapshot, whole, at, collapsed=older), EVERY)
+    same(found, score(snapshot, build_memory(snapshot, whole, at), EVERY))
 
 
 @pytest.mark.parametrize("kind", SNAPSHOTS)
@@ -117,22 +117,22 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
     whole = replace(whole, weights=weights)
     at = int(whole.timestamps[-1]) + DAY
     each, together = both(snapshot, whole, at)
-    how = Attending(exclude_self=exclude_self)
-    scores = score(snapshot, together, EVERY, how)
+    options = AttentionOptions(exclude_self=exclude_self)
+    scores = score(snapshot, together, EVERY, options)
     old = 0
     for target in (0, 4, 11):
         rest = float(scores.sequence[target] + scores.prior[target])
         assert scores.whole is not None
         found = explain(
-            snapshot, together, target, 6, how, rest=rest, whole=scores.whole.target(target)
+            snapshot, together, target, 6, options, rest=rest, whole=scores.whole.target(target)
         )
-        wanted = {r.source: r for r in explain(snapshot, each, target, 8, how, rest=rest)}
+        wanted = {r.source: r for r in explain(snapshot, each, target, 8, options, rest=rest)}
         for reason in found:
             other = wanted[reason.source]
             assert reason.weight == pytest.approx(other.weight, abs=1e-5)
             assert reason.contribution == pytest.approx(other.contribution, abs=2e-5)
             assert reason.without == pytest.approx(other.without, abs=5e-5)
-            old += 0 <= reason.source < split(LENGTH, WINDOW)
+            old += 0 <= reason.source < collapsible_events(LENGTH, WINDOW)
     assert old >= 2
 
 
@@ -144,7 +144,7 @@ def test_the_newest_can_be_left_out_with_the_sequence() -> None:
     for source in (LENGTH - 2, LENGTH - 400, -1):
         found = scores_without(snapshot, together, {source: [0, 3]})
         left = without_event(whole, source) if source >= 0 else whole.without(source)
-        wanted = score(snapshot, remember(snapshot, left, at), np.array([0, 3])).total.tolist()
+        wanted = score(snapshot, build_memory(snapshot, left, at), np.array([0, 3])).total.tolist()
         for row, total in zip((0, 3), wanted, strict=True):
             assert found[source, row] == pytest.approx(total, abs=5e-5)
 
@@ -154,25 +154,27 @@ def test_cells_answer_to_the_error_and_follow_time_and_growth() -> None:
     snapshot = small_snapshot(MANY, random_model(5, items=MANY, window=WINDOW))
     whole, every = a_past(20_000, MANY), np.arange(0, MANY, 9)
     at = int(whole.timestamps[-1]) + DAY
-    older = Older(snapshot, whole, split(18_000, WINDOW), at)
-    cells, weights = older.clustered(snapshot)
-    older.advance(at + 20 * DAY)  # while they were being made
-    older.adopt(cells, weights)
-    older.grow(snapshot, whole, split(20_000, WINDOW))
+    older = CollapsedHistory(snapshot, whole, collapsible_events(18_000, WINDOW), at)
+    cells, weights = older.build_clusters(snapshot)
+    older.advance_to(at + 20 * DAY)  # while they were being made
+    older.adopt_clusters(cells, weights)
+    older.extend(snapshot, whole, collapsible_events(20_000, WINDOW))
     at += 30 * DAY
-    user = remember(snapshot, whole, at, older=older)
-    wanted = score(snapshot, remember(snapshot, whole, at), every)
+    user = build_memory(snapshot, whole, at, collapsed=older)
+    wanted = score(snapshot, build_memory(snapshot, whole, at), every)
     for max_error in (0.2, 0.05):
-        found = score(snapshot, user, every, Attending(mode="coarse", max_error=max_error))
+        found = score(snapshot, user, every, AttentionOptions(mode="coarse", max_error=max_error))
         assert found.mode == "coarse"
         assert found.error is not None
         assert 0 < float(found.error.max()) <= max_error
         away = (found.attention - wanted.attention).abs() / wanted.attention.std()
         assert float(away.median()) < 2 * max_error
-    exact = score(snapshot, user, every, Attending(mode="exact"))
+    exact = score(snapshot, user, every, AttentionOptions(mode="exact"))
     same(exact, wanted)
-    alone = score(snapshot, user, every, Attending(mode="coarse", exclude_self=True))
-    other = score(snapshot, remember(snapshot, whole, at), every, Attending(exclude_self=True))
+    alone = score(snapshot, user, every, AttentionOptions(mode="coarse", exclude_self=True))
+    other = score(
+        snapshot, build_memory(snapshot, whole, at), every, AttentionOptions(exclude_self=True)
+    )
     assert float((alone.attention - other.attention).abs().max()) < 0.02 * float(
         other.attention.std()
     )
@@ -182,25 +184,25 @@ def test_another_catalogue_fits_while_its_items_are_the_same() -> None:
     """An item that nobody took may change; one of the history, or a model, starts anew."""
     snapshot = drawn_snapshot()
     whole = past(np.arange(3_000) % 10, np.arange(3_000))
-    older = Older(snapshot, whole, split(3_000, WINDOW), 3_000)
+    older = CollapsedHistory(snapshot, whole, collapsible_events(3_000, WINDOW), 3_000)
 
     def changed(item: int) -> Snapshot:
         catalogue = snapshot.catalogue.updated(entries(1, item), [], encode_texts)
         return snapshot.refreshed(catalogue, np.zeros(0, np.int64))
 
-    assert older.fits(snapshot)
-    assert older.fits(changed(12))
-    assert not Older(snapshot, whole, 2_000, 3_000).fits(changed(3))
-    assert not older.fits(drawn_snapshot())
+    assert older.rebind(snapshot)
+    assert older.rebind(changed(12))
+    assert not CollapsedHistory(snapshot, whole, 2_000, 3_000).rebind(changed(3))
+    assert not older.rebind(drawn_snapshot())
 
 
 def test_another_softmax_is_refused() -> None:
     """Of weights at another temperature nothing is kept: whoever asks must bring every event."""
     snapshot, whole = drawn_snapshot(), a_past()
     _, together = both(snapshot, whole, int(whole.timestamps[-1]))
-    for how in (Attending(temperature=0.5), Attending(hard=True)):
+    for options in (AttentionOptions(temperature=0.5), AttentionOptions(hard=True)):
         with pytest.raises(ValueError, match="at temperature 1"):
-            score(snapshot, together, EVERY, how)
+            score(snapshot, together, EVERY, options)
 
 
 def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
@@ -211,12 +213,14 @@ def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
     weights[whole.rows == 7] *= 3_000
     whole = replace(whole, weights=weights)
     at = int(whole.timestamps[-1]) + DAY
-    older = Older(snapshot, whole, split(20_000, WINDOW), at)
-    older.adopt(*older.clustered(snapshot))
-    user, targets = remember(snapshot, whole, at, older=older), np.array([7, 8, 9])
-    how = Attending(mode="coarse", max_error=0.2, exclude_self=True)
-    found = score(snapshot, user, targets, how)
+    older = CollapsedHistory(snapshot, whole, collapsible_events(20_000, WINDOW), at)
+    older.adopt_clusters(*older.build_clusters(snapshot))
+    user, targets = build_memory(snapshot, whole, at, collapsed=older), np.array([7, 8, 9])
+    options = AttentionOptions(mode="coarse", max_error=0.2, exclude_self=True)
+    found = score(snapshot, user, targets, options)
     assert found.error is not None
     assert float(found.error.max()) <= 0.2
-    wanted = score(snapshot, remember(snapshot, whole, at), targets, Attending(exclude_self=True))
+    wanted = score(
+        snapshot, build_memory(snapshot, whole, at), targets, AttentionOptions(exclude_self=True)
+    )
     torch.testing.assert_close(found.attention, wanted.attention, atol=0.1, rtol=0.1)

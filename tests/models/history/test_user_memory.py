@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
-from models.history.user_history import Past
-from models.history.user_memory import Encoded, encode, remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import EncodedHistory, build_memory, encode
 from models.ranking.scoring import score
 from tests.support.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, appends, drawn_snapshot
 from tests.support.reference_model import ReferenceModel, window_start
@@ -36,7 +36,7 @@ def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
         visible=np.array([False, True, True, True, True, True, True]),
     )
     assert not wider.has_vector[ITEMS]
-    users = [remember(wider, made, AT) for made in (seen, more)]
+    users = [build_memory(wider, made, AT) for made in (seen, more)]
     assert users[0].source.tolist() == [0, 1, 2]
     assert users[1].source.tolist() == [1, 3, 6]
     both = [score(wider, user, EVERY) for user in users]
@@ -46,8 +46,8 @@ def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
 
 def test_an_event_after_the_request_is_just_now(snapshot: Snapshot) -> None:
     """Its age is none, not negative."""
-    ahead = remember(snapshot, past([3, 4], [0, AT + DAY]), AT)
-    now = remember(snapshot, past([3, 4], [0, AT]), AT)
+    ahead = build_memory(snapshot, past([3, 4], [0, AT + DAY]), AT)
+    now = build_memory(snapshot, past([3, 4], [0, AT]), AT)
     assert ahead.age.tolist() == [AT, 0]
     np.testing.assert_array_equal(ahead.bias, now.bias)
 
@@ -59,17 +59,17 @@ def test_weights_are_multiplicities(snapshot: Snapshot) -> None:
         flat.recency.position.zero_()
         flat.recency.joint.zero_()
     even = small_snapshot(ITEMS, flat)
-    heavy = score(even, remember(even, past([4, 7], [0, DAY], [3, 1]), AT), EVERY)
-    thrice = score(even, remember(even, past([4, 4, 4, 7], [0, 0, 0, DAY]), AT), EVERY)
+    heavy = score(even, build_memory(even, past([4, 7], [0, DAY], [3, 1]), AT), EVERY)
+    thrice = score(even, build_memory(even, past([4, 4, 4, 7], [0, 0, 0, DAY]), AT), EVERY)
     np.testing.assert_allclose(heavy.attention, thrice.attention, atol=1e-5)
 
 
 def test_extreme_weights_give_numbers(snapshot: Snapshot) -> None:
     """From the smallest to the largest weight that float32 holds."""
     made = past([4, 7, 9], [0, 1, 2], [1.2e-38, 1, 3.4e38])
-    scores = score(snapshot, remember(snapshot, made, AT), EVERY)
+    scores = score(snapshot, build_memory(snapshot, made, AT), EVERY)
     assert torch.isfinite(scores.total).all()
-    only = score(snapshot, remember(snapshot, past([9], [2]), AT), EVERY)
+    only = score(snapshot, build_memory(snapshot, past([9], [2]), AT), EVERY)
     np.testing.assert_allclose(scores.attention, only.attention, atol=1e-4)
 
 
@@ -78,7 +78,7 @@ def test_own_vectors_stand_in_for_the_item(snapshot: Snapshot) -> None:
     own = snapshot.catalogue.content[13]
     plain = past([3, 13], [0, DAY])
     brought = replace(plain, vectors={1: (own, own)})
-    both = [score(snapshot, remember(snapshot, made, AT), EVERY) for made in (plain, brought)]
+    both = [score(snapshot, build_memory(snapshot, made, AT), EVERY) for made in (plain, brought)]
     np.testing.assert_allclose(both[0].total, both[1].total, atol=1e-5)
 
 
@@ -89,7 +89,7 @@ def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: 
     totals = []
     for pair in ((vector, vector), (vector, None), (None, vector)):
         made = past([3, row], [0, DAY], vectors={1: pair})
-        totals.append(score(snapshot, remember(snapshot, made, AT), EVERY).total)
+        totals.append(score(snapshot, build_memory(snapshot, made, AT), EVERY).total)
     np.testing.assert_array_equal(totals[0], totals[1])
     np.testing.assert_array_equal(totals[0], totals[2])
 
@@ -98,8 +98,8 @@ def test_the_profile_stands_beside_the_history(snapshot: Snapshot) -> None:
     """Its rows come last, weigh like the oldest of events, and do not age."""
     made = past([3], [AT], profile_rows=np.array([5, -1], np.int32),
                 profile_content=encode_texts(["x", "jazz"]))  # fmt: skip
-    user = remember(snapshot, made, AT)
-    later = remember(snapshot, made, AT + 300 * DAY)
+    user = build_memory(snapshot, made, AT)
+    later = build_memory(snapshot, made, AT + 300 * DAY)
     assert user.source.tolist() == [0, -1, -2]
     assert user.rows.tolist() == [3, 5, -1]
     np.testing.assert_array_equal(user.bias[:, 1:], later.bias[:, 1:])
@@ -107,7 +107,7 @@ def test_the_profile_stands_beside_the_history(snapshot: Snapshot) -> None:
     with torch.inference_mode():
         oldest = bias.position[:, 31] + bias.age[:, 39] + bias.joint[:, 31 * 40 + 39]
         np.testing.assert_allclose(user.bias[:, 1], oldest, atol=1e-6)
-    alone = remember(snapshot, replace(made, rows=made.rows[:0], timestamps=made.timestamps[:0],
+    alone = build_memory(snapshot, replace(made, rows=made.rows[:0], timestamps=made.timestamps[:0],
                                        weights=made.weights[:0]), AT)  # fmt: skip
     assert not score(snapshot, alone, EVERY).sequence.any()
     assert not score(snapshot, alone, EVERY).transitions.any()
@@ -118,8 +118,8 @@ def test_the_encoder_reads_its_window_and_the_attention_everything(snapshot: Sna
     """What lies before the window changes the attention part alone."""
     recent = past([1, 2, 3, 4, 5], np.arange(5) * DAY)
     longer = past([9, 1, 2, 3, 4, 5], [0, *np.arange(5) * DAY])
-    short, long = (remember(snapshot, made, AT) for made in (recent, longer))
-    np.testing.assert_allclose(short.summary, long.summary, atol=1e-6)
+    short, long = (build_memory(snapshot, made, AT) for made in (recent, longer))
+    np.testing.assert_allclose(short.user_state, long.user_state, atol=1e-6)
     change = score(snapshot, short, EVERY).attention - score(snapshot, long, EVERY).attention
     assert change.abs().min() > 0
 
@@ -136,15 +136,17 @@ def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
     vectors = [reference.read(items[row], -1, weight) for row, weight in pairs]
     times = made.timestamps.tolist()
     for at in (times[-1], times[-1] + DAY, times[-1] + 2 * DAY, times[-1] + 500 * DAY, 0):
-        user = remember(snapshot, made, at)
-        np.testing.assert_allclose(user.summary, reference.summary(vectors, times, at), atol=2e-5)
+        user = build_memory(snapshot, made, at)
+        np.testing.assert_allclose(
+            user.user_state, reference.summary(vectors, times, at), atol=2e-5
+        )
 
 
 def test_the_newest_events_on_items_are_at_hand(snapshot: Snapshot) -> None:
     """Nine of them, so that one may be taken away, newest first, by memory row and trained row."""
     rows = [4, 13, -1, 1, 2, 3, 99, 5, 6, 7, 8, 14, 9]
     own = {6: (encode_texts(["own"])[0], None)}  # of no item: a row of the memory, but not at hand
-    user = remember(snapshot, past(rows, range(13), vectors=own), AT)
+    user = build_memory(snapshot, past(rows, range(13), vectors=own), AT)
     assert user.rows.tolist() == [4, 13, 1, 2, 3, -1, 5, 6, 7, 8, 14, 9]
     assert user.recent.tolist() == [11, 10, 9, 8, 7, 6, 4, 3, 2]
     assert user.recent_items.tolist() == [9, -1, 8, 7, 6, 5, 3, 2, 1]
@@ -160,7 +162,7 @@ def test_the_newest_events_on_items_are_at_hand(snapshot: Snapshot) -> None:
 Event = tuple[int, int, str]  # item row, time, and what is special about it
 
 
-def made_of(events: list[Event]) -> Past:
+def made_of(events: list[Event]) -> UserHistory:
     """A past of these events; some bring a vector, some are hidden."""
     rows = [row for row, _, _ in events]
     vectors = {at: (encode_texts([f"own {time}"])[0], None)
@@ -180,10 +182,10 @@ def read_of(snapshot: Snapshot, events: list[Event]) -> tuple[int, list[tuple[in
     return start, seen[start:]
 
 
-def alike(one: Encoded | None, other: Encoded | None) -> None:
+def alike(one: EncodedHistory | None, other: EncodedHistory | None) -> None:
     assert one is not None
     assert other is not None
-    assert one.start == other.start
+    assert one.first_item == other.first_item
     np.testing.assert_array_equal(one.events, other.events)
     np.testing.assert_array_equal(one.state.timestamps, other.state.timestamps)
     for name in ("keys", "values", "newest"):
@@ -222,7 +224,7 @@ def test_going_on_is_encoding_from_scratch(window: int, data: st.DataObject) -> 
     """Whatever happens to a history between two requests, and only what must be is computed."""
     snapshot = small_snapshot(ITEMS, random_model(2, window=window))
     events: list[Event] = []
-    kept: Encoded | None = None
+    kept: EncodedHistory | None = None
     before: tuple[int, list[tuple[int, int]]] = (0, [])
     for _ in range(data.draw(st.integers(1, 12))):
         events = changed(events, data)
@@ -235,15 +237,17 @@ def test_going_on_is_encoding_from_scratch(window: int, data: st.DataObject) -> 
         assert sum(counts) == len(read) - (len(before[1]) if goes_on else 0)
         before = start, read
         at = int(data.draw(st.sampled_from([0, AT, 400 * DAY])))
-        mine = remember(snapshot, made, at, encoded=kept)
-        np.testing.assert_allclose(mine.summary, remember(snapshot, made, at).summary, atol=1e-4)
+        mine = build_memory(snapshot, made, at, encoded=kept)
+        np.testing.assert_allclose(
+            mine.user_state, build_memory(snapshot, made, at).user_state, atol=1e-4
+        )
 
 
 def test_a_window_is_read_again_only_when_it_moves() -> None:
     """Event by event: one is appended, but every quarter of a window all that is read."""
     snapshot = small_snapshot(ITEMS, random_model(2, window=8))
     rows = np.random.default_rng(0).integers(0, ITEMS, 30).tolist()
-    kept: Encoded | None = None
+    kept: EncodedHistory | None = None
     with appends(snapshot) as counts:
         for length in range(1, 31):
             kept = encode(snapshot, past(rows[:length], range(length)), kept)
@@ -293,11 +297,11 @@ def test_without_an_encoder_there_is_nothing_to_keep() -> None:
     """And without events there is an empty thing to go on from."""
     bare = small_snapshot(ITEMS, random_model(2, blocks=0))
     assert encode(bare, past([3], [0])) is None
-    assert not remember(bare, past([3], [0]), AT).summary.any()
+    assert not build_memory(bare, past([3], [0]), AT).user_state.any()
     snapshot = small_snapshot(ITEMS, random_model(2))
-    empty = encode(snapshot, Past.nothing())
+    empty = encode(snapshot, UserHistory.empty())
     assert empty is not None
     with appends(snapshot) as counts:
         alike(encode(snapshot, past([3], [0]), empty), encode(snapshot, past([3], [0])))
     assert counts == [1, 1]
-    assert not remember(snapshot, Past.nothing(), AT, encoded=empty).summary.any()
+    assert not build_memory(snapshot, UserHistory.empty(), AT, encoded=empty).user_state.any()

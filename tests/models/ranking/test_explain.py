@@ -16,9 +16,9 @@ from torch import Tensor
 from models.attention.attend import attend
 from models.attention.multihead import MultiHeadAttention, merge_heads, split_heads
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.attention_options import AttentionOptions
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.explain import contributions, explain, gains
 from models.ranking.scoring import score
 from models.recommender.transition_counts import Followers
@@ -121,7 +121,7 @@ def snapshot(request: pytest.FixtureRequest) -> Snapshot:
     return made
 
 
-def without_entry(whole: Past, entry: int) -> Past:
+def without_entry(whole: UserHistory, entry: int) -> UserHistory:
     """The past without one entry of its profile."""
     content = whole.profile_content
     return replace(
@@ -132,17 +132,17 @@ def without_entry(whole: Past, entry: int) -> Past:
 
 
 @few
-@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_contributions_add_up_to_the_score(
-    snapshot: Snapshot, made: Past, how: Attending, target: int
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
     """Σ contributions = attention + transitions, so that with the rest they are the score.
 
     To 1e-4, however it was attended.
     """
-    user = remember(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), how)
-    reasons = explain(snapshot, user, target, 50, how)
+    user = build_memory(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), options)
+    reasons = explain(snapshot, user, target, 50, options)
     summed = math.fsum(reason.contribution for reason in reasons)
     part = float(scores.attention[0]) + float(scores.transitions[0])
     assert summed == pytest.approx(part, abs=1e-4)
@@ -154,21 +154,21 @@ def test_contributions_add_up_to_the_score(
 
 
 @few
-@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_reasons_equal_the_loop(
-    snapshot: Snapshot, made: Past, how: Attending, target: int
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
     """Mean weights and signed contributions of every row, largest first.
 
     A row contributes what it added to the attention, and its share of F to the transitions.
     """
-    user = remember(snapshot, made, AT)
+    user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
-    _, alpha, gain = loop.parts(target, how)
-    attributed = loop.attributed(target, how)
+    _, alpha, gain = loop.parts(target, options)
+    attributed = loop.attributed(target, options)
     each = (alpha * gain).sum(0) + attributed
     place = {source: at for at, source in enumerate(user.source.tolist())}
-    reasons = explain(snapshot, user, target, 50, how)
+    reasons = explain(snapshot, user, target, 50, options)
     for reason in reasons:
         at = place[reason.source]
         assert reason.weight == pytest.approx(alpha[:, at].mean(), abs=1e-5)
@@ -180,32 +180,32 @@ def test_reasons_equal_the_loop(
 
 
 def transitions_of(
-    snapshot: Snapshot, made: Past, left: Past, target: int, how: Attending
+    snapshot: Snapshot, made: UserHistory, left: UserHistory, target: int, options: AttentionOptions
 ) -> float:
     """The transitions part of what is left of a past, under the λ of the whole of it."""
-    return Loop(snapshot, left, AT).transitions(target, how, Loop(snapshot, made, AT).summary)
+    return Loop(snapshot, left, AT).transitions(target, options, Loop(snapshot, made, AT).summary)
 
 
 @few
-@given(made=pasts(least=1), how=ways, target=st.integers(0, ITEMS - 1))
+@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_without_is_what_deleting_the_row_gives(
-    snapshot: Snapshot, made: Past, how: Attending, target: int
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
     """Each event and each profile entry, really deleted: attention and transitions to 1e-4.
 
     What remains moves one place nearer to the present, so that places shift as they would. The
     sequence part, and the λ that is read off it, are those of the whole past.
     """
-    user = remember(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), how)
+    user = build_memory(snapshot, made, AT)
+    scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
-    for reason in explain(snapshot, user, target, 50, how, rest=rest):
+    for reason in explain(snapshot, user, target, 50, options, rest=rest):
         if reason.source >= 0:
             less = without_event(made, reason.source)
         else:
             less = without_entry(made, -1 - reason.source)
-        again = score(snapshot, remember(snapshot, less, AT), np.array([target]), how)
-        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target, how)
+        again = score(snapshot, build_memory(snapshot, less, AT), np.array([target]), options)
+        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target, options)
         assert reason.without == pytest.approx(rest + expected, abs=1e-4)
 
 
@@ -216,16 +216,16 @@ def test_without_one_of_the_last_eight_the_ninth_moves_up(snapshot: Snapshot) ->
     model.memorise(Followers(columns, 1.0 + torch.arange(TRAINED)[:, None]), horizon=2 * DAY)
     even = small_snapshot(ITEMS, model)
     made = past([9, 8, 7, 6, 5, 3, 2, 1, 0, 11], np.arange(10) * 3600)
-    user = remember(even, made, AT)
+    user = build_memory(even, made, AT)
     with torch.inference_mode():
-        scale = float(model.scale(user.summary))
+        scale = float(model.scale(user.user_state))
     reasons = {reason.source: reason for reason in explain(even, user, 4, 50)}
     attended = score(even, user, np.array([4])).attention
     assert len(reasons) == 10
     for event in range(10):
         left = [row for at, row in enumerate(made.rows.tolist()) if at != event]
         total = sum(0.3**k * (1 + row) for k, row in enumerate(left[::-1][:8]))
-        less = score(even, remember(even, without_event(made, event), AT), np.array([4]))
+        less = score(even, build_memory(even, without_event(made, event), AT), np.array([4]))
         expected = float(less.attention[0]) + scale * math.log(1 + 2 * total)
         assert reasons[event].without == pytest.approx(expected, abs=1e-4)
     total = sum(0.3**k * (1 + row) for k, row in enumerate(made.rows[::-1][:8].tolist()))
@@ -240,20 +240,20 @@ def test_without_the_event_that_held_everything_the_others_speak(
 ) -> None:
     """Its weight leaves the others none, and without it they share as if it had never been."""
     made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
-    how = Attending(hard=hard)
-    reasons = explain(snapshot, remember(snapshot, made, AT), 6, 3, how)
+    options = AttentionOptions(hard=hard)
+    reasons = explain(snapshot, build_memory(snapshot, made, AT), 6, 3, options)
     (reason,) = (reason for reason in reasons if reason.weight > 0.5)
     left = without_event(made, 1)
-    less = score(snapshot, remember(snapshot, left, AT), np.array([6]), how)
+    less = score(snapshot, build_memory(snapshot, left, AT), np.array([6]), options)
     assert reason.source == 1
     assert reason.weight == pytest.approx(1, abs=1e-6)
-    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6, how)
+    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6, options)
     assert reason.without == pytest.approx(expected, abs=1e-5)
 
 
 def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
     """One event: it has all the weight, and without it there is the rest."""
-    user = remember(snapshot, past([3], [0]), AT)
+    user = build_memory(snapshot, past([3], [0]), AT)
     for target in range(ITEMS):
         scores = score(snapshot, user, np.array([target]))
         (reason,) = explain(snapshot, user, target, 5, rest=1.25)
@@ -265,23 +265,23 @@ def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
 
 def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
     """Nothing to explain, and no error."""
-    assert explain(snapshot, remember(snapshot, Past.nothing(), AT), 0, 5) == []
+    assert explain(snapshot, build_memory(snapshot, UserHistory.empty(), AT), 0, 5) == []
 
 
 def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> None:
     """With `exclude_self` nothing is left of a past of one item: weight nowhere, attention 0."""
-    user = remember(snapshot, past([3, 3], [0, DAY]), AT)
-    how = Attending(exclude_self=True)
-    assert score(snapshot, user, np.array([3]), how).attention.tolist() == [0]
-    assert explain(snapshot, user, 3, 5, how) == []
-    assert len(explain(snapshot, user, 4, 5, how)) == 2
+    user = build_memory(snapshot, past([3, 3], [0, DAY]), AT)
+    options = AttentionOptions(exclude_self=True)
+    assert score(snapshot, user, np.array([3]), options).attention.tolist() == [0]
+    assert explain(snapshot, user, 3, 5, options) == []
+    assert len(explain(snapshot, user, 4, 5, options)) == 2
 
 
 def test_long_explanations_are_made_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However small the block, the reasons are the same."""
-    user = remember(snapshot, random_past(5, 9, ITEMS), AT)
+    user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     whole = explain(snapshot, user, 4, 50)
     monkeypatch.setattr("models.ranking.explain._BLOCK", 60)
     for one, other in zip(explain(snapshot, user, 4, 50), whole, strict=True):
@@ -291,7 +291,7 @@ def test_long_explanations_are_made_in_blocks(
 
 def test_only_the_largest_reasons_are_named(snapshot: Snapshot) -> None:
     """`top` cuts the list, it does not change what is in it."""
-    user = remember(snapshot, random_past(5, 9, ITEMS), AT)
+    user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     every = explain(snapshot, user, 4, 50)
     assert len(every) == 9
     for few, whole in zip(explain(snapshot, user, 4, 3), every[:3], strict=True):
@@ -305,12 +305,12 @@ def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) 
     """Over the rows that were kept and the newest, and no others."""
     user = long_user(snapshot, 80)
     depth = min(80, snapshot.model.reach.depth)
-    how = Attending(mode="coarse", k=6, exclude_self=exclude_self)
-    found = score(snapshot, user, EVERY, how)
+    options = AttentionOptions(mode="coarse", k=6, exclude_self=exclude_self)
+    found = score(snapshot, user, EVERY, options)
     assert found.within is not None
     assert (found.transitions != 0).any()
     for target in range(ITEMS):
-        reasons = explain(snapshot, user, target, 200, how, within=found.within[target])
+        reasons = explain(snapshot, user, target, 200, options, within=found.within[target])
         summed = math.fsum(reason.contribution for reason in reasons)
         part = float(found.attention[target]) + float(found.transitions[target])
         assert summed == pytest.approx(part, abs=1e-4)
@@ -324,7 +324,7 @@ def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) 
 def test_the_newest_speak_where_attention_did_not_see_them(snapshot: Snapshot) -> None:
     """Kept by no head and yet followed: a contribution without weight, and what deleting gives."""
     made = random_past(7, 80, ITEMS)
-    user = remember(snapshot, made, AT)
+    user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
     target = next(item for item in range(TRAINED) if loop.shares(item)[-3:].any())
     attributed = loop.attributed(target)
@@ -346,13 +346,13 @@ def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None
     """By its attention alone, which is the score's too."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
     made = random_past(5, 9, ITEMS)
-    user = remember(snapshot, made, AT)
+    user = build_memory(snapshot, made, AT)
     for target in (2, 6):
         scores = score(snapshot, user, np.array([target]))
         reasons = explain(snapshot, user, target, 50)
         summed = math.fsum(reason.contribution for reason in reasons)
         assert summed == pytest.approx(float(scores.attention[0]), abs=1e-4)
         for reason in reasons:
-            left = remember(snapshot, without_event(made, reason.source), AT)
+            left = build_memory(snapshot, without_event(made, reason.source), AT)
             less = score(snapshot, left, np.array([target])).attention
             assert reason.without == pytest.approx(float(less[0]), abs=1e-4)

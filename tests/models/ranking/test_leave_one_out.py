@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.history_encoder import HistoryEncoder
-from models.history.attention_options import SOFTMAX, Attending
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking import leave_one_out
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
@@ -44,13 +44,13 @@ def snapshot(request: pytest.FixtureRequest) -> Snapshot:
     return made
 
 
-def without(whole: Past, source: int) -> Past:
+def without(whole: UserHistory, source: int) -> UserHistory:
     """The past without an event, or without profile entry -1 - source, by plain lists."""
     if source >= 0:
         return without_event(whole, source)
     left = [at for at in range(len(whole.profile_rows)) if at != -1 - source]
     content = whole.profile_content
-    return Past(
+    return UserHistory(
         whole.rows,
         whole.timestamps,
         whole.weights,
@@ -62,32 +62,36 @@ def without(whole: Past, source: int) -> Past:
     )
 
 
-def expected(snapshot: Snapshot, made: Past, target: int, how: Attending) -> float:
+def expected(
+    snapshot: Snapshot, made: UserHistory, target: int, options: AttentionOptions
+) -> float:
     """The score of a target, in float64 and plain loops."""
     loop = Loop(snapshot, made, AT)
-    sequence, alpha, gain = loop.parts(target, how)
+    sequence, alpha, gain = loop.parts(target, options)
     prior = float(snapshot.tables.prior[target])
-    return sequence + loop.transitions(target, how) + float((alpha * gain).sum()) + prior
+    return sequence + loop.transitions(target, options) + float((alpha * gain).sum()) + prior
 
 
-def every(snapshot: Snapshot, made: Past, how: Attending = SOFTMAX) -> dict[Any, float]:
+def every(
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions = DEFAULT_OPTIONS
+) -> dict[Any, float]:
     """The scores of the targets without each row of the memory."""
-    user = remember(snapshot, made, AT)
-    return scores_without(snapshot, user, dict.fromkeys(user.source.tolist(), TARGETS), how)
+    user = build_memory(snapshot, made, AT)
+    return scores_without(snapshot, user, dict.fromkeys(user.source.tolist(), TARGETS), options)
 
 
 @few
-@given(made=pasts(least=1), how=ways)
+@given(made=pasts(least=1), options=ways)
 def test_each_score_is_that_of_the_loop_over_the_rest(
-    snapshot: Snapshot, made: Past, how: Attending
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions
 ) -> None:
     """Each event and profile entry, inside and outside the encoder's window: to 1e-4."""
-    found = every(snapshot, made, how)
-    sources = remember(snapshot, made, AT).source.tolist()
+    found = every(snapshot, made, options)
+    sources = build_memory(snapshot, made, AT).source.tolist()
     assert set(found) == {(source, target) for source in sources for target in TARGETS}
     for (source, target), got in found.items():
         less = without(made, source)
-        assert got == pytest.approx(expected(snapshot, less, target, how), abs=1e-4)
+        assert got == pytest.approx(expected(snapshot, less, target, options), abs=1e-4)
 
 
 @pytest.mark.parametrize("events", [1, 2, WINDOW, WINDOW + 1, WINDOW + 2, 4 * WINDOW])
@@ -97,7 +101,7 @@ def test_wherever_the_window_begins(events: int, window: int) -> None:
     served = small_snapshot(ITEMS, random_model(11, window=window))
     made = random_past(events, events, ITEMS)
     for (source, target), got in every(served, made).items():
-        less = remember(served, without_event(made, source), AT)
+        less = build_memory(served, without_event(made, source), AT)
         only = score(served, less, np.array([target])).total
         assert got == pytest.approx(float(only[0]), abs=1e-4)
 
@@ -105,10 +109,10 @@ def test_wherever_the_window_begins(events: int, window: int) -> None:
 def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot) -> None:
     """The window keeps its events, so the sequence part is the same without the very oldest."""
     made = past(np.arange(10) % ITEMS, np.arange(10) * 3600)
-    user = remember(snapshot, made, AT)
+    user = build_memory(snapshot, made, AT)
     got = scores_without(snapshot, user, {0: [6]})[0, 6]
     (told,) = (reason for reason in explain(snapshot, user, 6, 50, rest=0.0) if reason.source == 0)
-    less = score(snapshot, remember(snapshot, without_event(made, 0), AT), np.array([6]))
+    less = score(snapshot, build_memory(snapshot, without_event(made, 0), AT), np.array([6]))
     assert got == pytest.approx(float(less.total[0]), abs=1e-4)
     rest = float(less.sequence[0] + less.prior[0])
     assert got == pytest.approx(rest + told.without, abs=1e-4)
@@ -117,9 +121,9 @@ def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot
 def test_a_request_long_after_counts_from_what_is_then_the_newest(snapshot: Snapshot) -> None:
     """Beyond the horizon the waiting time ends; that horizon moves with the newest event."""
     made = past([3, 4, 5], [0, DAY, 40 * DAY])
-    user = remember(snapshot, made, 90 * DAY)
+    user = build_memory(snapshot, made, 90 * DAY)
     for source in range(3):
-        less = remember(snapshot, without_event(made, source), 90 * DAY)
+        less = build_memory(snapshot, without_event(made, source), 90 * DAY)
         got = scores_without(snapshot, user, {source: [6]})[source, 6]
         assert got == pytest.approx(float(score(snapshot, less, np.array([6])).total[0]), abs=1e-4)
 
@@ -135,32 +139,40 @@ def test_the_last_thing_that_goes_leaves_the_prior(snapshot: Snapshot) -> None:
 
 
 @few
-@given(made=pasts(least=1), how=ways)
-def test_before_training_there_is_no_encoder_to_ask(made: Past, how: Attending) -> None:
+@given(made=pasts(least=1), options=ways)
+def test_before_training_there_is_no_encoder_to_ask(
+    made: UserHistory, options: AttentionOptions
+) -> None:
     """Content and popularity alone: as the same model scores the rest."""
     served = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.arange(ITEMS))
     assert identity(8).encoder is None
-    for (source, target), got in every(served, made, how).items():
-        less = remember(served, without(made, source), AT)
+    for (source, target), got in every(served, made, options).items():
+        less = build_memory(served, without(made, source), AT)
         assert got == pytest.approx(
-            float(score(served, less, np.array([target]), how).total[0]), abs=1e-5
+            float(score(served, less, np.array([target]), options).total[0]), abs=1e-5
         )
 
 
-@pytest.mark.parametrize("how", [Attending(mode="coarse", k=4), Attending(exact_up_to=8)])
-def test_what_is_found_coarsely_is_found_anew(snapshot: Snapshot, how: Attending) -> None:
+@pytest.mark.parametrize(
+    "options", [AttentionOptions(mode="coarse", k=4), AttentionOptions(exact_up_to=8)]
+)
+def test_what_is_found_coarsely_is_found_anew(
+    snapshot: Snapshot, options: AttentionOptions
+) -> None:
     """Rows that were not among the nearest may be, when one of them is gone."""
     made = random_past(5, 60, ITEMS)
-    for (source, target), got in every(snapshot, made, how).items():
-        less = remember(snapshot, without_event(made, source), AT)
-        only = score(snapshot, less, np.array([target]), how)
+    for (source, target), got in every(snapshot, made, options).items():
+        less = build_memory(snapshot, without_event(made, source), AT)
+        only = score(snapshot, less, np.array([target]), options)
         assert only.mode == "coarse"
         assert got == pytest.approx(float(only.total[0]), abs=1e-4)
 
 
 @few
 @given(made=pasts(least=1), near=st.sampled_from([1, 2, 100]))
-def test_however_many_are_encoded_together(snapshot: Snapshot, made: Past, near: int) -> None:
+def test_however_many_are_encoded_together(
+    snapshot: Snapshot, made: UserHistory, near: int
+) -> None:
     """Passes for each event, for a few, and one for all give one answer."""
     before, kept = every(snapshot, made), leave_one_out._NEAR
     leave_one_out._NEAR = near
@@ -174,7 +186,7 @@ def test_however_many_are_encoded_together(snapshot: Snapshot, made: Past, near:
 def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 150 events in the window, all are left out in five passes; no state is built anew."""
     served = small_snapshot(ITEMS, random_model(11, window=200))
-    user = remember(served, random_past(3, 150, ITEMS), AT)
+    user = build_memory(served, random_past(3, 150, ITEMS), AT)
     passes: list[int] = []
     branch = HistoryEncoder.branch
 
@@ -194,7 +206,7 @@ def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -
 
 @few
 @given(made=pasts(least=1))
-def test_a_past_without_one_of_its_rows_is_the_rest(made: Past) -> None:
+def test_a_past_without_one_of_its_rows_is_the_rest(made: UserHistory) -> None:
     """All columns, the masks and the vectors move together; the past itself stays as it was."""
     rows = made.rows.copy()
     for source in range(-len(made.profile_rows), len(made.rows)):

@@ -12,9 +12,9 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import Attending
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, remember
+from models.history.attention_options import AttentionOptions
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import explain
 from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, candidates, recommend
 from models.ranking.scoring import score
@@ -51,11 +51,11 @@ def snapshot(model: Recommender) -> Snapshot:
 
 
 def somebody(snapshot: Snapshot, seed: int = 1, events: int = 8) -> UserMemory:
-    return remember(snapshot, random_past(seed, events, len(snapshot.catalogue)), AT)
+    return build_memory(snapshot, random_past(seed, events, len(snapshot.catalogue)), AT)
 
 
 def nobody(snapshot: Snapshot) -> UserMemory:
-    return remember(snapshot, Past.nothing(), AT)
+    return build_memory(snapshot, UserHistory.empty(), AT)
 
 
 def ranking(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
@@ -143,7 +143,7 @@ def test_without_a_memory_it_is_popularity(snapshot: Snapshot) -> None:
 def test_a_profile_is_a_memory(snapshot: Snapshot) -> None:
     """Interests without any event are personal already."""
     made = past([], [], profile_rows=np.array([3], np.int32))
-    user = remember(snapshot, made, AT)
+    user = build_memory(snapshot, made, AT)
     allowed = np.ones(ITEMS, dtype=np.bool_)
     ranked = recommend(snapshot, user, limit=ITEMS, allowed=allowed, excluded=NONE)
     assert ranked.personal
@@ -196,7 +196,7 @@ def test_full_diversity_spreads() -> None:
         [ItemEntry(id_, fields={"title": text}) for id_, text in texts.items()], [], encode
     )
     snapshot = Snapshot.build("v", None, made, np.arange(7)[::-1].copy())
-    user = remember(snapshot, past([0], [0]), 0)
+    user = build_memory(snapshot, past([0], [0]), 0)
     allowed = np.ones(7, dtype=np.bool_)
     plain = recommend(snapshot, user, limit=3, allowed=allowed, excluded=NONE)
     spread = recommend(snapshot, user, limit=3, allowed=allowed, excluded=NONE, diversity=1.0)
@@ -209,7 +209,7 @@ def test_equal_scores_and_missing_vectors_can_be_spread() -> None:
     """Nothing to scale relevance by and no direction to compare: numbers all the same."""
     made = catalogue(0).updated([ItemEntry(f"i{n}") for n in range(4)], [], encode)
     snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))
-    user = remember(snapshot, past([], [], profile_rows=np.array([-1], np.int32),
+    user = build_memory(snapshot, past([], [], profile_rows=np.array([-1], np.int32),
                                    profile_content=encode(["x"])), AT)  # fmt: skip
     ranked = recommend(snapshot, user, limit=3, allowed=np.ones(4, np.bool_), excluded=NONE,
                        diversity=0.7)  # fmt: skip
@@ -261,7 +261,12 @@ def test_the_answer_says_whether_every_item_was_scored(
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 40)
     near = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
     asked = recommend(
-        large, user, limit=10, allowed=allowed, excluded=NONE, how=Attending(mode="exact")
+        large,
+        user,
+        limit=10,
+        allowed=allowed,
+        excluded=NONE,
+        options=AttentionOptions(mode="exact"),
     )
     assert (true.mode, near.mode, asked.mode) == ("exact", "coarse", "exact")
     assert asked.rows.tolist() == true.rows.tolist()
@@ -321,7 +326,7 @@ def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
     snapshot = small_snapshot(400, large.model)
     user = somebody(snapshot, 4)
     with torch.inference_mode():
-        query = candidate_query(user.summary, user.memory.values.transpose(0, 1), user.bias)
+        query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
         worth = candidate_keys(snapshot.tables).double() @ query.double()
     found = candidates(snapshot, user, np.ones(400, dtype=np.bool_), 25)
     nearest = set(torch.topk(worth, 25).indices.tolist())
@@ -414,13 +419,13 @@ def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.Mo
 def test_coarse_attention_explains_what_it_ranked(snapshot: Snapshot) -> None:
     """The rows kept for each target follow it into the order."""
     user = somebody(snapshot, 5, events=60)
-    how = Attending(mode="coarse", k=6)
+    options = AttentionOptions(mode="coarse", k=6)
     allowed = np.ones(ITEMS, dtype=np.bool_)
-    ranked = recommend(snapshot, user, limit=9, allowed=allowed, excluded=NONE, how=how)
+    ranked = recommend(snapshot, user, limit=9, allowed=allowed, excluded=NONE, options=options)
     assert ranked.scores.within is not None
     assert ranked.scores.within.shape[0] == ranked.scores.mass.shape[0] == 9
     for place, row in enumerate(ranked.rows.tolist()):
-        reasons = explain(snapshot, user, row, 60, how, within=ranked.scores.within[place])
+        reasons = explain(snapshot, user, row, 60, options, within=ranked.scores.within[place])
         summed = sum(reason.contribution for reason in reasons)
         scores = ranked.scores
         part = float(scores.attention[place]) + float(scores.transitions[place])

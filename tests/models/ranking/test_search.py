@@ -14,8 +14,8 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import SOFTMAX, Attending, Mode
-from models.history.user_memory import remember
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
+from models.history.user_memory import build_memory
 from models.index import ann_index
 from models.ranking.scoring import Scores, score
 from models.ranking.search import Found, match, nearest, personal_bias
@@ -60,13 +60,15 @@ def search(
     *,
     limit: int,
     allowed: NDArray[np.bool_],
-    how: Attending = SOFTMAX,
+    options: AttentionOptions = DEFAULT_OPTIONS,
     personal: NDArray[np.float32] | None = None,
     hits: Hits | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Found:
     """Both steps at once."""
-    matches = match(snapshot, query, allowed=allowed, how=how, hits=hits, parameters=parameters)
+    matches = match(
+        snapshot, query, allowed=allowed, options=options, hits=hits, parameters=parameters
+    )
     return models.ranking.search.search(matches, limit=limit, personal=personal)
 
 
@@ -87,7 +89,7 @@ class Loop:
         query: NDArray[np.float32],
         allowed: NDArray[np.bool_],
         *,
-        how: Attending = SOFTMAX,
+        options: AttentionOptions = DEFAULT_OPTIONS,
         personal: NDArray[np.float32] | None = None,
         k: int | None = None,
         hits: Hits | None = None,
@@ -106,7 +108,7 @@ class Loop:
             name = made.keys.names[made.keys.codes[place]]
             own = parameters.temperatures.get(name, parameters.temperature)
             logit = cosines[-1] / own + parameters.lexical * shared / parameters.temperature
-            logit = logit / how.temperature + parameters.fields.get(name, 0.0)
+            logit = logit / options.temperature + parameters.fields.get(name, 0.0)
             logit -= math.log(equal[place])
             owner = made.keys.owners[place]
             logits.append(logit + (0.0 if personal is None else float(personal[owner])))
@@ -121,14 +123,14 @@ class Loop:
         named |= set(bm25) if parameters.lexical else set()
         kept = [at for at in range(len(places)) if made.keys.owners[places[at]] in named]
         best = sorted(logits[at] for at in kept)[-2:]
-        self.tied |= how.hard and len(best) == 2 and 0 < best[1] - best[0] < 1e-4
-        full = reference.softmax(logits, 1.0, how.hard)
+        self.tied |= options.hard and len(best) == 2 and 0 < best[1] - best[0] < 1e-4
+        full = reference.softmax(logits, 1.0, options.hard)
         self.mass = math.fsum(full[at] for at in kept)
         self.keys = len(kept)
         self.weight: dict[int, float] = {}
         self.share: dict[int, dict[str, float]] = {}
         self.score: dict[int, float] = {}
-        weights = reference.softmax([logits[at] for at in kept], 1.0, how.hard)
+        weights = reference.softmax([logits[at] for at in kept], 1.0, options.hard)
         for at, weight in zip(kept, weights, strict=True):
             place, logit = places[at], logits[at]
             row, name = int(made.keys.owners[place]), made.keys.names[made.keys.codes[place]]
@@ -209,12 +211,14 @@ def test_weights_equal_the_loop(
     personal = rng.normal(size=40).astype(np.float32) if biased else None
     hits = some_hits(rng, allowed)
     query = unit(seed)
-    how = Attending(temperature, hard, mode=mode, k=3)
+    options = AttentionOptions(temperature, hard, mode=mode, k=3)
     found = search(
-        snapshot, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits,
+        snapshot, query, limit=100, allowed=allowed, options=options, personal=personal, hits=hits,
         parameters=parameters,
     )  # fmt: skip
-    loop = Loop(made, query, allowed, how=how, personal=personal, hits=hits, parameters=parameters)
+    loop = Loop(
+        made, query, allowed, options=options, personal=personal, hits=hits, parameters=parameters
+    )
     assume(not loop.tied)
     check(found, loop, hard=hard)
     assert (found.mode, found.mass) == ("exact", 1)
@@ -245,14 +249,21 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     personal = rng.normal(size=40).astype(np.float32) if biased else None
     hits = some_hits(rng, allowed)
     query = unit(seed)
-    how = Attending(temperature, hard, mode="coarse", k=k)
+    options = AttentionOptions(temperature, hard, mode="coarse", k=k)
     loop = Loop(
-        made, query, allowed, how=how, personal=personal, k=k, hits=hits, parameters=parameters
+        made,
+        query,
+        allowed,
+        options=options,
+        personal=personal,
+        k=k,
+        hits=hits,
+        parameters=parameters,
     )
     assume(not loop.tied)
     served = serve(made, index_from=1) if indexed else snapshot
     found = search(
-        served, query, limit=100, allowed=allowed, how=how, personal=personal, hits=hits,
+        served, query, limit=100, allowed=allowed, options=options, personal=personal, hits=hits,
         parameters=parameters,
     )  # fmt: skip
     check(found, loop, hard=hard)
@@ -345,19 +356,21 @@ def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
 def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool) -> None:
     """A zero vector is like nothing at all."""
     served = serve(snapshot.catalogue, index_from=1) if indexed else snapshot
-    how = Attending(mode="coarse" if indexed else "exact")
+    options = AttentionOptions(mode="coarse" if indexed else "exact")
     found = search(served, np.zeros(DIMENSION, np.float32), limit=5,
-                   allowed=snapshot.catalogue.visible, how=how)  # fmt: skip
+                   allowed=snapshot.catalogue.visible, options=options)  # fmt: skip
     assert found.rows.tolist() == []
     assert found.matched == ()
-    assert (found.mode, found.keys, found.mass) == (how.mode, 0, 1)
+    assert (found.mode, found.keys, found.mass) == (options.mode, 0, 1)
 
 
 def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
     """One item with all the weight, matched in one field."""
     made = snapshot.catalogue
     query = encode(["title 12"])[0]
-    found = search(snapshot, query, limit=9, allowed=made.visible, how=Attending(hard=True))
+    found = search(
+        snapshot, query, limit=9, allowed=made.visible, options=AttentionOptions(hard=True)
+    )
     assert found.rows.tolist() == [12]
     assert found.weights.tolist() == [1]
     assert found.matched == ({"title": 1.0},)
@@ -367,8 +380,8 @@ def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
 def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: float) -> None:
     """Near the limits of what is accepted: the best item alone, and nearly no difference."""
     query, allowed = encode(["title 12"])[0], snapshot.catalogue.visible
-    how = Attending(temperature)
-    found = search(snapshot, query, limit=100, allowed=allowed, how=how)
+    options = AttentionOptions(temperature)
+    found = search(snapshot, query, limit=100, allowed=allowed, options=options)
     assert np.isfinite(found.weights).all()
     assert np.isfinite(found.scores).all()
     assert found.weights.sum() == pytest.approx(1, abs=1e-5)
@@ -377,8 +390,10 @@ def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: floa
         assert found.weights[0] == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("how", [SOFTMAX, Attending(hard=True), Attending(mode="coarse")])
-def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, how: Attending) -> None:
+@pytest.mark.parametrize(
+    "options", [DEFAULT_OPTIONS, AttentionOptions(hard=True), AttentionOptions(mode="coarse")]
+)
+def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, options: AttentionOptions) -> None:
     """Nor in a catalogue without any text; and nothing was left out."""
     nothing = np.zeros(40, dtype=np.bool_)
     bare = serve(Catalogue.empty(DIMENSION).updated([ItemEntry("a")], [], encode))
@@ -387,10 +402,10 @@ def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, how: Attending) ->
         (serve(snapshot.catalogue, index_from=1), nothing),
         (bare, bare.catalogue.visible),
     ):
-        found = search(served, unit(5), limit=5, allowed=allowed, how=how)
+        found = search(served, unit(5), limit=5, allowed=allowed, options=options)
         assert found.rows.tolist() == []
         assert (found.keys, found.mass) == (0, 1)
-        assert nearest(match(served, unit(5), allowed=allowed, how=how), 5).tolist() == []
+        assert nearest(match(served, unit(5), allowed=allowed, options=options), 5).tolist() == []
 
 
 # ---------------------------------------------------------------------------- coarse
@@ -402,7 +417,7 @@ def large() -> Snapshot:
     return serve(catalogue(600), index_from=100)
 
 
-COARSE = Attending(mode="coarse")
+COARSE = AttentionOptions(mode="coarse")
 
 
 def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +425,7 @@ def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.Mo
     monkeypatch.setattr(models.ranking.search, "COARSE_KEYS", 150)
     allowed = large.catalogue.visible
     for seed in range(10):
-        found = search(large, unit(seed), limit=1000, allowed=allowed, how=COARSE)
+        found = search(large, unit(seed), limit=1000, allowed=allowed, options=COARSE)
         true = search(large, unit(seed), limit=1000, allowed=allowed)
         assert (found.mode, true.mode) == ("coarse", "exact")
         assert len(set(found.rows[:10].tolist()) & set(true.rows[:10].tolist())) >= 9
@@ -427,8 +442,8 @@ def test_more_keys_hold_more(large: Snapshot) -> None:
     """`k` is how many keys the coarse step names: of that many items each, or of fewer."""
     masses = []
     for k in (1, 10, 100, 1000):
-        how = Attending(mode="coarse", k=k)
-        found = search(large, unit(4), limit=1000, allowed=large.catalogue.visible, how=how)
+        options = AttentionOptions(mode="coarse", k=k)
+        found = search(large, unit(4), limit=1000, allowed=large.catalogue.visible, options=options)
         assert k <= found.keys <= 2 * k
         masses.append(found.mass)
     assert masses == sorted(masses)
@@ -442,8 +457,8 @@ def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, 
     """With room for every key, finding keys first changes nothing."""
     allowed = large.catalogue.visible
     served = large if indexed else serve(large.catalogue)
-    how = Attending(mode="coarse", k=k)
-    found = search(served, unit(3), limit=50, allowed=allowed, how=how)
+    options = AttentionOptions(mode="coarse", k=k)
+    found = search(served, unit(3), limit=50, allowed=allowed, options=options)
     true = search(large, unit(3), limit=50, allowed=allowed)
     np.testing.assert_array_equal(found.rows, true.rows)
     np.testing.assert_array_equal(found.weights, true.weights)
@@ -459,16 +474,18 @@ def test_probes_are_how_much_of_the_index_is_searched(
     monkeypatch.setattr(ann_index, "_NARROW_ROWS", 0)
     masses = {}
     for probes in (1, 1000):
-        how = Attending(mode="coarse", k=200, probes=probes)
+        options = AttentionOptions(mode="coarse", k=200, probes=probes)
         masses[probes] = [
-            search(large, unit(seed), limit=9, allowed=large.catalogue.visible, how=how).mass
+            search(
+                large, unit(seed), limit=9, allowed=large.catalogue.visible, options=options
+            ).mass
             for seed in range(5)
         ]
     assert sum(masses[1]) < sum(masses[1000])
-    scanned = Attending(mode="coarse", k=200)
+    scanned = AttentionOptions(mode="coarse", k=200)
     for seed, mass in enumerate(masses[1000]):
         every = serve(large.catalogue)
-        found = search(every, unit(seed), limit=9, allowed=every.catalogue.visible, how=scanned)
+        found = search(every, unit(seed), limit=9, allowed=every.catalogue.visible, options=scanned)
         assert mass == pytest.approx(found.mass, abs=1e-5)
 
 
@@ -478,8 +495,8 @@ def test_auto_is_exact_up_to_so_many_keys_of_what_may_be_answered(large: Snapsho
     few[[3, 77, 500]] = True
     for allowed, keys in ((large.catalogue.visible, 1200), (few, 6)):
         for limit, mode in ((keys, "exact"), (keys - 1, "coarse")):
-            how = Attending(exact_up_to=limit, k=2)
-            found = search(large, unit(6), limit=9, allowed=allowed, how=how)
+            options = AttentionOptions(exact_up_to=limit, k=2)
+            found = search(large, unit(6), limit=9, allowed=allowed, options=options)
             assert found.mode == mode
             assert (found.keys == keys) is (mode == "exact")
 
@@ -488,8 +505,8 @@ def test_coarse_search_keeps_to_the_filter(large: Snapshot) -> None:
     """A filter few pass is exact: all of them, and no other."""
     few = np.zeros(600, dtype=np.bool_)
     few[[3, 77, 500]] = True
-    how = Attending(mode="coarse", k=20)
-    found = search(large, unit(6), limit=10, allowed=few, how=how)
+    options = AttentionOptions(mode="coarse", k=20)
+    found = search(large, unit(6), limit=10, allowed=few, options=options)
     assert sorted(found.rows.tolist()) == [3, 77, 500]
     loop = Loop(large.catalogue, unit(6), few)
     assert found.rows.tolist() == loop.order()
@@ -499,16 +516,16 @@ def test_coarse_search_keeps_to_the_filter(large: Snapshot) -> None:
 
 def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
     """Their keys stand beside it."""
-    how = Attending(mode="coarse", k=20)
+    options = AttentionOptions(mode="coarse", k=20)
     later = large.catalogue.updated(entries(3, first=600), [], encode)
     now = large.refreshed(later, large.counts)
     assert now.key_index is not None
-    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.visible, how=how)
+    found = search(now, encode(["title 601"])[0], limit=1, allowed=later.visible, options=options)
     assert found.rows.tolist() == [601]
     assert found.mode == "coarse"
     hidden = later.allowed(ItemFilter())
     hidden[601] = False
-    other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden, how=how)
+    other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden, options=options)
     assert 601 not in other.rows
 
 
@@ -531,26 +548,32 @@ def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
     assert search(snapshot, query, limit=1, allowed=allowed, personal=bias).rows[0] == fifth
 
 
-@pytest.mark.parametrize("how", [SOFTMAX, Attending(3.0), Attending(mode="coarse", k=9)])
-def test_a_bias_of_nothing_is_the_impersonal_search(snapshot: Snapshot, how: Attending) -> None:
+@pytest.mark.parametrize(
+    "options", [DEFAULT_OPTIONS, AttentionOptions(3.0), AttentionOptions(mode="coarse", k=9)]
+)
+def test_a_bias_of_nothing_is_the_impersonal_search(
+    snapshot: Snapshot, options: AttentionOptions
+) -> None:
     """To the last bit, in weights and in order."""
     allowed = snapshot.catalogue.visible
-    plain = search(snapshot, unit(8), limit=100, allowed=allowed, how=how)
+    plain = search(snapshot, unit(8), limit=100, allowed=allowed, options=options)
     zero = np.zeros(40, np.float32)
-    found = search(snapshot, unit(8), limit=100, allowed=allowed, how=how, personal=zero)
+    found = search(snapshot, unit(8), limit=100, allowed=allowed, options=options, personal=zero)
     np.testing.assert_array_equal(found.rows, plain.rows)
     np.testing.assert_array_equal(found.weights, plain.weights)
     np.testing.assert_array_equal(found.scores, plain.scores)
 
 
-@pytest.mark.parametrize("how", [SOFTMAX, Attending(50.0), Attending(hard=True)])
+@pytest.mark.parametrize(
+    "options", [DEFAULT_OPTIONS, AttentionOptions(50.0), AttentionOptions(hard=True)]
+)
 def test_the_nearest_items_are_those_of_the_plain_search(
-    snapshot: Snapshot, how: Attending
+    snapshot: Snapshot, options: AttentionOptions
 ) -> None:
     """Whom a memory may re-rank depends on the text, not on the softmax that is asked for."""
     allowed = snapshot.catalogue.visible
     plain = Loop(snapshot.catalogue, unit(9), allowed).order()
-    matches = match(snapshot, unit(9), allowed=allowed, how=how)
+    matches = match(snapshot, unit(9), allowed=allowed, options=options)
     assert nearest(matches, 7).tolist() == plain[:7]
     assert nearest(matches, 100).tolist() == plain
 
@@ -578,7 +601,7 @@ def test_the_personal_bias_is_a_standardised_score() -> None:
     """Mean 0 and spread 1 over the items scored, in their order; 0 elsewhere."""
     snapshot = small_snapshot(15)
     rows = np.array([2, 14, 7, 9])
-    user = remember(snapshot, past([1, 3], [0, 5]), 9)
+    user = build_memory(snapshot, past([1, 3], [0, 5]), 9)
     scores = score(snapshot, user, rows)
     bias = personal_bias(snapshot, scores, rows)
     assert bias.shape == (15,)

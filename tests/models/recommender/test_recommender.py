@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.encoder.history_encoder import UNTOLD
-from models.history.user_memory import remember
+from models.history.user_memory import build_memory
 from models.index.mips import normalize_rows
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
@@ -370,7 +370,7 @@ def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
     """One event: the attention part is the cosine of its text with the target's, exactly."""
     made = small_catalogue(10)
     snapshot_ = Snapshot.build("v", None, made, np.zeros(10, np.int64))
-    user = remember(snapshot_, past([4], [0]), 0)
+    user = build_memory(snapshot_, past([4], [0]), 0)
     scores = score(snapshot_, user, np.arange(10))
     # LayerNorm takes the mean out of each vector: the cosine is that of centred vectors.
     centred = made.content - made.content.mean(1, keepdims=True)
@@ -391,7 +391,7 @@ def test_identity_prefers_what_is_like_more_of_the_past() -> None:
 
     made = small_catalogue(0).updated(entries(8), [], themed)
     snapshot_ = Snapshot.build("v", None, made, np.zeros(8, np.int64))
-    user = remember(snapshot_, past([1, 3], [0, DAY]), 2 * DAY)
+    user = build_memory(snapshot_, past([1, 3], [0, DAY]), 2 * DAY)
     total = score(snapshot_, user, np.arange(8)).total
     assert float(total[1::2].min()) > float(total[::2].max())
 

@@ -21,8 +21,8 @@ from models.evaluation.full_ranking import Metrics, evaluate
 from models.evaluation.model_ranker import RecommenderRanker
 from models.evaluation.protocols import next_basket
 from models.evaluation.splits import Holdout, leave_one_out
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.recommender.artifact import Trained
 from models.recommender.recent_popularity import Trends
@@ -227,7 +227,9 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     right = 0
     for user in range(users):
         mine = log.user(user)
-        user_memory = remember(snapshot, Past(mine.items, mine.timestamps, mine.weights), length)
+        user_memory = build_memory(
+            snapshot, UserHistory(mine.items, mine.timestamps, mine.weights), length
+        )
         total = score(snapshot, user_memory, new).total.numpy()
         best = new[np.argsort(-total)[:2]]
         right += int((best % themes == user % themes).all())

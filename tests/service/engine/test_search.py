@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.history.attention_options import SOFTMAX, Attending
-from models.history.user_memory import UserMemory, remember
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 from service.domain.queries import Answer, Asker, Contribution, SearchQuery
 from service.engine import search
@@ -14,18 +14,22 @@ from service.engine.search import Searched, found_answer, search_items
 from tests.support.small import encode, past, random_past, snapshot
 
 SERVED = snapshot(15)
-USER = remember(SERVED, past([1, 3], [0, 5]), 9)
-NOBODY = remember(SERVED, past([], []), 9)
+USER = build_memory(SERVED, past([1, 3], [0, 5]), 9)
+NOBODY = build_memory(SERVED, past([], []), 9)
 
 
 def find(
-    text: str, limit: int, user: UserMemory, how: Attending = SOFTMAX, personal: float = 1.0
+    text: str,
+    limit: int,
+    user: UserMemory,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    personal: float = 1.0,
 ) -> Searched:
     """What is found, with every reason."""
     query = SearchQuery(Asker(explain=50), text, limit, personal_weight=personal)
     allowed = SERVED.catalogue.visible
     return search_items(
-        query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, how=how
+        query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, options=options
     )
 
 
@@ -80,10 +84,10 @@ def test_a_memory_that_counts_for_nothing_changes_nothing() -> None:
 
 def test_the_answer_is_exact_where_both_memories_were() -> None:
     """Of thirty keys and of three hundred events, either may be too many."""
-    user = remember(SERVED, random_past(7, 300, 15), 9)
+    user = build_memory(SERVED, random_past(7, 300, 15), 9)
     modes = {}
     for limit in (300, 30, 29):
-        found = find("about 3", 5, user, Attending(exact_up_to=limit, k=4))
+        found = find("about 3", 5, user, AttentionOptions(exact_up_to=limit, k=4))
         told = answer(found, Asker("u"))
         modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
         assert (told.keys_attended, told.mass) == (found.found.keys, found.found.mass)

@@ -9,7 +9,7 @@ import pytest
 from models.data.interactions import Interactions
 from models.evaluation.snapshot_ranker import asker
 from models.evaluation.splits import Holdout
-from models.history.attention_options import SOFTMAX
+from models.history.attention_options import DEFAULT_OPTIONS
 from models.text.static_encoder import StaticEncoder
 from service.domain.queries import Asker, SearchQuery
 from service.domain.records import Item
@@ -70,7 +70,7 @@ def answered(case: int, personal: float) -> list[int]:
         asker(SNAPSHOT, events),
         EMBEDDINGS.query,
         allowed=SNAPSHOT.catalogue.servable,
-        how=SOFTMAX,
+        options=DEFAULT_OPTIONS,
     )
     return [row for row in found.found.rows.tolist() if row not in events.items]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
-from models.history.user_history import Past
-from models.history.user_memory import UserMemory, encode, remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, build_memory, encode
 from service.domain.queries import Asker, InlineEvent, ScoreQuery, Visible
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
@@ -24,7 +24,7 @@ from service.domain.stage_clock import Stages
 from service.engine.engine import Engine, open_engine
 from service.histories import encodings
 from service.histories.encodings import Encodings
-from service.histories.request_history import Asked
+from service.histories.request_history import RequestHistory
 from tests.support import tiny
 from tests.support.histories_asked import ITEMS, asked
 from tests.support.pasts import appends
@@ -40,18 +40,18 @@ def snapshot() -> Snapshot:
     return small_snapshot(ITEMS, random_model(1, window=8))
 
 
-def right(kept: Encodings, snapshot: Snapshot, question: Asked, at: int = 9 * DAY) -> None:
+def right(kept: Encodings, snapshot: Snapshot, question: RequestHistory, at: int = 9 * DAY) -> None:
     """The memory is the one that is made of nothing but the history."""
     mine = kept.remember(snapshot, question, at)
-    expected = remember(snapshot, question.past, at)
-    np.testing.assert_allclose(mine.summary, expected.summary, atol=1e-4)
+    expected = build_memory(snapshot, question.history, at)
+    np.testing.assert_allclose(mine.user_state, expected.user_state, atol=1e-4)
     np.testing.assert_array_equal(mine.bias, expected.bias)
     np.testing.assert_array_equal(mine.source, expected.source)
 
 
 def size(snapshot: Snapshot, length: int) -> int:
     """Bytes that are kept of a history of this length."""
-    encoded = encode(snapshot, asked("ann", length).past)
+    encoded = encode(snapshot, asked("ann", length).history)
     assert encoded is not None
     return encoded.nbytes
 
@@ -177,12 +177,12 @@ def test_an_answer_of_the_old_model_that_comes_late_is_not_kept(
     other = small_snapshot(ITEMS, random_model(2, window=8))
     kept = Encodings(PLENTY)
 
-    def slowly(now: Snapshot, past: Past, at: int, **more: Any) -> UserMemory:
-        monkeypatch.setattr(encodings, "remember", remember)
+    def slowly(now: Snapshot, history: UserHistory, at: int, **more: Any) -> UserMemory:
+        monkeypatch.setattr(encodings, "build_memory", build_memory)
         kept.remember(other, asked("bob", 3), DAY)
-        return remember(now, past, at, **more)
+        return build_memory(now, history, at, **more)
 
-    monkeypatch.setattr(encodings, "remember", slowly)
+    monkeypatch.setattr(encodings, "build_memory", slowly)
     right(kept, snapshot, asked("ann", 6))
     assert len(kept) == 1
     with appends(other) as counts:
@@ -228,13 +228,13 @@ def test_what_is_kept_is_never_older_than_the_history(world: tiny.World, tmp_pat
                 await change()
             snapshot, question, at = await engine._ask(Asker(user_id="ann", at=20), Stages())
             right(engine._memories.encodings, snapshot, question, at)
-            seen.append(remember(snapshot, question.past, at).summary)
+            seen.append(build_memory(snapshot, question.history, at).user_state)
             assert seen[-1].any()
         for place, change in enumerate(changes[1:], 1):
             assert torch.allclose(seen[place], seen[place - 1], atol=1e-4) == (change is None)
         await engine.forget("ann")
         snapshot, question, at = await engine._ask(Asker(user_id="ann", at=20), Stages())
-        assert not engine._memories.encodings.remember(snapshot, question, at).summary.any()
+        assert not engine._memories.encodings.remember(snapshot, question, at).user_state.any()
 
     asyncio.run(_with_engine(world.copy(tmp_path / "data"), story))
 

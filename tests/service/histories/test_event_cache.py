@@ -13,7 +13,7 @@ import pytest
 
 from models.data.vocabulary import Vocabulary
 from service.domain.records import Event, User
-from service.histories.event_cache import Histories, Materialised, weights_of
+from service.histories.event_cache import EventColumns, Histories, weights_of
 from service.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,7 @@ def vector(number: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.full(4, number, dtype=np.float32)
 
 
-async def same(histories: Histories, store: SQLiteStore, user: str = "u") -> Materialised:
+async def same(histories: Histories, store: SQLiteStore, user: str = "u") -> EventColumns:
     """What the cache gives, after comparing it with the store's own reading."""
     got, true = await histories.get(user), await store.history(user)
     assert (got.version, got.generation) == (true.version, true.generation)

@@ -38,7 +38,7 @@ EVERYTHING = Visible(since=-(1 << 60))  # a mask, which asks for every event one
 @pytest.fixture(autouse=True)
 def _long_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_histories, "LONG", 1_500)
-    monkeypatch.setattr(collapsed_history, "CELLS_FROM", 64)
+    monkeypatch.setattr(collapsed_history, "CLUSTERS_FROM", 64)
 
 
 def events(count: int, start: int = 0, items: tuple[str, ...] = ITEMS) -> list[Event]:
@@ -124,7 +124,7 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         )
         await told(engine, events(4_000, items=many))
         errors: list[tuple[float, float]] = []
-        engine.tell_errors(lambda true, stated: errors.append((true, stated)))
+        engine.observe_errors(lambda true, stated: errors.append((true, stated)))
         coarse = Retrieval("coarse", max_error=0.05)
         asker = Asker(user_id="ann", at=AT, retrieval=coarse)
         first = await engine.score(ScoreQuery(asker, ITEMS), Stages())
@@ -151,7 +151,7 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         stats = await engine.stats()
         assert stats["long_histories"] == 1
         assert stats["long_history_bytes"] > 0
-        await asyncio.to_thread(engine._memories.true_error.settle)
+        await asyncio.to_thread(engine._memories.audit.settle)
         assert errors
         assert all(true <= stated for true, stated in errors)
 

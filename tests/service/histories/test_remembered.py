@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.catalogue.snapshot import Snapshot
-from models.history.user_memory import UserMemory, remember
+from models.history.user_memory import UserMemory, build_memory
 from service.histories.remembered import Remembered
-from service.histories.request_history import Asked, Whole
+from service.histories.request_history import HistoryVersion, RequestHistory
 from tests.support.histories_asked import ITEMS, asked
 from tests.support.small import DAY, random_model
 from tests.support.small import snapshot as small_snapshot
@@ -26,13 +26,13 @@ def snapshot() -> Snapshot:
 
 
 def found(
-    kept: Remembered, snapshot: Snapshot, question: Asked, at: int
+    kept: Remembered, snapshot: Snapshot, question: RequestHistory, at: int
 ) -> tuple[UserMemory, bool]:
     """The memory at a time, and whether it was known; it is kept then."""
     known = kept.get(snapshot, question, at)
     if known is not None:
         return known, True
-    user = remember(snapshot, question.past, at)
+    user = build_memory(snapshot, question.history, at)
     kept.put(snapshot, question, user)
     return user, False
 
@@ -40,7 +40,7 @@ def found(
 def size(snapshot: Snapshot, length: int, at: int) -> int:
     """Bytes that are kept of ann's memory."""
     question = asked("ann", length)
-    return remember(snapshot, question.past, at).nbytes + question.nbytes
+    return build_memory(snapshot, question.history, at).nbytes + question.nbytes
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -64,22 +64,22 @@ def test_no_bound_and_no_time_changes_a_memory(
     for user_id, length, at in questions:
         question = asked(user_id, length)
         user, _ = found(kept, snapshot, question, at)
-        expected = remember(snapshot, question.past, at)
+        expected = build_memory(snapshot, question.history, at)
         assert torch.equal(user.bias, expected.bias)
-        assert torch.equal(user.summary, expected.summary)
+        assert torch.equal(user.user_state, expected.user_state)
         assert torch.equal(user.memory.keys, expected.memory.keys)
         assert torch.equal(user.memory.values, expected.memory.values)
         assert (user.source == expected.source).all()
         each = [one.user.nbytes + one.asked.nbytes for one in kept._kept.values()]
         assert kept.nbytes == sum(each) <= limit
-        again = kept.asked(snapshot, question.whole)
-        assert again is None or (again.past.timestamps == question.past.timestamps).all()
+        again = kept.asked(snapshot, question.version)
+        assert again is None or (again.history.timestamps == question.history.timestamps).all()
 
 
 def test_it_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -> None:
     """An event of an hour ago: for a while the memory is the same, then another; and so before."""
     question, kept = asked("ann", 1), Remembered(PLENTY)
-    at = int(question.past.timestamps[0]) + 3_600_000_000
+    at = int(question.history.timestamps[0]) + 3_600_000_000
     first, known = found(kept, snapshot, question, at)
     assert not known
     assert found(kept, snapshot, question, at + 60_000_000) == (first, True)
@@ -95,10 +95,10 @@ def test_another_history_or_snapshot_is_another_memory(snapshot: Snapshot) -> No
     found(kept, snapshot, asked("ann", 5), at)
     assert kept.get(snapshot, asked("ann", 5), at) is not None
     assert kept.get(snapshot, asked("ann", 6), at) is None
-    assert kept.asked(snapshot, Whole("ann", 6, 1)) is None
-    assert kept.asked(snapshot, Whole("ann", 5, 2)) is None
-    assert kept.asked(snapshot, Whole("bob", 5, 1)) is None
-    other = replace(asked("ann", 5), whole=Whole("ann", 5, 2))
+    assert kept.asked(snapshot, HistoryVersion("ann", 6, 1)) is None
+    assert kept.asked(snapshot, HistoryVersion("ann", 5, 2)) is None
+    assert kept.asked(snapshot, HistoryVersion("bob", 5, 1)) is None
+    other = replace(asked("ann", 5), version=HistoryVersion("ann", 5, 2))
     assert kept.get(snapshot, other, at) is None
     assert kept.get(replace(snapshot), asked("ann", 5), at) is None
     assert (len(kept), kept.nbytes) == (0, 0)

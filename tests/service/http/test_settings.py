@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from models.history.attention_options import EXACT_UP_TO, Attending
+from models.history.attention_options import EXACT_UP_TO, AttentionOptions
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import Settings, refuse_dimension, refuse_exposure, unknown_variables
@@ -50,7 +50,11 @@ def test_a_wrong_setting_is_named(
 
 def test_exact_means_the_same_over_http_and_in_the_models() -> None:
     """Neither layer may read the other's default, so it stands twice: the two must agree."""
-    assert Settings.model_fields["exact_up_to"].default == EXACT_UP_TO == Attending().exact_up_to
+    assert (
+        Settings.model_fields["exact_up_to"].default
+        == EXACT_UP_TO
+        == AttentionOptions().exact_up_to
+    )
 
 
 def test_vectors_are_as_long_as_the_text_encoders_by_default() -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.history.attention_options import Attending
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.attention_options import AttentionOptions
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.ranking.search import match, search
 from models.recommender.artifact import DESCRIPTION, FORMAT, ITEMS, WEIGHTS
@@ -92,9 +92,9 @@ async def serving(
 def scores(snapshot: Snapshot) -> list[float]:
     """All items' scores for a small history, with the model that is served."""
     rows = snapshot.catalogue.rows([item_id(0, n) for n in range(3)])
-    past = Past(rows, np.full(3, NOON), np.ones(3, np.float32))
+    past = UserHistory(rows, np.full(3, NOON), np.ones(3, np.float32))
     every = snapshot.catalogue.rows([item.item_id for item in items()])
-    found: list[float] = score(snapshot, remember(snapshot, past, NOON), every).total.tolist()
+    found: list[float] = score(snapshot, build_memory(snapshot, past, NOON), every).total.tolist()
     return found
 
 
@@ -173,8 +173,8 @@ def titled(snapshot: Snapshot, title: str) -> list[str]:
     """The ids of the best items for a text, as search finds them through the key index."""
     catalogue = snapshot.catalogue
     query = StaticEncoder().encode([title])[0]
-    how = Attending(mode="coarse", k=3)
-    found = search(match(snapshot, query, allowed=catalogue.visible, how=how), limit=1)
+    how = AttentionOptions(mode="coarse", k=3)
+    found = search(match(snapshot, query, allowed=catalogue.visible, options=how), limit=1)
     return [catalogue.vocabulary.id(row) for row in found.rows.tolist()]
 
 

@@ -22,7 +22,7 @@ from service.domain.records import Event
 from service.domain.settings import Settings
 from service.domain.stage_clock import Stages
 from service.engine.engine import Engine, open_engine
-from service.histories.request_history import Asked
+from service.histories.request_history import RequestHistory
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -135,12 +135,14 @@ def test_the_model_names_its_types(told: Path) -> None:
 # ------------------------------------------------------------------ what is asked with
 
 
-async def past_of(engine: Engine, user: str, inline: tuple[InlineEvent, ...] = ()) -> Asked:
+async def past_of(
+    engine: Engine, user: str, inline: tuple[InlineEvent, ...] = ()
+) -> RequestHistory:
     """What this user's questions are asked with."""
     pasts = engine._pasts
     stored = await pasts.history(user)
     snapshot = await engine._serving.current()
-    return pasts.past(snapshot, Asker(user_id=user, history=inline), stored, NOON)
+    return pasts.assemble(snapshot, Asker(user_id=user, history=inline), stored, NOON)
 
 
 @pytest.mark.anyio
@@ -156,11 +158,11 @@ async def test_a_past_has_the_models_numbers(engine: Engine) -> None:
     kinds.append("share")
     assert [asked.type_names[code] for code in asked.types] == kinds
     expected = [names.index(kind) if kind in names else UNKNOWN for kind in kinds]
-    assert asked.past.types is not None
-    assert asked.past.types.tolist() == expected
+    assert asked.history.types is not None
+    assert asked.history.types.tolist() == expected
     alone = await past_of(engine, "u3")
-    assert alone.past.types is not None
-    assert alone.past.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
+    assert alone.history.types is not None
+    assert alone.history.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
 
 
 @pytest.mark.anyio
@@ -224,8 +226,8 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         assert await scores(liked, disliked) == await scores(liked)
         assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
         asked = await past_of(opened, "u3")
-        assert asked.past.types is not None
-        assert set(np.unique(asked.past.types).tolist()) == {UNKNOWN, IGNORED}
+        assert asked.history.types is not None
+        assert set(np.unique(asked.history.types).tolist()) == {UNKNOWN, IGNORED}
     finally:
         await opened.close()
 

@@ -15,8 +15,8 @@ from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.evaluation.model_ranker import RecommenderRanker
 from models.evaluation.snapshot_ranker import ServedRanker
-from models.history.user_history import Past
-from models.history.user_memory import remember
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
 from models.ranking.explain import explain
 from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS, Trained
@@ -132,7 +132,9 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     served = ServedRanker(snapshot).scores(corpus.log, users, now)
     np.testing.assert_allclose(served, judged, atol=1e-3)
     mine = corpus.log.user(3)
-    user = remember(snapshot, Past(mine.items, mine.timestamps, mine.weights), int(now[0]))
+    user = build_memory(
+        snapshot, UserHistory(mine.items, mine.timestamps, mine.weights), int(now[0])
+    )
     staple = int(mine.items[0])
     scores = score(snapshot, user, np.array([staple]))
     reasons = explain(snapshot, user, staple, 99, rest=float(scores.sequence[0] + scores.prior[0]))
