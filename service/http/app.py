@@ -49,7 +49,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         traffic.draining = False  # an app may be started again
         if engine is None:
             app.state.engine = await open_engine(settings)
-        app.state.engine.tell_errors(metrics.observe_error)
+        app.state.engine.observe_errors(metrics.observe_error)
         try:
             yield
         finally:

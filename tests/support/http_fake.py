@@ -50,7 +50,7 @@ class FakeEngine:
     def model_version(self) -> str:
         return "v1"
 
-    def tell_errors(self, told: Callable[[float, float], None]) -> None:
+    def observe_errors(self, told: Callable[[float, float], None]) -> None:
         self.told = told
 
     async def _work(self, query: Any) -> None:
