@@ -57,7 +57,7 @@ bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SA
 	$(PY) -m tests.benchmarks.training --rectools $(RECTOOLS)/bin/python $(ARGS)
 
 bench-page: $(STAMP) browser ## time the page of a data directory, from the last key to the first results (ARGS="DIR")
-	$(PY) -m tests.benchmarks.first_results $(or $(ARGS),$(HEED_DATA))
+	$(PY) -m tests.benchmarks.http.first_results $(or $(ARGS),$(HEED_DATA))
 
 bench-peers: $(STAMP) $(PEERS)/.setup $(RECTOOLS)/.peers ## measure beside what one would pick instead (ARGS="recommend", ARGS="search DIR")
 	$(PY) -m tests.benchmarks.peers $(or $(ARGS),--help) \
@@ -95,20 +95,20 @@ $(RECTOOLS)/.setup: requirements/rectools.txt requirements/torch.txt
 	$$pip -r requirements/rectools.txt -c requirements/torch.txt
 	@touch $@
 
-$(RECTOOLS)/.peers: $(RECTOOLS)/.setup tests/benchmarks/peers-rectools-requirements.txt
+$(RECTOOLS)/.peers: $(RECTOOLS)/.setup tests/benchmarks/peers/rectools-requirements.txt
 	@$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  -r tests/benchmarks/peers-rectools-requirements.txt
+	  -r tests/benchmarks/peers/rectools-requirements.txt
 	@touch $@
 
 # LitServe serves Heed's own model, so Heed's libraries are there too, in the versions of its lock.
-$(PEERS)/.setup: tests/benchmarks/peers-requirements.txt requirements/runtime.txt requirements/torch.txt
+$(PEERS)/.setup: tests/benchmarks/peers/requirements.txt requirements/runtime.txt requirements/torch.txt
 	@$(find_python); "$$python" -m venv --clear $(PEERS)
 	@echo "bench-peers: installing LitServe, implicit, Chroma and qdrant-edge into $(PEERS)"
 	@set -e; pip="$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
 	$$pip $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt; \
 	$$pip --no-deps --require-hashes -r requirements/runtime.txt; \
 	sed -n 's/ *\\$$//; /^[a-z]/p' requirements/runtime.txt > $(PEERS)/heed.txt; \
-	$$pip -r tests/benchmarks/peers-requirements.txt -c $(PEERS)/heed.txt -c requirements/torch.txt
+	$$pip -r tests/benchmarks/peers/requirements.txt -c $(PEERS)/heed.txt -c requirements/torch.txt
 	@touch $@
 
 # Sets $python to $(PYTHON), or to the first Python found that will do.

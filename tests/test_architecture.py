@@ -44,9 +44,9 @@ MOST_ARROWS = 125  # pairs of rooms of which one imports the other
 ONLY = {
     "faiss": "models.index",
     "tantivy": "models.text",
-    "fastapi": "service.http service.loadtest",
-    "starlette": "service.http service.loadtest",
-    "uvicorn": "service.http service.loadtest",
+    "fastapi": "service.http",
+    "starlette": "service.http",
+    "uvicorn": "service.http",
 }
 # Rooms of the service that know nothing of `models`.
 WITHOUT_MODELS = ("service.domain", "service.runtime", "service.stores", "service.datasets")

@@ -14,7 +14,6 @@ import typer
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, one_store, out, threads
 from service.cli.loadtest import loadtest
-from service.cli.personal_search import evaluate_personal_search
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, run_training, train
@@ -41,7 +40,6 @@ app.command("evaluate")(evaluate)
 app.command("benchmark")(benchmark)
 app.command("loadtest")(loadtest)
 app.command("evaluate-search")(evaluate_search)
-app.command("evaluate-personal-search")(evaluate_personal_search)
 app.command("tune-search")(tune_search)
 app.command("recommend-all")(recommend_all)
 

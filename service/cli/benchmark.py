@@ -40,14 +40,6 @@ def benchmark(
         bool,
         typer.Option("--ablate", help="Also train without each part; takes seven times as long."),
     ] = False,
-    cold: Annotated[
-        bool,
-        typer.Option(
-            "--cold",
-            help="Also judge by items that training never saw, which takes one more training, and "
-            "by users of whom few events are shown.",
-        ),
-    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw a PNG here.")] = None,
 ) -> None:
@@ -65,15 +57,15 @@ def benchmark(
     training_threads()
     from models.training.presets import choose
     from service.cli import progress_bars
-    from service.evaluation import cold_start, cold_start_report, compare_models, comparison_report
+    from service.evaluation import compare_models, comparison_report
     from service.training import training_corpus
 
     with out.status(f"reading {dataset}"):
         corpus = training_corpus.read_dataset(
-            _source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
+            source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
         )
     reports = []
-    for task in _tasks(dataset, protocol, corpus.log):
+    for task in tasks(dataset, protocol, corpus.log):
         chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
         out.print(f"Task {task.name}, preset {chosen}.")
         with progress_bars.bars(out) as told:
@@ -82,13 +74,6 @@ def benchmark(
             )
         out.print(comparison_report.shown(task, table, dataset))
         reports.append(comparison_report.as_json(task, table, str(chosen)))
-        if cold:
-            with progress_bars.bars(out) as told:
-                found = cold_start.measure(
-                    task, corpus.content[task.items], chosen, table, told=told
-                )
-            out.print(cold_start_report.shown(task, found))
-            reports[-1]["cold_start"] = cold_start_report.as_json(found)
         if plot is not None:
             named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
             comparison_report.plot(task, table, named, dataset)
@@ -97,7 +82,8 @@ def benchmark(
         json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")
 
 
-def _source(dataset: Name, path: Path | None, data: Path) -> Any:
+def source(dataset: Name, path: Path | None, data: Path) -> Any:
+    """Open a public data set; MovieLens is downloaded into the cache of `data` first."""
     from service import datasets
 
     if dataset == "online-retail":
@@ -108,7 +94,8 @@ def _source(dataset: Name, path: Path | None, data: Path) -> Any:
     return datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
 
 
-def _tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
+def tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
+    """Split a log of events into the evaluation tasks of its data set."""
     from models.evaluation import protocols
 
     try:

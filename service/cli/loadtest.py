@@ -55,14 +55,6 @@ def loadtest(
         ),
     ] = False,
     max_rate: Annotated[float, typer.Option(min=1, help="Where a ramp ends.")] = 10_000.0,
-    floor: Annotated[
-        bool,
-        typer.Option(
-            "--floor",
-            help="Afterwards load a bare FastAPI app that answers the same bytes, started on this "
-            "machine, and give the ratio.",
-        ),
-    ] = False,
     connections: Annotated[
         int, typer.Option(min=1, help="Most requests with the server at once; more wait.")
     ] = 500,
@@ -100,7 +92,7 @@ def loadtest(
     Ends with 1 where an objective did not hold or the server stopped answering.
 
     [dim]heed loadtest --rate 100 --duration 60 --html report.html[/]
-    [dim]heed loadtest --ramp --slo-ms 50 --slo-percentile 99 --floor[/]
+    [dim]heed loadtest --ramp --slo-ms 50 --slo-percentile 99[/]
     """
     for option, path in (("--json", json_file), ("--html", html)):
         if path is not None and not path.parent.is_dir():
@@ -132,7 +124,6 @@ def loadtest(
             slo=None if slo_ms is None else Slo(slo_percentile, slo_ms / 1e3),
             ramp=ramp,
             most=max_rate,
-            floor=floor,
             write_to_users=write_to_users,
             keep=keep,
             seed=seed,

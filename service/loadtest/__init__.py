@@ -8,17 +8,16 @@ behind a stall has waited from the moment at which it was to leave.
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import os
+import platform
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import orjson
 import uvloop
 from rich.console import Console
 
+from service import __version__
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
 from service.loadtest.client import Answer, post
@@ -26,13 +25,10 @@ from service.loadtest.loading import Load, Options
 from service.loadtest.material import Written, clean, client, gather
 from service.loadtest.memory import Watch
 from service.loadtest.mix import DISTINCT, Requests, parsed
-from service.loadtest.processes import serving
-from service.loadtest.report import machine, terminal, words
-from service.loadtest.report.tables import stage
+from service.loadtest.report import terminal, words
+from service.loadtest.report.terminal import stage
 from service.loadtest.sending import is_success
 from service.loadtest.target import Target
-
-_RATIOS = ("p50", "p95", "p99")
 
 __all__ = ["Options", "run"]
 
@@ -67,7 +63,7 @@ def run(console: Console, options: Options) -> dict[str, Any]:
             "options": options.as_dict(),
             "mix": shares,
             "distinct_requests": DISTINCT,
-            "machine": machine.here(),
+            "machine": _generator(),
             "data": material.as_dict(),
         }
         try:
@@ -79,8 +75,6 @@ def run(console: Console, options: Options) -> dict[str, Any]:
             with Watch(options.url, options.headers, options.duration) as watch:
                 found |= load.measured("load")
             found["memory"] = watch.as_dict()
-            if options.floor and found["ended"] == "completed":
-                found |= _beside(load, tried, found)
         finally:
             found["cleaning"] = _cleaned(console, http, written, keep=options.keep)
         found["warnings"] = words.warnings(found)
@@ -123,48 +117,21 @@ async def _asked(target: Target, request: bytes, options: Options) -> Answer:
         raise Unavailable(f"{options.url} does not answer: {error}") from None
 
 
+def _generator() -> dict[str, Any]:
+    """The machine and the versions that send the load."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "heed": __version__,
+    }
+
+
 def _model(tried: Mapping[str, Mapping[str, Any]]) -> str | None:
     versions = (each["answer"].get("model_version") for each in tried.values())
     return next((str(version) for version in versions if version), None)
-
-
-def _beside(load: Load, tried: Mapping[str, Any], heed: Mapping[str, Any]) -> dict[str, Any]:
-    """The floor, or why there is none: what was found of Heed is reported all the same."""
-    try:
-        floor = _floor(load, tried, heed)
-    except Unavailable as error:
-        return {"floor_failed": str(error)}
-    return {"floor": floor, "ended": "stopped" if floor["ended"] == "stopped" else "completed"}
-
-
-def _floor(load: Load, tried: Mapping[str, Any], heed: Mapping[str, Any]) -> dict[str, Any]:
-    """The same load on a bare FastAPI app on this machine, and how many times as long Heed took."""
-    with tempfile.TemporaryDirectory(prefix="heed-loadtest-") as folder:
-        answers = Path(folder) / "answers.json"
-        answers.write_bytes(orjson.dumps(tried))
-        arguments = ["-m", "service.loadtest.floor", str(answers)]
-        with serving(arguments, core=None, environment={}) as server:
-            bare = replace(
-                load,
-                target=Target("127.0.0.1", server.port),
-                paths={kind: f"/plain/{kind}" for kind in load.shares},
-                headers=(),
-                kept=False,
-            )
-            ramp = heed.get("ramp", {"held": None, "broke": None})
-            found = bare.measured("floor", start=ramp["held"] or ramp["broke"])
-    found["ratios"] = {
-        kind: {
-            p: ours["latency"][p] / theirs["latency"][p]
-            for p in _RATIOS
-            if ours["latency"][p] and theirs["latency"][p]
-        }
-        for kind, ours in heed["load"]["kinds"].items()
-        for theirs in [found["load"]["kinds"][kind]]
-    }
-    if ramp["held"] and found["ramp"]["held"]:
-        found["ratio_of_rates"] = found["ramp"]["held"] / ramp["held"]
-    return found
 
 
 def _cleaned(console: Console, http: Any, written: Written, *, keep: bool) -> dict[str, Any]:

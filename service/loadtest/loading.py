@@ -42,7 +42,6 @@ class Options:
     slo: Slo | None = None
     ramp: bool = False
     most: float = 10_000.0  # requests a second that a ramp goes to
-    floor: bool = False
     write_to_users: bool = False
     keep: bool = False  # what was written
     seed: int = 0
@@ -62,22 +61,20 @@ class Load:
     requests: Requests
     target: Target
     paths: Mapping[str, str]
-    headers: Sequence[tuple[str, str]] | None = None  # instead of the options'
-    kept: bool = True  # what it writes
 
-    def measured(self, name: str, start: float | None = None) -> dict[str, Any]:
+    def measured(self, name: str) -> dict[str, Any]:
         """Its figures; those of a ramp too.
 
         A ramp begins at the options' rate, and its figures are those of the highest rate that held
-        (where none did, of the lowest tried); or at `start`, and they are those of that rate. At
-        its end comes half of the rate that held, where a service does well to be.
+        (where none did, of the lowest tried). At its end comes half of the rate that held, where a
+        service does well to be.
         """
         if not self.options.ramp:
             seen = uvloop.run(self._sent(name, self.options.rate))
             return {"ended": _ended(seen.record), "load": self._figures(seen)}
-        return uvloop.run(self._ramp(name, start))
+        return uvloop.run(self._ramp(name))
 
-    async def _ramp(self, name: str, start: float | None) -> dict[str, Any]:
+    async def _ramp(self, name: str) -> dict[str, Any]:
         slo = self.options.slo or Slo(99.0, 0.05)
         steps: list[dict[str, Any]] = []
         best: dict[str, Any] | None = None
@@ -106,11 +103,11 @@ class Load:
             )
             terminal.step(self.console, steps[-1], slo)
             # Rates that hold only grow.
-            if best is None or (start is None and (held or not best_held)):
+            if best is None or held or not best_held:
                 best, best_held = found, held
             return held if ended == "completed" else None
 
-        climbed = await climb(start or self.options.rate, self.options.most, attempt)
+        climbed = await climb(self.options.rate, self.options.most, attempt)
         half = None
         if climbed.held is not None and ended == "completed":
             seen = await self._sent(f"{name}: half of that", climbed.held / 2)
@@ -134,11 +131,10 @@ class Load:
         rng = np.random.default_rng(options.seed)
         due = arrivals(rate, options.warmup + options.duration, options.arrivals, rng)
         planned = schedule(due, list(self.shares.values()), [DISTINCT] * len(self.shares), rng)
-        headers = options.headers if self.headers is None else self.headers
         sending = Sending(
             self.target,
             planned,
-            self.requests.made(self.paths, self.target.authority, headers, kept=self.kept),
+            self.requests.made(self.paths, self.target.authority, options.headers),
             connections=options.connections,
             timeout=options.timeout,
             silence=options.silence,

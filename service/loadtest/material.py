@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -14,13 +14,18 @@ import httpx
 import numpy as np
 
 from service.domain.errors import Invalid, NotFound, Unavailable
-from service.loadtest.timing import Told, silent
+
+Told = Callable[[int, int], None]  # how much is done, and of how much
 
 OWN = "loadtest-"  # how the users and events of load tests begin
 _PAGE = 1_000
 _PAGES = 20  # of each list: enough to draw from, and soon read
 _PATIENCE = 30.0  # seconds for one answer, outside of the load
 _GAUGE = re.compile(r"^heed_(items|users|events) ([0-9.e+]+)$", re.MULTILINE)
+
+
+def silent(_done: int, _total: int) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,6 @@ class Requests:
         paths: Mapping[str, str],
         host: str,
         headers: Sequence[tuple[str, str]] = (),
-        *,
-        kept: bool = True,
     ) -> Callable[[int, int], bytes]:
         """The bytes of a kind's request, by the kind's place and the request's.
 
@@ -106,7 +104,6 @@ class Requests:
             paths: of each kind.
             host: what to call the server.
             headers: of each request.
-            kept: whether events that are sent so are stored, and must be taken away again.
         """
         plain: list[list[bytes]] = []
         for kind in self.kinds:
@@ -122,7 +119,7 @@ class Requests:
             if kind != events:
                 return plain[kind][pick]
             before, _, after = parts[pick]
-            return before + self._named(pick, kept=kept).encode() + after
+            return before + self._named(pick).encode() + after
 
         return request
 
@@ -136,9 +133,8 @@ class Requests:
         }
         return {"events": [event]}
 
-    def _named(self, pick: int, *, kept: bool = True) -> str:
+    def _named(self, pick: int) -> str:
         """A new event's id: what has an id that was there already would not be written."""
         self._number += 1
-        if kept:
-            self.written.events[self._number] = self._owners[pick]
+        self.written.events[self._number] = self._owners[pick]
         return self.written.event_id(self._number)

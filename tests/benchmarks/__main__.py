@@ -10,8 +10,11 @@ import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out, threads
 from service.domain.errors import Invalid
+from tests.benchmarks.studies.commands import cold_start, personal_search
 
 app = typer.Typer(invoke_without_command=True)
+app.command("cold-start")(cold_start)
+app.command("personal-search")(personal_search)
 
 _FEW = 100  # items, with fewer of which there is nothing to copy
 
@@ -65,7 +68,7 @@ def bench_attention(
     drawn ones. All of it takes a quarter of an hour on one core and 6 GB of memory.
     """
     threads(1)
-    from tests.benchmarks import long_runs
+    from tests.benchmarks.attention import long_runs
 
     cases = long_runs.run(
         out,
@@ -77,7 +80,7 @@ def bench_attention(
     )
     _write(json_file, [each.as_dict() for each in cases])
     if plot is not None:
-        from tests.benchmarks import long_report
+        from tests.benchmarks.attention import long_report
 
         try:
             long_report.plot(cases, plot)
@@ -122,7 +125,7 @@ def bench_search(
     threads(1)
     from service.cli import progress_bars
     from service.snapshots.text_encoders import open_encoder
-    from tests.benchmarks import large_search
+    from tests.benchmarks.catalogue import large_search
 
     with one_store(data) as store, out.status("reading the items"):
         source = [

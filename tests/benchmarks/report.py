@@ -10,13 +10,14 @@ from rich.console import Console
 from models.catalogue.snapshot import INDEX_FROM
 from models.history.attention_options import AttentionOptions
 from models.ranking.recommend import CANDIDATES, EXACT_WORK
-from service.loadtest.report.tables import median, part, rate, ratio, seconds, table
-from tests.benchmarks import candidates, ingest
-from tests.benchmarks.candidates import Catalogues, Found
-from tests.benchmarks.ground import Ground
-from tests.benchmarks.histories import EVENTS, Grown
-from tests.benchmarks.ingest import Ingested
-from tests.benchmarks.kernels import Kernels
+from tests.benchmarks.attention.histories import EVENTS, Grown
+from tests.benchmarks.attention.kernels import Kernels
+from tests.benchmarks.catalogue import candidates
+from tests.benchmarks.catalogue.candidates import Catalogues, Found
+from tests.benchmarks.harness.tables import median, part, rate, ratio, seconds, table
+from tests.benchmarks.http import ingest
+from tests.benchmarks.http.ingest import Ingested
+from tests.benchmarks.workload.ground import Ground
 
 
 def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:

@@ -15,28 +15,22 @@ from typing import Any
 from rich.console import Console
 
 from service.domain.errors import Unavailable
-from service.loadtest.processes import Cores, Server
-from service.loadtest.report import machine
-from service.loadtest.report.tables import stage
-from service.loadtest.timing import Told
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
-from tests.benchmarks import (
-    candidates,
-    histories,
-    ingest,
-    kernels,
-    large_recommending,
-    latency,
-    latency_report,
-    report,
-)
-from tests.benchmarks import workers as several
-from tests.benchmarks.conditions import environment, one_thread, served, stoppable
-from tests.benchmarks.ground import Ground, prepared
-from tests.benchmarks.in_process import jobs
-from tests.benchmarks.questions import LIMIT, TARGETS, questions
-from tests.benchmarks.subjects import Subjects, subjects
+from tests.benchmarks import report
+from tests.benchmarks.attention import histories, kernels
+from tests.benchmarks.catalogue import candidates, large_recommending
+from tests.benchmarks.harness import machine
+from tests.benchmarks.harness.conditions import environment, one_thread, served, stoppable
+from tests.benchmarks.harness.processes import Cores, Server
+from tests.benchmarks.harness.tables import stage
+from tests.benchmarks.harness.timing import Told
+from tests.benchmarks.http import ingest, latency, latency_report
+from tests.benchmarks.http import workers as several
+from tests.benchmarks.workload.ground import Ground, prepared
+from tests.benchmarks.workload.in_process import jobs
+from tests.benchmarks.workload.questions import LIMIT, TARGETS, questions
+from tests.benchmarks.workload.subjects import Subjects, subjects
 
 
 @dataclass(frozen=True, slots=True)

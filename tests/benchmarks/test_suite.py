@@ -32,21 +32,23 @@ from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
 from service.engine.search import Searched
-from service.loadtest import processes
 from service.loadtest.client import Load, closed_loop, connected, post
-from service.loadtest.floor import floor_app
-from service.loadtest.processes import Cores, Server, pinned, serving
-from service.loadtest.report import machine
-from service.loadtest.timing import Spread, alternate, ratios, spread
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite import SQLiteStore
-from tests.benchmarks import candidates, conditions, ingest, kernels, latency, suite
-from tests.benchmarks.ground import Ground, prepared, random_model
-from tests.benchmarks.in_process import jobs
-from tests.benchmarks.kernels import Coarse, Kernels
-from tests.benchmarks.latency import Case
-from tests.benchmarks.questions import TARGETS, questions
-from tests.benchmarks.subjects import subjects
+from tests.benchmarks import suite
+from tests.benchmarks.attention import kernels
+from tests.benchmarks.attention.kernels import Coarse, Kernels
+from tests.benchmarks.catalogue import candidates
+from tests.benchmarks.harness import conditions, machine, processes
+from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
+from tests.benchmarks.harness.timing import Spread, alternate, ratios, spread
+from tests.benchmarks.http import ingest, latency
+from tests.benchmarks.http.floor import floor_app
+from tests.benchmarks.http.latency import Case
+from tests.benchmarks.workload.ground import Ground, prepared, random_model
+from tests.benchmarks.workload.in_process import jobs
+from tests.benchmarks.workload.questions import TARGETS, questions
+from tests.benchmarks.workload.subjects import subjects
 from tests.support import reference
 
 TINY = suite.Effort(
@@ -333,7 +335,7 @@ def test_a_server_is_watched_and_stopped_whatever_happens(
 def test_a_server_dies_with_whoever_measures() -> None:
     """Killed without a chance to clean up, the benchmark leaves no server behind."""
     code = (
-        "import time; from service.loadtest.processes import serving\n"
+        "import time; from tests.benchmarks.harness.processes import serving\n"
         f"with serving(['-c', {SLEEP!r}], core=None, environment={{}}) as server:\n"
         "    print(server.pid, flush=True); time.sleep(60)"
     )

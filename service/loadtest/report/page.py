@@ -62,12 +62,12 @@ svg text { fill: var(--faint); font-size: 13px; } svg text.axis { fill: var(--in
 
 def drawn(found: Mapping[str, Any]) -> str:
     """The page of what `run` returned."""
-    load, floor = found["load"], found.get("floor")
+    load = found["load"]
     title = f"Load test of {found['options']['url']}"
     kinds = load["kinds"]
     plots = [
         _over_time(load),
-        _tails(load, floor),
+        _tails(load),
         _flow(load),
         _ramp(found),
         _stages(load, "p50", "Where the time of a typical request went"),
@@ -79,21 +79,12 @@ def drawn(found: Mapping[str, Any]) -> str:
         *(f'<p class="warning">Warning: {escape(line)}.</p>' for line in found["warnings"]),
         "<h2>Latency in ms, from when each request was due to its whole answer</h2>",
         _table(
-            ["request", "sent", "failed", *COLUMNS] + ["p50 ÷ floor", "p99 ÷ floor"] * bool(floor),
-            latency_rows(load["kinds"], floor),
+            ["request", "sent", "failed", *COLUMNS],
+            latency_rows(load["kinds"]),
             mark=ALL in kinds,
         ),
         f'<p class="note">{escape(" ".join(sentences(found)))}</p>',
     ]
-    if floor:
-        parts += [
-            "<h2>The floor under the same load, in ms</h2>",
-            _table(
-                ["request", "sent", "failed", *COLUMNS],
-                latency_rows(floor["load"]["kinds"], None),
-                mark=True,
-            ),
-        ]
     if "ramp" in found:
         columns = ["requests a second", *STEPS]
         parts += ["<h2>The ramp, step by step</h2>", _table(columns, step_rows(found["ramp"]))]
@@ -158,13 +149,10 @@ def _over_time(load: Mapping[str, Any]) -> str:
     return plot("Latency over time", lines, x, y, note)
 
 
-def _tails(load: Mapping[str, Any], floor: Mapping[str, Any] | None) -> str:
-    curves = {name: (curve, False) for name, curve in load["curves"].items()}
-    if floor:
-        curves["floor, all"] = (floor["load"]["curves"][ALL], True)
+def _tails(load: Mapping[str, Any]) -> str:
     lines = [
-        Line(name, [(p, 1e3 * value) for p, value in curve], colour, dashed=dashed)
-        for colour, (name, (curve, dashed)) in enumerate(curves.items())
+        Line(name, [(p, 1e3 * value) for p, value in curve], colour)
+        for colour, (name, curve) in enumerate(load["curves"].items())
     ]
     x, y = Axis("percentile", "tail"), Axis("latency, ms", "log")
     return plot("Latency by percentile", lines, x, y)
@@ -184,16 +172,11 @@ def _flow(load: Mapping[str, Any]) -> str:
 def _ramp(found: Mapping[str, Any]) -> str:
     if "ramp" not in found:
         return ""
-    parts = [("Heed", found["ramp"])]
-    if "ramp" in found.get("floor", {}):
-        parts.append(("floor", found["floor"]["ramp"]))
-    lines = []
-    for colour, (name, ramp) in enumerate(parts):
-        steps = sorted(ramp["steps"], key=lambda step: step["rate"])
-        points = [(step["rate"], 100 * (1 - step["within"])) for step in steps]
-        lines.append(Line(name, points, colour, dots=True))
+    steps = sorted(found["ramp"]["steps"], key=lambda step: step["rate"])
+    points = [(step["rate"], 100 * (1 - step["within"])) for step in steps]
+    lines = [Line("Heed", points, 0, dots=True)]
     allowed = 100 - found["ramp"]["slo_percentile"]
-    rates = [rate for line in lines for rate, _ in line.points]
+    rates = [rate for rate, _ in points]
     lines.append(Line("allowed", [(min(rates), allowed), (max(rates), allowed)], 5, dashed=True))
     slow = f"% failed or slower than {1e3 * found['ramp']['slo_seconds']:g} ms"
     note = "A step ends as soon as it has broken the objective for certain."

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from service.loadtest.figures import Slo
-from service.loadtest.report.tables import table
+from service.loadtest.material import Told
 from service.loadtest.report.words import (
     COLUMNS,
     STAGES_NOTE,
@@ -27,6 +28,38 @@ from service.loadtest.report.words import (
 from service.loadtest.sending import Sending
 
 _EVERY = 0.5  # seconds between two looks at the progress: drawing it makes requests late
+
+
+@contextmanager
+def stage(console: Console, name: str) -> Iterator[Told]:
+    """A progress bar while something is measured; it is told how much is done, and of what."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def table(
+    console: Console,
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    caption: str | None = None,
+    left: int = 1,
+) -> None:
+    """A table whose first `left` columns are words and whose others are numbers."""
+    grid = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for place, name in enumerate(columns):
+        grid.add_column(name, justify="left" if place < left else "right")
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
 
 
 @contextmanager
@@ -83,12 +116,12 @@ def data(console: Console, found: Mapping[str, Any]) -> None:
 
 def everything(console: Console, found: Mapping[str, Any]) -> None:
     """All that was found."""
-    load, floor = found["load"], found.get("floor")
+    load = found["load"]
     table(
         console,
         "Latency in ms, from when each request was due to its whole answer",
-        ("request", "sent", "failed", *COLUMNS, *(["p50 ÷ floor", "p99 ÷ floor"] * bool(floor))),
-        latency_rows(load["kinds"], floor),
+        ("request", "sent", "failed", *COLUMNS),
+        latency_rows(load["kinds"]),
         caption=" ".join(sentences(found)),
     )
     if failed := failures(load):

@@ -9,7 +9,6 @@ from service.loadtest.figures import ALL, OUTSIDE, REST, WAITED, late
 
 STEPS = ("holds", "sent", "% in time", "p50", "p99", "sends late, p99", "errors")
 COLUMNS = ("p50", "p95", "p99", "p99.9", "max")
-_LOCAL = ("127.0.0.1", "localhost", "[::1]")
 STAGES_NOTE = (
     "Each stage's own percentiles: they do not add up to those of the whole. "
     f"“{REST}” is its total less its stages, “{OUTSIDE}” what the generator waited beyond that "
@@ -64,15 +63,13 @@ def described(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             "its machine",
             (
                 f"{machine['processor']}, {machine['cores']} cores, "
-                f"{machine['memory_bytes'] / 2**30:.1f} GiB, {machine['system']}; "
+                f"{machine['system']}; "
                 f"load average {machine['load_average']:.1f} before the run"
             ),
         ),
         (
             "its versions",
-            ", ".join(
-                f"{name} {machine[name]}" for name in ("heed", "python", "uvicorn", "orjson")
-            ),
+            ", ".join(f"{name} {machine[name]}" for name in ("heed", "python")),
         ),
         ("started", found["started"]),
     ]
@@ -96,13 +93,7 @@ def verdicts(found: Mapping[str, Any]) -> list[str]:
         verb = "holds" if slo["held"] else "does not hold"
         said.append(f"{slo['slo']} {verb}: {100 * slo['within']:.2f} % of all requests were.")
     if "ramp" in found:
-        said += [_ramp("Heed", found["ramp"]), *_half(found["ramp"])]
-    if "floor" in found and "ramp" in found["floor"]:
-        said.append(_ramp("The floor", found["floor"]["ramp"]))
-        if "ratio_of_rates" in found["floor"]:
-            times = f"{found['floor']['ratio_of_rates']:.1f} times the rate"
-            least = "" if found["floor"]["ramp"]["broke"] else "at least "
-            said.append(f"The floor holds {least}{times}.")
+        said += [_ramp(found["ramp"]), *_half(found["ramp"])]
     return [*said, *_memory(found.get("memory")), *_cleaning(found.get("cleaning"))]
 
 
@@ -110,7 +101,7 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     """What stands below the latencies."""
     load = found["load"]
     lag, flying = load["generator"]["late"], load["in_flight"]
-    said = [
+    return [
         (
             f"{load['requests_per_second']:,.1f} requests a second left, "
             f"{load['successes_per_second']:,.1f} were answered with success; those alone have a "
@@ -126,47 +117,40 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
             "part of every latency."
         ),
     ]
-    if "floor" in found:
-        said.append("The floor is a bare FastAPI app on this machine that answers the same bytes.")
-    return said
 
 
 def warnings(found: Mapping[str, Any]) -> list[str]:
     """Why not to trust the figures blindly."""
     said = []
-    for name, part in (("", found), ("floor: ", found.get("floor"))):
-        if part is None or not part.get("load"):
-            continue
-        load = part["load"]
-        generator, latency = load["generator"], load["kinds"][ALL]["latency"]
-        if slow := late(generator, latency):
-            lag = ", ".join(
-                f"{milliseconds(generator['late'][p])} of {milliseconds(latency[p])} ms"
-                for p in slow
-            )
-            said.append(
-                f"{name}the generator was late: at {', '.join(slow)} its own delay is {lag}. Give "
-                "it a core of its own or another machine, or lower --rate"
-            )
-        waited = generator["waited_for_a_connection"]["p99"]
-        if waited and latency["p99"] and waited > 0.1 * latency["p99"]:
-            said.append(
-                f"{name}1 % of requests waited {milliseconds(waited)} ms or longer for a "
-                f"connection: {found['options']['connections']:,} (--connections) were busy, or "
-                "new ones were opened"
-            )
-        ramp = part.get("ramp", {"steps": [], "slo_seconds": 0.0})
-        lags = [
-            (each["rate"], each["late"]["p99"] or 0.0) for each in ramp["steps"] if not each["held"]
-        ]
-        lags = [(rate, lag) for rate, lag in lags if lag > 0.1 * ramp["slo_seconds"]]
-        if lags:
-            rates = ", ".join(f"{rate:,.1f}" for rate, _ in lags)
-            most = milliseconds(max(lag for _, lag in lags))
-            said.append(
-                f"{name}at {rates} a second the objective broke with sends up to {most} ms late "
-                "(p99): the limit may be the generator's"
-            )
+    load = found["load"]
+    generator, latency = load["generator"], load["kinds"][ALL]["latency"]
+    if slow := late(generator, latency):
+        lag = ", ".join(
+            f"{milliseconds(generator['late'][p])} of {milliseconds(latency[p])} ms" for p in slow
+        )
+        said.append(
+            f"the generator was late: at {', '.join(slow)} its own delay is {lag}. Give "
+            "it a core of its own or another machine, or lower --rate"
+        )
+    waited = generator["waited_for_a_connection"]["p99"]
+    if waited and latency["p99"] and waited > 0.1 * latency["p99"]:
+        said.append(
+            f"1 % of requests waited {milliseconds(waited)} ms or longer for a "
+            f"connection: {found['options']['connections']:,} (--connections) were busy, or "
+            "new ones were opened"
+        )
+    ramp = found.get("ramp", {"steps": [], "slo_seconds": 0.0})
+    lags = [
+        (each["rate"], each["late"]["p99"] or 0.0) for each in ramp["steps"] if not each["held"]
+    ]
+    lags = [(rate, lag) for rate, lag in lags if lag > 0.1 * ramp["slo_seconds"]]
+    if lags:
+        rates = ", ".join(f"{rate:,.1f}" for rate, _ in lags)
+        most = milliseconds(max(lag for _, lag in lags))
+        said.append(
+            f"at {rates} a second the objective broke with sends up to {most} ms late "
+            "(p99): the limit may be the generator's"
+        )
     if "ramp" in found:
         # Those that ended early have fewer, and need no more.
         whole = [step["requests"] for step in found["ramp"]["steps"] if step["ended"] == "all sent"]
@@ -179,22 +163,15 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
             )
     if 0 < found["load"]["kinds"][ALL]["successes"] < _FEW:
         said.append(f"fewer than {_FEW:,} answers: p99.9 is about the slowest; load for longer")
-    if "floor_failed" in found:
-        said.append(f"there is no floor to compare with: {found['floor_failed']}")
-    local = any(f"//{name}" in found["options"]["url"] for name in _LOCAL)
-    if "floor" in found and not local:
-        said.append("the floor ran on this machine, Heed elsewhere: the ratio mixes two machines")
     return said
 
 
-def latency_rows(kinds: Mapping[str, Any], floor: Mapping[str, Any] | None) -> list[Sequence[str]]:
-    """A row for each kind, the first for all; with a floor, two ratios to it at the end."""
+def latency_rows(kinds: Mapping[str, Any]) -> list[Sequence[str]]:
+    """A row for each kind, the first for all."""
     rows: list[Sequence[str]] = []
     for name, each in kinds.items():
         row = [name, f"{each['requests']:,}", f"{sum(each['errors'].values()):,}"]
         row += [milliseconds(each["latency"][column]) for column in COLUMNS]
-        if floor:
-            row += [_times(floor["ratios"][name].get(p)) for p in ("p50", "p99")]
         rows.append(row)
     return rows
 
@@ -256,12 +233,12 @@ def milliseconds(seconds: float | None) -> str:
 # ------------------------------------------------------------------------------ the parts
 
 
-def _ramp(who: str, ramp: Mapping[str, Any]) -> str:
+def _ramp(ramp: Mapping[str, Any]) -> str:
     if ramp["held"] is None:
         tried = "" if ramp["broke"] is None else f", down to {ramp['broke']:,.1f} a second"
-        return f"{who}: {ramp['slo']} held at no rate{tried}."
+        return f"{ramp['slo']} held at no rate{tried}."
     ended = f"it broke at {ramp['broke']:,.1f}" if ramp["broke"] else "no higher one broke it"
-    return f"{who}: {ramp['slo']} held up to {ramp['held']:,.1f} requests a second; {ended}."
+    return f"{ramp['slo']} held up to {ramp['held']:,.1f} requests a second; {ended}."
 
 
 def _half(ramp: Mapping[str, Any]) -> Sequence[str]:

@@ -16,11 +16,10 @@ from rich.console import Console
 
 from service import datasets
 from service.domain.errors import HeedError
-from service.loadtest.processes import Cores, pinned
-from service.loadtest.report import machine
-from service.loadtest.report.tables import stage
-from service.loadtest.timing import ratios, spread
-from tests.benchmarks import conditions
+from tests.benchmarks.harness import conditions, machine
+from tests.benchmarks.harness.processes import Cores, pinned
+from tests.benchmarks.harness.tables import stage
+from tests.benchmarks.harness.timing import ratios, spread
 from tests.benchmarks.peers import everyone, ground, questions, recommending, report, searching
 from tests.benchmarks.peers.effort import GOAL
 from tests.benchmarks.peers.environments import Pythons, versions

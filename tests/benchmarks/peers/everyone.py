@@ -12,12 +12,12 @@ from service.domain.queries import Asker, RecommendQuery
 from service.domain.settings import Settings
 from service.engine.recommend_all import write_lists
 from service.loadtest.client import post
-from service.loadtest.processes import Cores, pinned
-from service.loadtest.timing import Told, silent
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
+from tests.benchmarks.harness.processes import Cores, pinned
+from tests.benchmarks.harness.timing import Told, silent
 from tests.benchmarks.peers.ground import ASKED, Ground
 from tests.benchmarks.peers.questions import LIMIT
 from tests.benchmarks.peers.turns import HEED, Peer, answers

@@ -23,7 +23,7 @@ import qdrant_edge as edge
 from numpy.typing import NDArray
 
 from models.index import ann_index
-from service.loadtest.timing import alternate, ratios, spread
+from tests.benchmarks.harness.timing import alternate, ratios, spread
 from tests.benchmarks.peers.effort import GOAL, LADDER, least
 from tests.benchmarks.peers.quality import Nearest
 

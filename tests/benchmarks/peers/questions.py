@@ -13,7 +13,7 @@ from models.evaluation.metrics import gains, hits, standard_error
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
 from service.loadtest.client import Answer, post
-from service.loadtest.timing import Told, silent
+from tests.benchmarks.harness.timing import Told, silent
 from tests.benchmarks.peers.ground import ASKED, USER, Ground
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.turns import HEED, Peer, answers

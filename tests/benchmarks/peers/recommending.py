@@ -18,9 +18,9 @@ from rich.console import Console
 from service import __version__
 from service.domain.settings import Settings
 from service.loadtest.client import post
-from service.loadtest.processes import Cores, Server, serving
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from tests.benchmarks import conditions
+from tests.benchmarks.harness import conditions
+from tests.benchmarks.harness.processes import Cores, Server, serving
 from tests.benchmarks.peers.environments import Pythons, ran, versions
 from tests.benchmarks.peers.ground import Ground
 from tests.benchmarks.peers.questions import (

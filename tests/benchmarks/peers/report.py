@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from service.loadtest.report.tables import table
-from service.loadtest.timing import Spread, ratios, spread
+from tests.benchmarks.harness.tables import table
+from tests.benchmarks.harness.timing import Spread, ratios, spread
 from tests.benchmarks.peers.questions import Quality
 from tests.benchmarks.peers.turns import HEED, Case, Peer, verdict
 

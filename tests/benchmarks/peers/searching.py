@@ -22,16 +22,16 @@ from service.domain.errors import NotFound
 from service.domain.records import Item
 from service.domain.settings import Settings
 from service.loadtest.client import post
-from service.loadtest.processes import Cores, Server, pinned, serving
-from service.loadtest.timing import Told
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
-from tests.benchmarks import conditions
-from tests.benchmarks.large_search import entries, queries_of
+from tests.benchmarks.catalogue.large_search import entries, queries_of
+from tests.benchmarks.harness import conditions
+from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
+from tests.benchmarks.harness.timing import Told
 from tests.benchmarks.peers.effort import Chosen, least
 from tests.benchmarks.peers.environments import Pythons, ran
 from tests.benchmarks.peers.quality import Nearest, recall

@@ -11,7 +11,7 @@ import uvloop
 
 from service.domain.errors import Unavailable
 from service.loadtest.client import Answer, Load, closed_loop, connected
-from service.loadtest.timing import Spread, Told, ratios, silent
+from tests.benchmarks.harness.timing import Spread, Told, ratios, silent
 
 HEED = "Heed"
 

@@ -14,12 +14,12 @@ from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.model_ranker import RecommenderRanker
-from models.evaluation.snapshot_ranker import ServedRanker
 from models.recommender.artifact import Trained
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, DIMENSION, encode, random_model
 from tests.support.small import snapshot as small_snapshot
+from tests.support.snapshot_ranker import ServedRanker
 from tests.support.training import QUICK, content, drawn_log, train
 
 

@@ -50,16 +50,14 @@ def held(http: httpx.Client) -> dict[str, Any]:
     }
 
 
-def test_a_load_is_reported_beside_the_floor_and_leaves_nothing(
-    server: Server, tmp_path: Path
-) -> None:
-    """Every kind is answered by both, stages come from the server, and its data is as it was."""
+def test_a_load_is_reported_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    """Every kind is answered, stages come from the server, and its data is as it was."""
     target, html = tmp_path / "found.json", tmp_path / "found.html"
     with server.client() as http:
         before = held(http)
         run = subprocess.run(
             command(
-                server, "--floor", "--timeout", 60, "--silence", 60,
+                server, "--timeout", 60, "--silence", 60,
                 "--json", target, "--html", html,
             ),
             capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False,
@@ -68,14 +66,10 @@ def test_a_load_is_reported_beside_the_floor_and_leaves_nothing(
         assert held(http) == before
     found = json.loads(target.read_text())
     assert found["ended"] == "completed"
-    heed, floor = found["load"], found["floor"]["load"]
-    for part in (heed, floor):
-        for kind in KINDS:
-            assert part["kinds"][kind]["errors"] == {}
-            assert part["kinds"][kind]["successes"] == part["kinds"][kind]["requests"] > 0
-    # The same schedule and the same questions went to both.
-    assert heed["kinds"]["all"]["requests"] == floor["kinds"]["all"]["requests"]
-    assert all(found["floor"]["ratios"][kind]["p50"] > 0 for kind in KINDS)
+    kinds = found["load"]["kinds"]
+    for kind in KINDS:
+        assert kinds[kind]["errors"] == {}
+        assert kinds[kind]["successes"] == kinds[kind]["requests"] > 0
     for kind in ("score", "recommend", "search"):
         assert {"attend", "render", OUTSIDE, WAITED} <= found["load"]["stages"][kind].keys()
     assert "store" in found["load"]["stages"]["events"]
@@ -87,7 +81,7 @@ def test_a_load_is_reported_beside_the_floor_and_leaves_nothing(
     assert found["data"]["history_lengths"]["most"] == lengths[-1]
     assert found["cleaning"]["events"] > 0
     assert found["cleaning"]["left"] == []
-    for said in ("What is loaded", "Latency in ms", "÷ floor", "Where the time went", "taken away"):
+    for said in ("What is loaded", "Latency in ms", "Where the time went", "taken away"):
         assert said in run.stdout
     assert html.read_text().startswith("<!doctype html>")
     memory = found["memory"]

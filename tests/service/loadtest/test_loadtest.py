@@ -236,7 +236,7 @@ def test_a_key_goes_with_every_request_and_into_no_report() -> None:
         assert "s3cret" not in shown + json.dumps(found) + page.drawn(found)
 
 
-# ------------------------------------------------------------------------------ ramp and floor
+# ------------------------------------------------------------------------------ ramp
 
 
 def test_a_ramp_finds_the_rate_that_a_server_bears() -> None:
@@ -280,16 +280,3 @@ def test_an_objective_without_a_ramp_is_judged() -> None:
         found, shown = ran(fake, mix="score=1", slo=Slo(95.0, 5.0))
         assert not found["load"]["slo"]["held"]
         assert "does not hold" in shown
-
-
-def test_a_floor_that_does_not_start_costs_nothing_of_the_report(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What was found of Heed is reported, and why there is nothing beside it."""
-    monkeypatch.setattr("service.loadtest.processes.sys.executable", "/bin/false")
-    with faking() as fake:
-        found, shown = ran(fake, mix="score=1", floor=True)
-    assert "floor" not in found
-    assert found["load"]["kinds"][ALL]["successes"] == 100
-    assert "no floor to compare with" in shown
-    assert fake.deleted == []

@@ -14,7 +14,6 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.evaluation.model_ranker import RecommenderRanker
-from models.evaluation.snapshot_ranker import ServedRanker
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.explain import explain
@@ -30,6 +29,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
+from tests.support.snapshot_ranker import ServedRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
 FAST = replace(QUICK, config=replace(QUICK.config, epochs=2, attention_epochs=1))

@@ -1,0 +1,103 @@
+"""What a new event costs, beside encoding the whole history again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.snapshot import Snapshot
+from models.data.windows import window_start
+from models.history.user_history import UserHistory
+from models.history.user_memory import EncodedHistory, encode
+from models.recommender.artifact import Trained
+from models.training.presets import NAMES, choose
+from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
+from tests.benchmarks.workload.ground import random_model
+
+_ITEMS = 1_000
+_CONTENT = 256
+_MINUTE = 60_000_000
+EVENTS = 200  # of the history, before the new one
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """One preset's encoder over a history of `EVENTS` events that gets another."""
+
+    preset: str
+    shape: str
+    again: Spread  # seconds to encode it from nothing
+    ratio: Spread  # one event more, to that
+    run: Spread  # the mean of as many events as the window moves by, its move among them, to that
+    kept: int  # bytes for the history
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "preset": self.preset,
+            "shape": self.shape,
+            "events": EVENTS,
+            "encode_seconds": self.again.as_dict(),
+            "append_ratio": self.ratio.as_dict(),
+            "append_ratio_with_the_windows_moves": self.run.as_dict(),
+            "kept_bytes": self.kept,
+        }
+
+
+def measure(rounds: int, *, told: Told = silent) -> list[Grown]:
+    """Each preset's shape, with weights that were not trained; `rounds` of each timing."""
+    found = []
+    for number, name in enumerate(NAMES):
+        told(number, len(NAMES))
+        found.append(_grown(name, rounds))
+    told(len(NAMES), len(NAMES))
+    return found
+
+
+def _grown(name: str, rounds: int) -> Grown:
+    preset = choose(10**6, _ITEMS, name)
+    model = random_model(_ITEMS, content=_CONTENT, dim=preset.dim, blocks=preset.blocks)
+    trained = Trained(model, tuple(map(str, range(_ITEMS))), np.ones(_ITEMS, np.int64), "none", {})
+    snapshot = Snapshot.build(
+        "random", trained, Catalogue.empty(_CONTENT), np.zeros(0, np.int64), index_from=_ITEMS + 1
+    )
+    window = model.config.window
+    step = window_start(window + 1, window)
+    whole = _past(EVENTS + step)
+    before = encode(snapshot, _first(whole, EVENTS))
+    longer = _first(whole, EVENTS + 1)
+
+    def run() -> None:
+        kept: EncodedHistory | None = before
+        for length in range(EVENTS + 1, EVENTS + step + 1):
+            kept = encode(snapshot, _first(whole, length), kept)
+
+    timed = alternate(
+        {
+            "again": lambda: encode(snapshot, longer),
+            "append": lambda: encode(snapshot, longer, before),
+            "run": run,
+        },
+        rounds,
+    )
+    through = timed.ratio("run", "again")
+    return Grown(
+        name,
+        f"{preset.dim} x {preset.blocks}",
+        timed.seconds("again"),
+        timed.ratio("append", "again"),
+        Spread(*(each / step for each in through)),
+        0 if before is None else before.nbytes,
+    )
+
+
+def _past(events: int) -> UserHistory:
+    rows = np.random.default_rng(0).integers(0, _ITEMS, events).astype(np.int32)
+    return UserHistory(rows, np.arange(events) * _MINUTE, np.ones(events, np.float32))
+
+
+def _first(history: UserHistory, events: int) -> UserHistory:
+    return UserHistory(history.rows[:events], history.timestamps[:events], history.weights[:events])

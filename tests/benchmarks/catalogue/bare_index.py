@@ -1,0 +1,101 @@
+"""The bare index of items: its candidates, and how many hold as much of the best as answers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import AttentionOptions
+from models.history.user_memory import UserMemory
+from models.ranking.recommend import candidate_count, recommend
+from models.recommender.target_attention import candidate_query
+from tests.benchmarks.harness.timing import Told
+from tests.benchmarks.workload.questions import LIMIT
+
+_SHARE = 4  # of the catalogue: an index asked for more of it than 1 in so many is none
+
+
+@dataclass(frozen=True, slots=True)
+class Recalls:
+    """How much of the best of users, had every item been scored, is found."""
+
+    users: int  # that these are a mean of
+    answers: float
+    index: float  # among as many candidates from the bare index as recommending asks for
+    times: int  # as many candidates, of which the index has what answers have
+    index_times: float  # what it has among these: less than the answers, where none would do
+
+
+def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.int64]:
+    """So many times as many candidates as recommending asks the bare index for, best first."""
+    if snapshot.index is None:
+        raise ValueError("so few items have no index")
+    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
+    rows: NDArray[np.int64] = snapshot.index.search(
+        query[None, :-1].numpy(), times * wanted(snapshot, user)
+    ).rows[0]
+    return rows
+
+
+def wanted(snapshot: Snapshot, user: UserMemory) -> int:
+    """How many candidates recommending asks for."""
+    return candidate_count(user, LIMIT, len(snapshot.catalogue))
+
+
+def judged(
+    snapshot: Snapshot,
+    memories: Sequence[UserMemory],
+    answers: Sequence[Sequence[str]],
+    told: Told,
+) -> Recalls:
+    """Look for the best of users, had every item been scored, in answers and in the index.
+
+    Args:
+        snapshot: with an index.
+        memories: of the users.
+        answers: the items that each was recommended.
+        told: how many users are done.
+    """
+    best, found = [], []
+    for number, (memory, answer) in enumerate(zip(memories, answers, strict=True)):
+        told(number, len(memories))
+        best.append(_best(snapshot, memory))
+        names = set(snapshot.catalogue.vocabulary.ids_of(best[-1].tolist()))
+        found.append(len(names.intersection(answer)) / len(names))
+    told(len(memories), len(memories))
+    answered = float(np.mean(found))
+
+    def recall(times: int) -> float:
+        return float(
+            np.mean(
+                [
+                    np.isin(rows, nearest(snapshot, memory, times)).mean()
+                    for rows, memory in zip(best, memories, strict=True)
+                ]
+            )
+        )
+
+    most = len(snapshot.catalogue) // _SHARE // max(wanted(snapshot, each) for each in memories)
+    times, index = 1, recall(1)
+    reached = index
+    while reached < answered and 2 * times <= most:
+        times *= 2
+        reached = recall(times)
+    return Recalls(len(memories), answered, index, times, reached)
+
+
+def _best(snapshot: Snapshot, user: UserMemory) -> NDArray[np.integer]:
+    """The best unseen items, every one scored."""
+    seen = np.unique(user.history.rows[user.history.rows >= 0]).astype(np.int64)
+    return recommend(
+        snapshot,
+        user,
+        limit=LIMIT,
+        allowed=snapshot.has_vector,
+        excluded=seen,
+        options=AttentionOptions(mode="exact"),
+    ).rows

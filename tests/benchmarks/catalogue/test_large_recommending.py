@@ -1,0 +1,64 @@
+"""What is measured of recommending from a catalogue that is just large enough for an index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from models.catalogue.snapshot import INDEX_FROM
+from service.domain.errors import Invalid
+from tests.benchmarks.catalogue import large_recommending
+from tests.benchmarks.harness.conditions import environment, one_thread
+from tests.benchmarks.harness.processes import Cores
+from tests.benchmarks.harness.timing import Told, silent
+from tests.benchmarks.workload.ground import prepared
+from tests.benchmarks.workload.subjects import subjects
+
+ITEMS = 700
+
+
+def test_answers_over_http_are_those_of_the_copies() -> None:
+    """Every user is answered what scoring every copy finds, as far as candidates have it."""
+    stages: list[str] = []
+
+    def told(name: str) -> Told:
+        stages.append(name)
+        return silent
+
+    with one_thread(), prepared(None, items=ITEMS, users=5) as ground:
+        source = subjects(ground)
+        found = large_recommending.measure(
+            ground, source, INDEX_FROM, Cores.choose(), environment(),
+            rounds=2, requests=4, told=told,
+        )  # fmt: skip
+    assert found.items == ITEMS * found.copies >= INDEX_FROM
+    names = ["recommend-200", "recommend-1000"]
+    assert [case.question for case in found.cases] == [*names, *(f"{n}-recall" for n in names)]
+    assert not any(case.failed for case in found.cases)
+    recalls = found.recalls
+    assert recalls.users == 5
+    # What the index's candidates have, the answer has; transitions may find more.
+    assert 0.5 < recalls.index <= recalls.answers + 1e-9 <= 1 + 1e-9
+    # More candidates are asked for where they have more, and never more than a quarter of all.
+    assert recalls.index <= recalls.index_times
+    few, many = found.candidates[:2], found.candidates[2:]
+    assert many == [recalls.times * each for each in few]
+    assert recalls.times == 1 or max(many) <= found.items / 4
+    assert list(dict.fromkeys(stages)) == ["items", "index", "exact answers", "questions"]
+    console = Console(record=True, width=160)
+    console.print(large_recommending.shown(found))
+    assert "times the index" in console.export_text()
+    assert {"times_the_index", "job_seconds"} <= found.as_dict()["cases"][0].keys()
+
+
+def test_without_a_trained_model_there_is_nothing_to_copy() -> None:
+    """It says what to do instead of failing midway."""
+    with prepared(None, items=300, users=3) as ground:
+        source = subjects(ground)
+        bare = replace(source, snapshot=replace(source.snapshot, trained=None))
+        with pytest.raises(Invalid, match="no trained model"):
+            large_recommending.measure(
+                ground, bare, 1_000, Cores.choose(), environment(), rounds=1, requests=1
+            )

@@ -1,0 +1,61 @@
+"""The load of `heed loadtest` for Locust, for those who prefer its page.
+
+    pip install locust
+    locust -f tests/benchmarks/http/locustfile.py --host http://127.0.0.1:8000
+    locust -f tests/benchmarks/http/locustfile.py --host … --headless -u 20 -r 5 -t 60s
+
+Locust is no dependency of Heed; install it beside Heed, into the same environment. Its users wait
+for their answers: a closed loop, which asks less while the server stands still, so that its
+percentiles are better than what `heed loadtest` says of the same server. Users, items and
+words come from the service; events are written for users named loadtest-…, forgotten at the end.
+HEED_LOADTEST_HEADERS holds headers, one a line, such as `Authorization: Bearer …`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from typing import Any
+
+from locust import HttpUser, between, events, task
+
+from service.loadtest.material import Written, clean, client, gather, parsed_headers
+from service.loadtest.mix import DEFAULT, DISTINCT, Requests, parsed
+
+SHARES = parsed(os.environ.get("HEED_LOADTEST_MIX", DEFAULT))
+logging.getLogger("httpx").setLevel(logging.WARNING)  # Locust shows what others log
+HEADERS = parsed_headers(os.environ.get("HEED_LOADTEST_HEADERS", "").splitlines())
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]  # Locust is not installed
+def prepare(environment: Any, **_: Any) -> None:
+    """Find out what to ask about."""
+    with client(environment.host, HEADERS) as http:
+        material = gather(http, users=200)
+    written = Written(len(material.users))
+    environment.heed = Requests(list(SHARES), material, written, targets=100, limit=20)
+
+
+@events.test_stop.add_listener  # type: ignore[untyped-decorator]
+def forget(environment: Any, **_: Any) -> None:
+    """Take away what was written."""
+    with client(environment.host, HEADERS) as http:
+        clean(http, environment.heed.written.paths())
+
+
+class Asker(HttpUser):  # type: ignore[misc]
+    """Asks one kind after the other, by their shares, about once a second."""
+
+    wait_time = between(0.5, 1.5)
+
+    def on_start(self) -> None:
+        """Send the headers that were given with everything."""
+        self.client.headers.update(dict(HEADERS))
+
+    @task  # type: ignore[untyped-decorator]
+    def ask(self) -> None:
+        """One request."""
+        (kind,) = random.choices(list(SHARES), list(SHARES.values()))
+        body = self.environment.heed.body(kind, random.randrange(DISTINCT))
+        self.client.post(f"/v1/{kind}", json=body)

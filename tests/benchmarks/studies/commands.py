@@ -1,0 +1,112 @@
+"""Commands of the studies of quality: `cold-start` and `personal-search` of `make bench`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.benchmark import Name, source, tasks
+from service.cli.console import (
+    DATA,
+    ENCODER,
+    Data,
+    Encoder,
+    embeddings,
+    one_store,
+    out,
+    training_threads,
+)
+from service.cli.training import Chosen, Epochs, last_held_out, preset_for
+from service.runtime.data_layout import EMBEDDINGS_FILE, SEARCH_FILE
+
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the training.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
+
+
+def cold_start(
+    dataset: Annotated[
+        Name, typer.Argument(help="MovieLens is downloaded; online-retail needs PATH.")
+    ],
+    path: Annotated[Path | None, typer.Argument(help="Folder of online-retail.")] = None,
+    data: Data = DATA,
+    encoder: Encoder = ENCODER,
+    preset: Chosen = None,
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Rank items that training never saw, and rank for users of whom few events are shown.
+
+    A tenth of the items is hidden from a training of its own. The whole catalogue is ranked, then
+    the hidden items alone; beside Heed stand the baselines, and the model that trained on all.
+    """
+    training_threads()
+    from models.training.presets import choose
+    from service.cli import progress_bars
+    from service.evaluation import compare_models
+    from service.training import training_corpus
+    from tests.benchmarks.studies import cold_start as study
+    from tests.benchmarks.studies import cold_start_report
+
+    with out.status(f"reading {dataset}"):
+        corpus = training_corpus.read_dataset(
+            source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
+        )
+    reports = []
+    for task in tasks(dataset, "A", corpus.log):
+        chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
+        content = corpus.content[task.items]
+        with progress_bars.bars(out) as told:
+            table = compare_models.compare(task, content, chosen, first_seed=seed, told=told)
+            found = study.measure(task, content, chosen, table, seed=seed, told=told)
+        out.print(cold_start_report.shown(task, found))
+        reports.append({"task": task.name, **cold_start_report.as_json(found)})
+    if json_file is not None:
+        json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")
+
+
+def personal_search(
+    data: Data = DATA,
+    preset: Chosen = None,
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    encoder: Encoder = ENCODER,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure how much sooner a search for a user finds the item that the user takes next.
+
+    Held out as by [bold]heed evaluate[/]: the last event of each user is the test case, the one
+    before it the validation case, and a model is trained without both. The query is the names of
+    the item's categories; the weight [bold]personal[/] is chosen on the validation cases. Items of
+    the user's history are removed from both rankings, with the user and without.
+    """
+    training_threads()
+    from service.cli import progress_bars
+    from service.snapshots.search_parameters import load_search_parameters
+    from service.training import training_corpus
+    from tests.benchmarks.studies import personal_search as study
+    from tests.benchmarks.studies import personal_search_report
+
+    with one_store(data) as store, progress_bars.bars(out) as told:
+        vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
+        corpus = training_corpus.read(store, vectors, told)
+        task = last_held_out(corpus)
+        chosen = preset_for(corpus, preset, epochs)
+        measured = study.measure(
+            task,
+            corpus,
+            asyncio.run(store.catalogue_changes(0)).upserted,
+            vectors,
+            chosen,
+            seed=seed,
+            parameters=load_search_parameters(data / SEARCH_FILE, vectors.name),
+            told=told,
+        )
+    personal_search_report.show(out, measured)
+    if json_file is not None:
+        report = personal_search_report.as_json(measured) | {"preset": str(chosen)}
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
