@@ -1,4 +1,4 @@
-"""What the asker did, as rows of the catalogue."""
+"""What the requester did, as rows of the catalogue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserHistory:
-    """What the asker did, oldest first, as rows of the catalogue; and the profile beside it."""
+    """What the requester did, oldest first, as rows of the catalogue; and the profile beside it."""
 
     rows: NDArray[np.int32]  # [n] item rows, -1 = an item the catalogue does not know
     timestamps: NDArray[np.int64]  # [n] microseconds UTC

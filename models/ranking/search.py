@@ -160,7 +160,7 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
     Args:
         matches: from `match`.
         limit: how many items.
-        personal: [N], what the asker's memory adds to the logits of each item's keys.
+        personal: [N], what the requester's memory adds to the logits of each item's keys.
     """
     catalogue, places = matches.catalogue, matches.places
     scale, bias, weights = _weights(matches, personal)

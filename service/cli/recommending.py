@@ -47,7 +47,7 @@ def recommend_all(
     """
     # Lists are made beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
-    from service.domain.queries import Asker, RecommendQuery
+    from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
     from service.engine.recommend_all import write_lists
     from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER
@@ -75,9 +75,9 @@ def recommend_all(
                 Registry(data / MODELS_FOLDER),
                 embeddings(encoder, data / EMBEDDINGS_FILE),
                 file,
-                RecommendQuery(Asker(), limit, exclude_seen=not include_seen),
+                RecommendQuery(Requester(), limit, exclude_seen=not include_seen),
                 at=asked,
-                exact_up_to=Settings.read().exact_up_to,
+                exact_up_to=Settings.read().max_exact_rows,
                 told=told,
             )
         )

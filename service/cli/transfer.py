@@ -199,7 +199,7 @@ def _export(file: Path, data: Path, what: str) -> None:
 
 def _dims() -> int:
     """What every vector must have, as the service that is to serve them is set."""
-    from service.domain.settings import Settings, refuse_dimension
+    from service.domain.settings import Settings, check_embedding_dim
 
     settings = Settings.read()
     if settings.model_fields_set & {"embedding_dim", "encoder"}:
@@ -207,7 +207,7 @@ def _dims() -> int:
         from service.snapshots.text_encoders import open_encoder
 
         encoder = open_encoder(settings.encoder)
-        refuse_dimension(settings, encoder.name, encoder.dimension)
+        check_embedding_dim(settings, encoder.name, encoder.dimension)
     return settings.embedding_dim
 
 

@@ -1,4 +1,5 @@
 """Records, queries, errors and settings: the types that all rooms of the service share.
 
-Imports nothing of the other rooms.
+Comes in: values from routes, readers and the environment. Goes out: frozen, validated records.
+Imports no other room.
 """

@@ -1,15 +1,15 @@
-"""What can go wrong in Heed's own terms. No HTTP here: `problems` gives each its status.
+"""Errors that Heed raises on purpose, free of HTTP: `service.http.problems` assigns statuses.
 
-Every error carries `detail`, one sentence for the caller that says what was wrong and what is
-allowed; it never carries a secret, a path of this machine's code or a traceback.
+Every error carries `detail`, one sentence for the caller that names the fault and what is allowed;
+it never contains a secret, a path of the source code or a traceback.
 """
 
 
 class HeedError(Exception):
-    """Base of all errors that Heed raises on purpose. They copy and pickle whole."""
+    """Base of all errors that Heed raises on purpose. Subclasses can be copied and pickled."""
 
     def __init__(self, detail: str) -> None:
-        # `args` stays what the subclass was called with: copying and pickling call it again so.
+        # `args` stays as passed to the subclass: copying and pickling call it with `args` again.
         self.detail = detail
 
     def __str__(self) -> str:
@@ -19,7 +19,7 @@ class HeedError(Exception):
 class Invalid(HeedError, ValueError):
     """The input breaks a rule. `pointer` is a JSON pointer (RFC 6901) to the offending field.
 
-    It is a `ValueError` as well, so that it may be raised from a pydantic validator.
+    Also a `ValueError`, so that pydantic validators may raise it.
     """
 
     def __init__(self, pointer: str, detail: str) -> None:
@@ -31,11 +31,11 @@ class Invalid(HeedError, ValueError):
 
 
 class NotFound(HeedError):
-    """What was asked for by name does not exist."""
+    """The named resource does not exist."""
 
 
 class Conflict(HeedError):
-    """The request contradicts what is already there; nothing was changed."""
+    """The request contradicts the current state; nothing was changed."""
 
 
 class TooLarge(HeedError):
@@ -51,7 +51,7 @@ class Unavailable(HeedError):
 
 
 class Overloaded(Unavailable):
-    """Refused at once because too much is already in flight."""
+    """Refused at once: a limit on concurrent work is reached."""
 
 
 class DeadlineExceeded(Unavailable):
@@ -59,11 +59,11 @@ class DeadlineExceeded(Unavailable):
 
 
 class StoreFull(Unavailable):
-    """The store has no room left; reads go on, writes succeed again once there is room."""
+    """The disk is full; reads go on, writes succeed again once there is room."""
 
 
 class Corrupt(HeedError):
-    """Stored bytes fail their own checks. The detail names the file."""
+    """Stored bytes fail their integrity check. The detail names the file."""
 
 
 class Incompatible(HeedError):
@@ -71,4 +71,4 @@ class Incompatible(HeedError):
 
 
 class ModelRejected(HeedError):
-    """A model version failed verification or the quality gate; the old one goes on serving."""
+    """A model version failed verification or the quality gate; the current one keeps serving."""

@@ -1,6 +1,6 @@
-"""What the engine is asked and what it answers: frozen values, free of HTTP.
+"""Queries that the engine takes and answers that it gives: frozen values, free of HTTP.
 
-Routes translate wire types into these and these into wire types; the engine knows nothing else.
+Routes translate wire types into queries and answers into wire types; the engine knows no wire type.
 Timestamps are integer microseconds UTC.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, Literal, Required, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-Mode = Literal["auto", "exact", "coarse"]
+RetrievalMode = Literal["auto", "exact", "coarse"]
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
-Space = Literal["content", "trained"]  # where items are compared: by their text, or as trained
+Space = Literal["content", "trained"]  # item vectors: of their text, or of the trained model
 
 
 @dataclass(frozen=True, slots=True)
 class InlineEvent:
-    """One event of a session that the client brings with the request."""
+    """One event of a session that the client sends with the request; it is not stored."""
 
     item_id: str
     type: str = "view"
@@ -29,8 +29,8 @@ class InlineEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
-    """Which events of the history may be attended. `None` means no restriction."""
+class EventFilter:
+    """Conditions on the events that may be attended. `None` means no restriction."""
 
     since: int | None = None
     until: int | None = None
@@ -40,28 +40,28 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """How keys are found: exactly, or by a coarse top-`k` (`probes` for IVF) before the softmax.
+    """Parameters of key retrieval: exact, or a coarse top-`k` (`probes` for IVF) before softmax.
 
-    Of a long history the older events are attended by the moments of cells, to `max_error`, where
-    neither a `k` nor `order` 0 asks for a top-k.
+    The older events of a long history are attended by cluster moments, to within `max_error`,
+    unless `k`, `probes` or `moment_order=0` selects a top-k.
     """
 
-    mode: Mode = "auto"
+    mode: RetrievalMode = "auto"
     k: int | None = None
     probes: int | None = None
-    max_error: float | None = None  # of contexts, relative
-    moment_order: int | None = None  # of the moments: 1 or 2; 0 = none but a top-k
+    max_error: float | None = None  # relative error of a context; None = the service's setting
+    moment_order: int | None = None  # highest moment of a cluster: 1 or 2; 0 = top-k alone
 
     @property
-    def top(self) -> bool:
-        """Whether a top-k is what is asked for."""
-        chosen = self.k is not None or self.probes is not None or self.moment_order == 0
-        return self.mode == "coarse" and chosen
+    def is_top_k(self) -> bool:
+        """True when the request selects a coarse top-k instead of cluster moments."""
+        selected = self.k is not None or self.probes is not None or self.moment_order == 0
+        return self.mode == "coarse" and selected
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which items may be answered."""
+    """Conditions on the items of an answer."""
 
     any: frozenset[str] = frozenset()  # categories: at least one of these
     all: frozenset[str] = frozenset()  # categories: every one of these
@@ -71,7 +71,7 @@ class Filter:
     published_until: int | None = None
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """True when every item passes."""
         return not (
             self.any
@@ -84,29 +84,29 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Whose memory attends, and how: the fields that score, recommend and search share.
+class Requester:
+    """User and attention options of a request: the fields that score, recommend and search share.
 
-    With both `user_id` and `history`, the inline events are laid over the stored ones.
+    With both `user_id` and `history`, the inline events are appended to the stored ones.
     """
 
     user_id: str | None = None
     history: tuple[InlineEvent, ...] | None = None
-    visible: Visible = Visible()
+    visible: EventFilter = EventFilter()
     retrieval: Retrieval = Retrieval()
     temperature: float = 1.0
     hard: bool = False
     exclude_self: bool = False
     at: int | None = None  # request time; None = now
-    explain: int = 0  # how many events to name for each item
-    explain_exact: bool = False  # and what the score would be had each never happened
+    explain: int = 0  # events in each item's explanation
+    explain_exact: bool = False  # also recompute the score without each of these events
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreQuery:
-    """Score these targets for this asker."""
+    """Score target items for a requester."""
 
-    asker: Asker
+    requester: Requester
     item_ids: tuple[str, ...]
 
 
@@ -114,7 +114,7 @@ class ScoreQuery:
 class RecommendQuery:
     """Recommend from the whole catalogue."""
 
-    asker: Asker
+    requester: Requester
     limit: int = 20
     filter: Filter = Filter()
     exclude_seen: bool = True
@@ -126,27 +126,27 @@ class RecommendQuery:
 class SearchQuery:
     """Search the catalogue by text; a named user re-ranks."""
 
-    asker: Asker
+    requester: Requester
     query: str
     limit: int = 20
     filter: Filter = Filter()
-    personal_weight: float = 1.0  # logits per standard deviation of the memory's scores
-    highlight: bool = False  # whether texts are wanted, with the words of the query marked
+    personal_weight: float = 1.0  # logits added per standard deviation of the memory's scores
+    highlight: bool = False  # answer texts with the query's words marked
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarQuery:
-    """Items like this one."""
+    """Find the items that are most similar to one item."""
 
     item_id: str
     limit: int = 20
     filter: Filter = Filter()
-    space: Space | None = None  # None: both, or the one in which the item has a key
+    space: Space | None = None  # None: every space in which the item has a key
 
 
 @dataclass(frozen=True, slots=True)
 class VectorMemory:
-    """A memory the client brings: keys [n, d], values [n, v], bias [n], visible [n]."""
+    """A memory sent by the client: keys [n, d], values [n, v], bias [n], visible [n]."""
 
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
@@ -155,22 +155,22 @@ class VectorMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class UserMemory:
-    """A stored user's memory, through the served model's projections."""
+class StoredUserMemory:
+    """The memory of a stored user, projected by the served model."""
 
     user_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueMemory:
-    """The catalogue: one row for each text field of each item."""
+    """The catalogue as a memory: one row for each text field of each item."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttendQuery:
-    """The bare operator. Exactly one of `vector`, `item_id`, `text` is the query."""
+    """Apply the attention operator. Exactly one of `vector`, `item_id`, `text` is the query."""
 
-    memory: VectorMemory | UserMemory | CatalogueMemory
+    memory: VectorMemory | StoredUserMemory | CatalogueMemory
     vector: NDArray[np.float32] | None = None
     item_id: str | None = None
     text: str | None = None
@@ -179,7 +179,7 @@ class AttendQuery:
     temperature: float = 1.0
     hard: bool = False
     retrieval: Retrieval = Retrieval()
-    visible: Visible = Visible()
+    visible: EventFilter = EventFilter()
     exclude_self: bool = False
     at: int | None = None
     limit: int = 100
@@ -190,7 +190,7 @@ class AttendQuery:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one row of the memory did to one target's score."""
+    """Contribution of one memory row to one target's score."""
 
     event_id: str | None  # None for inline events and profile entries
     item_id: str | None
@@ -199,71 +199,71 @@ class Contribution:
     timestamp: int | None
     weight: float  # mean over heads of the softmax weight
     contribution: float  # signed; all rows' contributions sum to the attention part
-    without: float  # the score had this row not been attended, the sequence part as it is
-    without_exact: float | None = None  # had it never happened; None where that was not asked for
+    without: float  # estimated score without this row; its effect on the sequence part is ignored
+    without_exact: float | None = None  # recomputed score without this event; None if not requested
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """A part of a text."""
+class HighlightSpan:
+    """A span of a text; `match` is true where it is a word of the query."""
 
     text: str
-    match: bool  # whether it is a word of the query
+    match: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
-    """How an item is like the one that was asked for, in one space."""
+class SpaceSimilarity:
+    """Similarity of two items in one space."""
 
     cosine: float
-    share: float  # of the item's weight
+    share: float  # fraction of the item's softmax weight that this space holds
 
 
-class AnsweredItem(TypedDict, total=False):
-    """One item of an answer, without the fields that a job does not produce.
+class AnswerItem(TypedDict, total=False):
+    """One item of an answer; fields that a query does not produce are left out.
 
-    A plain dict, because a hundred at a time are made and written: what needs no other form on its
-    way out is written as it is.
+    A plain dict, because each answer holds up to hundreds: fields that are the same on the wire are
+    serialised without conversion.
     """
 
     item_id: Required[str]
     score: Required[float]
     title: Required[str]
-    parts: dict[str, float]  # they sum to the score
+    parts: dict[str, float]  # terms of the score, which is their sum
     reason: str  # personal | popular | content
     explanation: tuple[Contribution, ...]
-    weight: float  # search, similar: softmax weight gathered over the item's keys
-    matched: dict[str, float]  # search: each field's share of that weight
-    highlights: Mapping[str, tuple[Marked, ...]]  # search: field -> its text, marked
+    weight: float  # search, similar: softmax weight summed over the item's keys
+    matched: dict[str, float]  # search: field -> its share of that weight
+    highlights: Mapping[str, tuple[HighlightSpan, ...]]  # search: field -> spans of its text
     mass: float  # share of the softmax over a memory that the attended rows hold
-    relative_error: float  # bound at 99 % on the contexts behind the score; where not exact
-    spaces: Mapping[Space, Likeness]  # similar: in each where the item has a key
+    relative_error: float  # bound on the contexts' relative error at 99 % confidence, if not exact
+    spaces: Mapping[Space, SpaceSimilarity]  # similar: only spaces in which the item has a key
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A list of items from one model version."""
 
-    items: Sequence[AnsweredItem]
+    items: Sequence[AnswerItem]
     model_version: str
-    retrieval: str = "exact"  # what was done: exact | coarse
-    degraded: bool = False
-    keys_attended: int | None = None  # search: field keys that were attended
+    retrieval: str = "exact"  # exact | coarse, as it was carried out
+    degraded: bool = False  # an older model answers because the current one cannot be loaded
+    keys_attended: int | None = None  # search: number of field keys attended
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
-    rows_scanned: int | None = None  # long histories: mean rows attended one by one for a target
+    rows_scanned: int | None = None  # long history: mean rows attended one by one for each target
+    # search: unknown word of the query -> catalogue words that replaced it
     corrections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # search: words that no item has -> those that they were taken for
     spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
-    """The bare operator's answer: rows in descending mean weight, at most `limit` of them."""
+class AttendResult:
+    """Answer to an `AttendQuery`: at most `limit` rows in descending mean weight."""
 
     rows: tuple[int, ...]
-    ids: tuple[str, ...] | None  # event ids of a user's memory, item ids of the catalogue's
+    ids: tuple[str, ...] | None  # event ids (a user's memory) or item ids (the catalogue)
     weights: tuple[tuple[float, ...], ...]  # [heads][rows]
-    context: tuple[float, ...]  # over all attended rows, whatever the limit
+    context: tuple[float, ...]  # over all attended rows, regardless of `limit`
     mass: tuple[float, ...]  # [heads]
     retrieval: str
     model_version: str | None

@@ -1,9 +1,9 @@
-"""The records of the domain and the rules they obey: `Event`, `Item`, `User`.
+"""Records of the domain (`Event`, `Item`, `User`, `Judgment`) and their validation.
 
 Ids are strings that round-trip byte for byte; timestamps are integer microseconds since the Unix
-epoch, UTC; vectors are one-dimensional float32 arrays. Building a record checks nothing, so that
-millions can be built cheaply; the `check_*` functions are called once, where records enter a
-store, and raise `Invalid` with a JSON pointer to the field.
+epoch, UTC; vectors are one-dimensional float32 arrays. Constructors check nothing, so that
+millions of records can be built cheaply; the `check_*` functions are called once, where records
+enter a store, and raise `Invalid` with a JSON pointer to the field.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
+from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 Vector = NDArray[np.float32]
 
 DISLIKE = "dislike"  # the type of negative events, as in `models.data.interactions`
 MAX_ID_BYTES = 256
-MAX_DEPTH = 32  # of attributes: deeper documents are an attack, not data
-# 0001-01-01T00:00:00Z and 9999-12-31T23:59:59.999999Z: what RFC 3339 can say.
-MIN_TIMESTAMP = -62_135_596_800_000_000
-MAX_TIMESTAMP = 253_402_300_799_999_999
-# A weight enters a score as its logarithm, and float32 holds nothing smaller than this in full.
+MAX_ATTRIBUTE_DEPTH = 32  # deeper documents are an attack, not data
+# A weight enters a score as its logarithm, and float32 has no smaller normal number than this.
 MIN_WEIGHT = 1.2e-38
 MAX_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class _Record:
-    """Equality by field that also compares arrays, which a dataclass's own cannot."""
+    """Base of records: equality by field, arrays included, which dataclasses cannot compare."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # they hold mappings and arrays
@@ -54,10 +52,10 @@ def _same(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event(_Record):
-    """One thing that one user did with one item: one row of that user's memory.
+    """One interaction of a user with an item: one row of that user's memory.
 
-    Without `event_id` each event is new and the store names it; without `timestamp` the store
-    stamps its arrival. `key` and `value` override what the model would derive from the item.
+    The store assigns an `event_id` and a `timestamp` (its arrival) where they are None. `key` and
+    `value` override the vectors that the model derives from the item.
     """
 
     user_id: str
@@ -72,7 +70,7 @@ class Event(_Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item(_Record):
-    """One item of the catalogue. A hidden one keeps its place in histories but is not offered."""
+    """One item of the catalogue. A hidden item stays in histories but is never in an answer."""
 
     item_id: str
     title: str = ""
@@ -87,7 +85,7 @@ class Item(_Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class User(_Record):
-    """A profile: free attributes, and interests (categories or item ids) that act as memory."""
+    """A user profile: attributes, and interests (categories or item ids) that act as memory."""
 
     user_id: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +94,7 @@ class User(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """What an item is worth as an answer to a query: above 0 where it is relevant."""
+    """Graded relevance of an item to a query; a gain above 0 means relevant."""
 
     query: str
     item_id: str
@@ -109,8 +107,8 @@ class Judgment:
 def check_id(value: str, pointer: str = "") -> str:
     """Return `value` if it is an id: 1 to 256 bytes of valid UTF-8 without NUL.
 
-    Raises `Invalid` at `pointer` otherwise. Nothing is normalised: two ids are the same exactly
-    when their bytes are.
+    Raises `Invalid` at `pointer` otherwise. Ids are not normalised: two ids are equal exactly when
+    their bytes are.
     """
     if not isinstance(value, str):
         raise Invalid(pointer, f"must be a string, not {type(value).__name__}")
@@ -147,7 +145,7 @@ def _utf8_size(value: str, pointer: str) -> int:
 
 
 def check_timestamp(value: int | None, pointer: str = "") -> int | None:
-    """Return `value` (microseconds UTC, or None) if RFC 3339 can say it; raises `Invalid`."""
+    """Return `value` (microseconds UTC, or None) if RFC 3339 can express it; raises `Invalid`."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
@@ -158,7 +156,7 @@ def check_timestamp(value: int | None, pointer: str = "") -> int | None:
 
 
 def check_weight(value: float, pointer: str = "") -> float:
-    """Return `value` if it is a number above zero that float32 can hold; raises `Invalid`."""
+    """Return `value` if it is a positive normal float32 number; raises `Invalid`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Invalid(pointer, f"must be a number, not {type(value).__name__}")
     if not MIN_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
@@ -192,7 +190,7 @@ def check_attributes(value: Mapping[str, Any], pointer: str = "") -> Mapping[str
     """
     if not isinstance(value, Mapping):
         raise Invalid(pointer, f"must be an object, not {type(value).__name__}")
-    _check_json(value, pointer, MAX_DEPTH)
+    _check_json(value, pointer, MAX_ATTRIBUTE_DEPTH)
     return value
 
 
@@ -208,7 +206,7 @@ def _check_json(value: Any, pointer: str, depth: int) -> None:
         if not math.isfinite(value):
             raise Invalid(pointer, "numbers must be finite")
     elif depth == 0:
-        raise Invalid(pointer, f"must not be nested more than {MAX_DEPTH} deep")
+        raise Invalid(pointer, f"must not be nested more than {MAX_ATTRIBUTE_DEPTH} deep")
     elif isinstance(value, Mapping):
         for name, member in value.items():
             if not isinstance(name, str):
@@ -240,7 +238,7 @@ def check_event(event: Event) -> None:
 
 
 def check_events(events: Iterable[Event]) -> None:
-    """`check_event` on each, with pointers into `{"events": [...]}`."""
+    """Apply `check_event` to each, with pointers into `{"events": [...]}`."""
     for index, event in enumerate(events):
         try:
             check_event(event)
@@ -263,7 +261,7 @@ def check_item(item: Item) -> None:
 
 
 def check_items(items: Iterable[Item]) -> None:
-    """`check_item` on each, with pointers into `{"items": [...]}`."""
+    """Apply `check_item` to each, with pointers into `{"items": [...]}`."""
     for index, item in enumerate(items):
         try:
             check_item(item)

@@ -1,7 +1,7 @@
-"""Every setting of the service, read once from the environment when the app is created.
+"""Settings of the service, read once from the environment when the app is created.
 
-Each is an environment variable with the prefix `HEED_`: `HEED_DEADLINE=0.5 heed serve`. Nothing
-else reads the environment, and the object is frozen: what the app started with is what it has.
+Each is an environment variable with the prefix `HEED_`: `HEED_DEADLINE=0.5 heed serve`. No other
+module of the service reads these variables, and the object is frozen.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.domain.errors import Invalid
 
 PREFIX = "HEED_"
-STATIC = "static"  # the text encoder that comes along
+STATIC_ENCODER = "static"  # the text encoder that ships with Heed
 _KiB = 1024
 _MiB = 1024 * _KiB
 
 
 class Settings(BaseSettings):
-    """The service's settings. Build with keywords in code, with `Settings.read()` at start-up."""
+    """Settings of the service: built by keywords in code, by `Settings.read()` at start-up."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid"
     )
 
-    # ---- where
+    # ---- location and processes
     data: Path = Field(
         Path("./data"),
-        description="Directory of everything that is kept: the store, the models, the jobs.",
+        description="Directory of all stored data: the store, the models, the jobs.",
     )
     host: str = Field("127.0.0.1", description="Address to bind.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to bind; 0 picks a free one.")
@@ -41,34 +41,36 @@ class Settings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description="Processes that serve the port and share what was loaded; on Linux.",
+        description="Worker processes that share the port and the memory of the loaded model; "
+        "Linux only.",
     )
     insecure: bool = Field(
         False,
-        description="Allow an address that other machines can reach although anyone could then "
-        "read and write everything.",
+        description="Allow binding an address that other machines can reach, although nothing "
+        "authenticates them.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe level that is logged."
+        "info", description="Lowest severity that is logged."
     )
 
-    # ---- what
+    # ---- model and memory
     encoder: str = Field(
-        STATIC,
-        description="Text encoder: `static`, a package that carries a sentence-transformers model "
-        "(with the extra `transformers`), or the folder of one, with a slash in it.",
+        STATIC_ENCODER,
+        description="Text encoder: `static`, the name of an installed package that contains a "
+        "sentence-transformers model (needs the extra `transformers`), or the path of a model "
+        "folder, with a slash in it.",
     )
     embedding_dim: int = Field(
         256,
         ge=1,
         le=4096,
-        description="Dimensions of item embeddings and of the keys and values that events bring; "
-        "must be those of the text encoder; 256 for `static`.",
+        description="Dimensions of item embeddings and of the keys and values of events; must be "
+        "those of the text encoder, 256 for `static`.",
     )
-    exact_up_to: int = Field(
+    max_exact_rows: int = Field(
         100_000,
         ge=0,
-        description="Rows up to which retrieval mode `auto` attends exactly; coarse beyond.",
+        description="Most rows that retrieval mode `auto` attends exactly; coarse beyond.",
     )
     history_cache_bytes: int = Field(
         256 * _MiB,
@@ -91,69 +93,72 @@ class Settings(BaseSettings):
         ge=0,
         description="Memory for the older events of long histories, put together, in bytes.",
     )
-    max_error: float = Field(
+    max_attention_error: float = Field(
         0.01,
         gt=0,
         le=1,
-        description="How far the context of a head may be off, relative to its length, where the "
-        "older events of a long history are not attended one by one; a request may say otherwise.",
+        description="Relative error of a head's context that is allowed, at 99 % confidence, where "
+        "the older events of a long history are attended by clusters; the default of "
+        "`retrieval.max_error`.",
     )
-    check_share: float = Field(
+    audit_fraction: float = Field(
         0.005,
         ge=0,
         le=1,
-        description="Share of such answers that are computed again exactly, off their path, for "
-        "the histogram heed_attention_relative_error of /metrics.",
+        description="Fraction of approximate answers that are computed again exactly in the "
+        "background, for the histogram heed_attention_relative_error of /metrics.",
     )
 
     # ---- limits
-    max_body: int = Field(
-        _MiB, ge=1, description="Largest request body, in bytes; NDJSON streams are excepted."
+    max_body_bytes: int = Field(
+        _MiB, ge=1, description="Largest request body, in bytes; NDJSON streams are exempt."
     )
-    max_held: int = Field(
+    max_buffered_bytes: int = Field(
         256 * _MiB,
         ge=1,
-        description="Bytes of all bodies that a worker holds at once; more are refused with 429.",
+        description="Bytes of request bodies that a worker buffers; more are refused with 429.",
     )
-    max_ndjson_line: int = Field(
+    max_ndjson_line_bytes: int = Field(
         256 * _KiB, ge=1, description="Longest line of an NDJSON stream, in bytes."
     )
-    max_targets: int = Field(1000, ge=1, description="Most targets that one request may score.")
+    max_targets: int = Field(1000, ge=1, description="Most target items of one score request.")
     max_in_flight: int = Field(
-        64, ge=1, description="Requests a worker works on at once; more are refused with 429."
+        64, ge=1, description="Requests that a worker handles at once; more are refused with 429."
     )
     max_streams: int = Field(
-        4, ge=1, description="NDJSON streams a worker reads at once; more are refused with 429."
+        4,
+        ge=1,
+        description="NDJSON streams that a worker reads at once; more are refused with 429.",
     )
     deadline: float = Field(
         1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds a request may take once its body has arrived; then it is a 503. "
-        "Activating a model may take longer.",
+        description="Seconds that a request may take once its body has arrived; then the answer is "
+        "503. Activating a model may take longer.",
     )
     body_timeout: float = Field(
         15.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds for a request's body to arrive (of a stream: for its next chunk).",
+        description="Seconds for a request's body to arrive; for a stream, its next chunk.",
     )
-    drain: float = Field(
+    drain_timeout: float = Field(
         10.0,
         ge=0,
         allow_inf_nan=False,
-        description="Seconds that requests in flight get to finish at shutdown.",
+        description="Seconds that requests in flight have to finish at shutdown.",
     )
 
     @classmethod
-    def read(cls, given: Mapping[str, Any] | None = None) -> Self:
-        """The settings of this process's environment; what is `given` counts before it.
+    def read(cls, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Read the settings from the environment; `overrides`, by field name, take precedence.
 
         Raises:
-            Invalid: naming the variable, what was wrong with it and what is allowed.
+            Invalid: naming the variable, its fault and what is allowed.
         """
         try:
-            return cls(**(given or {}))
+            return cls(**(overrides or {}))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
@@ -161,7 +166,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Sentences about variables that look like settings and are none, most likely misspelt."""
+    """Return a warning for each variable that starts with `HEED_` but is not a setting."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     sentences = []
     for name in sorted(environment):
@@ -172,35 +177,34 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return sentences
 
 
-def refuse_dimension(settings: Settings, encoder: str, dimension: int) -> None:
-    """Refuse vectors of another length than those of the text encoder, which they stand beside.
+def check_embedding_dim(settings: Settings, encoder: str, dimension: int) -> None:
+    """Check that `embedding_dim` equals the text encoder's dimension.
 
     Raises:
-        Invalid: naming the setting, and the one value that it may have.
+        Invalid: naming the setting and the one value that is allowed.
     """
     if settings.embedding_dim != dimension:
         raise Invalid(
             "",
-            f"{PREFIX}EMBEDDING_DIM is {settings.embedding_dim}, but must be {dimension}: as many "
-            f"dimensions as the text encoder {encoder} gives",
+            f"{PREFIX}EMBEDDING_DIM is {settings.embedding_dim}, but must be {dimension}: the "
+            f"dimension of the text encoder {encoder}",
         )
 
 
-def refuse_exposure(settings: Settings) -> None:
-    """Refuse to serve other machines while nothing asks them who they are.
+def check_bind_address(settings: Settings) -> None:
+    """Check that `host` is a loopback address, unless `insecure` is set: Heed authenticates nobody.
 
-    Only loopback addresses pass, unless `insecure` was said. A host name other than `localhost`
-    may resolve to anything, so it does not pass.
+    A host name other than `localhost` may resolve to anything, so it is refused.
 
     Raises:
-        Invalid: saying how to bind anyway.
+        Invalid: naming the setting that allows the address.
     """
     if settings.insecure or _is_loopback(settings.host):
         return
     raise Invalid(
         "",
         f"refusing to bind {settings.host or 'every address'}: other machines could read and "
-        f"write everything. Bind 127.0.0.1, or say {PREFIX}INSECURE=true if the network is "
+        f"write everything. Bind 127.0.0.1, or set {PREFIX}INSECURE=true if the network is "
         "protected by other means.",
     )
 

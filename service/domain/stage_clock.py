@@ -1,4 +1,4 @@
-"""Seconds that a request spends in each of its stages."""
+"""Stage timing of one request, for the `Server-Timing` header and the metrics."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from types import TracebackType
 
 
-class Stages:
-    """The clock of one request: `with stages("store"): …` adds to the seconds of that stage.
+class StageClock:
+    """Clock of one request: `with stages("store"): …` adds to the seconds of that stage.
 
-    Stage names are tokens of RFC 9110 (they go into a header): lower-case words. The same name
-    may be entered many times, and stages may nest; each then counts its own whole time.
+    Stage names are RFC 9110 tokens, since they go into a header. A stage may be entered many times,
+    and stages may nest; the time of an inner stage counts for the outer one too.
     """
 
     __slots__ = ("seconds", "started")
@@ -20,11 +20,11 @@ class Stages:
         self.started = time.perf_counter()
 
     def __call__(self, name: str) -> _Stage:
-        """A context manager that times one visit to the stage `name`."""
+        """Return a context manager that adds the time of its block to the stage `name`."""
         return _Stage(self, name)
 
     def header(self) -> str:
-        """The value of `Server-Timing`: each stage and the total so far, in milliseconds."""
+        """Return the value of `Server-Timing`: each stage and the total so far, in milliseconds."""
         total = time.perf_counter() - self.started
         parts = [f"{name};dur={1e3 * seconds:.3f}" for name, seconds in self.seconds.items()]
         parts.append(f"total;dur={1e3 * total:.3f}")
@@ -34,7 +34,7 @@ class Stages:
 class _Stage:
     __slots__ = ("name", "stages", "started")
 
-    def __init__(self, stages: Stages, name: str) -> None:
+    def __init__(self, stages: StageClock, name: str) -> None:
         self.stages = stages
         self.name = name
 

@@ -1,4 +1,4 @@
-"""Microseconds since the Unix epoch inside, RFC 3339 outside, and the ways between."""
+"""Conversion between microseconds since the Unix epoch (inside) and RFC 3339 (outside)."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -14,24 +14,24 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
 def from_datetime(moment: datetime) -> int:
-    """Microseconds since the epoch. A moment without a zone is taken as UTC."""
+    """Return microseconds since the epoch. A moment without a zone is taken as UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - EPOCH) // MICROSECOND
 
 
-FIRST = from_datetime(datetime.min.replace(tzinfo=UTC))
-LAST = from_datetime(datetime.max.replace(tzinfo=UTC))
+MIN_TIMESTAMP = from_datetime(datetime.min.replace(tzinfo=UTC))  # 0001-01-01T00:00:00Z
+MAX_TIMESTAMP = from_datetime(datetime.max.replace(tzinfo=UTC))  # 9999-12-31T23:59:59.999999Z
 
 
 def from_rfc3339(text: str, *, zone_required: bool = True) -> int:
-    """Microseconds since the epoch of a time such as `2000-12-31T22:12:40.5+01:00`.
+    """Parse a time such as `2000-12-31T22:12:40.5+01:00` into microseconds since the epoch.
 
-    Digits beyond microseconds are cut. With `zone_required=False` a time without a zone, or a date
-    alone (its midnight), is taken as UTC.
+    Digits beyond microseconds are truncated. With `zone_required=False` a time without a zone, or
+    a date alone (its midnight), is taken as UTC.
 
     Raises:
-        ValueError: the text is no such time; the message says what is allowed.
+        ValueError: `text` is not such a time; the message names the allowed forms.
     """
     match = RFC_3339.fullmatch(text)
     if zone_required and not (match and match["zone"]):
@@ -42,13 +42,13 @@ def from_rfc3339(text: str, *, zone_required: bool = True) -> int:
         micros = from_datetime(datetime.fromisoformat(text.upper()))
     except ValueError as error:
         raise ValueError(f"must be a time that exists: {error}") from None
-    if not FIRST <= micros <= LAST:  # a zone can lead out of the years that have a text
+    if not MIN_TIMESTAMP <= micros <= MAX_TIMESTAMP:  # its zone can move it outside
         raise ValueError("must lie between the years 0001 and 9999, UTC")
     return micros
 
 
 def to_rfc3339(micros: int) -> str:
-    """A time such as `2000-12-31T22:12:40.500000Z`, with a fraction only where there is one.
+    """Format a time such as `2000-12-31T22:12:40.500000Z`; a zero fraction is omitted.
 
     Raises:
         OverflowError: the time lies outside the years 0001 to 9999.

@@ -22,18 +22,18 @@ from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from service.domain.errors import Invalid, NotFound
 from service.domain.queries import (
     Answer,
-    AnsweredItem,
-    Asker,
-    Attended,
+    AnswerItem,
     AttendQuery,
+    AttendResult,
     RecommendQuery,
+    Requester,
     ScoreQuery,
     SearchQuery,
     SimilarQuery,
+    StoredUserMemory,
     VectorMemory,
 )
-from service.domain.queries import UserMemory as AskedUser
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.attend import attend_catalogue, attend_user, attend_vectors, vector_of
 from service.engine.explain import reasons_of
 from service.engine.highlight import highlights
@@ -85,30 +85,30 @@ class Answering:
         self._searching = searching
         self._clock = clock
 
-    async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
+    async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
         """Score targets. Raises `Invalid` naming the first target that has no vector."""
-        snapshot, asked, at = await self._ask(query.asker, stages)
+        snapshot, asked, at = await self._ask(query.requester, stages)
         targets = snapshot.catalogue.rows(query.item_ids)
         answerable = snapshot.is_scorable(targets)
         if not answerable.all():
             place = int(np.argmin(answerable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
-        options = self._memories.options(query.asker)
+        options = self._memories.options(query.requester)
 
         def answer() -> tuple[Scores, list[list[Reason]]]:
-            with self._memories.of(snapshot, query.asker, asked, at) as user:
+            with self._memories.of(snapshot, query.requester, asked, at) as user:
                 scores = score(snapshot, user, targets, options)
                 self._memories.audit.sample(snapshot, user, targets, scores, options)
                 return scores, reasons_of(
-                    snapshot, user, targets, scores, options=options, asker=query.asker
+                    snapshot, user, targets, scores, options=options, requester=query.requester
                 )
 
         scores, reasons = await self._compute(
-            stages, "attend", answer, _work(query.asker, asked, len(targets))
+            stages, "attend", answer, _work(query.requester, asked, len(targets))
         )
         return await self._answer(
             snapshot,
-            query.asker,
+            query.requester,
             asked,
             rows=targets,
             scores=scores,
@@ -116,24 +116,29 @@ class Answering:
             stages=stages,
         )
 
-    async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
+    async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
         """Recommend items."""
-        snapshot, asked, at = await self._ask(query.asker, stages)
-        options = self._memories.options(query.asker)
+        snapshot, asked, at = await self._ask(query.requester, stages)
+        options = self._memories.options(query.requester)
 
         def answer() -> tuple[Ranked, list[list[Reason]]]:
-            with self._memories.of(snapshot, query.asker, asked, at) as user:
+            with self._memories.of(snapshot, query.requester, asked, at) as user:
                 ranked = recommended(query, snapshot, user, asked, options)
                 self._memories.audit.sample(snapshot, user, ranked.rows, ranked.scores, options)
                 reasons = reasons_of(
-                    snapshot, user, ranked.rows, ranked.scores, options=options, asker=query.asker
+                    snapshot,
+                    user,
+                    ranked.rows,
+                    ranked.scores,
+                    options=options,
+                    requester=query.requester,
                 )
                 return ranked, reasons
 
         ranked, reasons = await self._compute(stages, "attend", answer)
         answered = await self._answer(
             snapshot,
-            query.asker,
+            query.requester,
             asked,
             rows=ranked.rows,
             scores=ranked.scores,
@@ -142,16 +147,16 @@ class Answering:
         )
         return replace(answered, retrieval=ranked.mode)
 
-    async def search(self, query: SearchQuery, stages: Stages) -> Answer:
+    async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
         """Search items by text; the memory of whoever asks re-ranks what was found.
 
         Reasons are of the score by which it does.
         """
-        snapshot, asked, at = await self._ask(query.asker, stages)
-        options = self._memories.options(query.asker)
+        snapshot, asked, at = await self._ask(query.requester, stages)
+        options = self._memories.options(query.requester)
 
         def answer() -> Searched:
-            with self._memories.of(snapshot, query.asker, asked, at) as user:
+            with self._memories.of(snapshot, query.requester, asked, at) as user:
                 allowed = allowed_items(snapshot, query.filter)
                 return search_items(
                     query,
@@ -165,13 +170,13 @@ class Answering:
 
         work = math.inf
         if self._embeddings.quick:
-            work = _KEY * len(snapshot.catalogue.keys) + _work(query.asker, asked, PERSONAL)
+            work = _KEY * len(snapshot.catalogue.keys) + _work(query.requester, asked, PERSONAL)
         searched = await self._compute(stages, "attend", answer, work)
         with stages("explain"):
             named = await self._pasts.explained(
-                snapshot, query.asker.user_id, asked, searched.reasons
+                snapshot, query.requester.user_id, asked, searched.reasons
             )
-        answered = found_answer(query.asker, snapshot, searched, named)
+        answered = found_answer(query.requester, snapshot, searched, named)
         words, reading = snapshot.catalogue.bm25_index, searched.reading
         if query.highlight and words is not None and reading is not None:
             with stages("store"):
@@ -182,7 +187,7 @@ class Answering:
                     found["highlights"] = {} if item is None else highlights(item, spans_of)
         return replace(answered, degraded=self._serving.degraded)
 
-    async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
+    async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         """Items like one. Raises `NotFound`, and `Invalid` where it has no key in that space."""
         with stages("store"):
             snapshot = await self._serving.current()
@@ -192,7 +197,7 @@ class Answering:
         )
         return replace(answered, degraded=self._serving.degraded)
 
-    async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
+    async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         """The bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
         with stages("store"):
             snapshot = await self._serving.current()
@@ -210,16 +215,16 @@ class Answering:
             return await self._compute(
                 stages, "attend", lambda: attend_vectors(query, memory, vector, exact_up_to)
             )
-        if not isinstance(memory, AskedUser):
+        if not isinstance(memory, StoredUserMemory):
             return await self._compute(
                 stages,
                 "attend",
                 lambda: attend_catalogue(query, snapshot, asked, exact_up_to),
             )
-        asker = Asker(user_id=memory.user_id, visible=query.visible, at=query.at)
-        snapshot, past, at = await self._ask(asker, stages)
+        requester = Requester(user_id=memory.user_id, visible=query.visible, at=query.at)
+        snapshot, past, at = await self._ask(requester, stages)
 
-        def answer() -> tuple[Attended, UserMemory]:
+        def answer() -> tuple[AttendResult, UserMemory]:
             user = build_memory(snapshot, past.history, at)  # every event is a row
             return attend_user(query, snapshot, user, asked, exact_up_to), user
 
@@ -231,18 +236,20 @@ class Answering:
 
     # ------------------------------------------------------------------ the parts
 
-    async def _ask(self, asker: Asker, stages: Stages) -> tuple[Snapshot, RequestHistory, int]:
-        """One snapshot, what the asker did, and the request's time."""
-        at = self._clock() if asker.at is None else asker.at
+    async def _ask(
+        self, requester: Requester, stages: StageClock
+    ) -> tuple[Snapshot, RequestHistory, int]:
+        """One snapshot, what the requester did, and the request's time."""
+        at = self._clock() if requester.at is None else requester.at
         with stages("store"):
             # The history first: what it names is then in the catalogue that is read after it.
-            stored = await self._pasts.history(asker.user_id)
+            stored = await self._pasts.history(requester.user_id)
             snapshot = await self._serving.current()
-        asked = self._memories.asked(snapshot, asker, stored)
-        return snapshot, asked or self._pasts.assemble(snapshot, asker, stored, at), at
+        asked = self._memories.asked(snapshot, requester, stored)
+        return snapshot, asked or self._pasts.assemble(snapshot, requester, stored, at), at
 
     async def _compute(
-        self, stages: Stages, stage: str, work: Callable[[], T], size: float = math.inf
+        self, stages: StageClock, stage: str, work: Callable[[], T], size: float = math.inf
     ) -> T:
         """Run `work` off the event loop, or on it where it takes less than going there and back.
 
@@ -256,17 +263,17 @@ class Answering:
     async def _answer(
         self,
         snapshot: Snapshot,
-        asker: Asker,
+        requester: Requester,
         asked: RequestHistory,
         *,
         rows: NDArray[np.int32] | Rows,
         scores: Scores,
         reasons: Sequence[Sequence[Reason]],
-        stages: Stages,
+        stages: StageClock,
     ) -> Answer:
         catalogue = snapshot.catalogue
         with stages("explain"):
-            named = await self._pasts.explained(snapshot, asker.user_id, asked, reasons)
+            named = await self._pasts.explained(snapshot, requester.user_id, asked, reasons)
         reason = snapshot.memory_reason if scores.memory else "popular"
         columns = zip(
             catalogue.vocabulary.ids_of(rows.tolist()),
@@ -279,7 +286,7 @@ class Answering:
             scores.mass.tolist(),
             strict=True,
         )
-        items: list[AnsweredItem] = [
+        items: list[AnswerItem] = [
             {
                 "item_id": item_id,
                 "score": total,
@@ -295,7 +302,7 @@ class Answering:
             }
             for item_id, total, title, sequence, transitions, attention, prior, mass in columns
         ]
-        if asker.explain:
+        if requester.explain:
             for item, explanation in zip(items, named, strict=True):
                 item["explanation"] = explanation
         if scores.error is not None:
@@ -311,8 +318,8 @@ class Answering:
         )
 
 
-def _work(asker: Asker, asked: RequestHistory, targets: int) -> float:
+def _work(requester: Requester, asked: RequestHistory, targets: int) -> float:
     """Targets times rows of one question; inf where that does not say how long it takes."""
     # Of longer histories the older events may be held by whoever else attends to them.
-    known = not asker.explain and len(asked.rows) < LONG
+    known = not requester.explain and len(asked.rows) < LONG
     return targets * max(1, len(asked.rows)) if known else math.inf

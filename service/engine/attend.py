@@ -18,7 +18,7 @@ from models.history.attention_options import DEFAULT_K, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.index.two_stage import attend_exact, attend_retrieved, index_heads
 from service.domain.errors import Invalid, NotFound
-from service.domain.queries import Attended, AttendQuery, VectorMemory
+from service.domain.queries import AttendQuery, AttendResult, VectorMemory
 
 Vector = NDArray[np.float32]
 
@@ -31,7 +31,7 @@ class _Operands(NamedTuple):
 
 def attend_vectors(
     query: AttendQuery, memory: VectorMemory, asked: Vector, exact_up_to: int
-) -> Attended:
+) -> AttendResult:
     """Attend over rows the client brought; `asked` is the query vector [d].
 
     Beyond `exact_up_to` rows, retrieval `auto` is coarse, here as in the functions below.
@@ -64,7 +64,7 @@ def attend_user(
     user: UserMemory,
     asked: Vector | int,
     exact_up_to: int,
-) -> Attended:
+) -> AttendResult:
     """Attend over a user's memory through the model's projections.
 
     Args:
@@ -94,7 +94,7 @@ def attend_user(
 
 def attend_catalogue(
     query: AttendQuery, snapshot: Snapshot, asked: Vector | int, exact_up_to: int
-) -> Attended:
+) -> AttendResult:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
 
     Args:
@@ -147,7 +147,7 @@ def _attend(
     operands: _Operands,
     exact_up_to: int,
     version: str | None = None,
-) -> Attended:
+) -> AttendResult:
     memory, count = operands.memory, len(operands.memory)
     score = _scorer(query, memory.keys.shape[2])
     options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
@@ -185,7 +185,7 @@ def _attend(
         # Heads lie side by side in one context, as in multi-head attention before W_O.
         context = found.context[0].flatten()
         mass = found.mass[0] if found.mass is not None else torch.ones(memory.heads)
-    return Attended(
+    return AttendResult(
         tuple(top.tolist()),
         None,
         tuple(tuple(row) for row in weights[:, top].tolist()),

@@ -17,7 +17,7 @@ from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.static_encoder import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected, NotFound
 from service.domain.records import Event, Item, User
-from service.domain.settings import Settings, refuse_dimension
+from service.domain.settings import Settings, check_embedding_dim
 from service.engine.answers import Answering
 from service.histories.error_audit import ErrorObserver
 from service.histories.event_cache import Histories
@@ -89,12 +89,12 @@ class Engine(Answering):
             embeddings,
             workers=workers,
             memories=MemoryProvider(
-                exact_up_to=settings.exact_up_to,
+                exact_up_to=settings.max_exact_rows,
                 encoding_cache_bytes=settings.encoding_cache_bytes,
                 memory_cache_bytes=settings.memory_cache_bytes,
                 long_history_bytes=settings.long_history_bytes,
-                max_error=settings.max_error,
-                check_share=settings.check_share,
+                max_error=settings.max_attention_error,
+                check_share=settings.audit_fraction,
             ),
             searching=searching,
             clock=clock,
@@ -305,7 +305,7 @@ async def open_engine(
         Invalid: when there is no such text encoder, or its dimension is not the configured one.
     """
     encoder = encoder or (loaded.embeddings.encoder if loaded else open_encoder(settings.encoder))
-    refuse_dimension(settings, encoder.name, encoder.dimension)
+    check_embedding_dim(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
     searching = load_search_parameters(settings.data / SEARCH_FILE, encoder.name)
     store = SQLiteStore(settings.data / STORE_FILE)

@@ -13,7 +13,7 @@ from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import Scores
-from service.domain.queries import Asker
+from service.domain.queries import Requester
 
 
 def reasons_of(
@@ -23,7 +23,7 @@ def reasons_of(
     scores: Scores,
     *,
     options: AttentionOptions,
-    asker: Asker,
+    requester: Requester,
     places: Sequence[int] | None = None,
 ) -> list[list[Reason]]:
     """The foremost reasons of each of some items; no lists at all where none were asked for.
@@ -34,11 +34,11 @@ def reasons_of(
         rows: item rows [L].
         scores: of these rows, or of more.
         options: as the scores were made.
-        asker: who says how many reasons of each, and how exact.
+        requester: who says how many reasons of each, and how exact.
         places: [L] of the rows among the scores, -1 = not scored, which has no reasons; in order
             if left out.
     """
-    if not asker.explain:
+    if not requester.explain:
         return []
     rest = (scores.sequence + scores.prior).tolist()
     where = range(len(rows)) if places is None else places
@@ -49,7 +49,7 @@ def reasons_of(
             snapshot,
             user,
             row,
-            asker.explain,
+            requester.explain,
             options,
             rest=rest[place],
             within=None if scores.within is None else scores.within[place],
@@ -57,7 +57,7 @@ def reasons_of(
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]
-    return _exact(snapshot, user, rows, reasons, options) if asker.explain_exact else reasons
+    return _exact(snapshot, user, rows, reasons, options) if requester.explain_exact else reasons
 
 
 def _exact(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from service.domain.queries import Marked
+from service.domain.queries import HighlightSpan
 from service.domain.records import Item
 
 Spans = Sequence[tuple[int, int]]  # (start, end) in characters, rising, apart
@@ -13,7 +13,9 @@ Spans = Sequence[tuple[int, int]]  # (start, end) in characters, rising, apart
 WIDTH = 220  # characters of a snippet, about
 
 
-def highlights(item: Item, spans_of: Callable[[str], Spans]) -> dict[str, tuple[Marked, ...]]:
+def highlights(
+    item: Item, spans_of: Callable[[str], Spans]
+) -> dict[str, tuple[HighlightSpan, ...]]:
     """The title and a snippet of the description, where it has them.
 
     Args:
@@ -29,17 +31,17 @@ def highlights(item: Item, spans_of: Callable[[str], Spans]) -> dict[str, tuple[
     return found
 
 
-def marked(text: str, spans: Spans) -> tuple[Marked, ...]:
+def marked(text: str, spans: Spans) -> tuple[HighlightSpan, ...]:
     """The text in parts, the words at the spans marked."""
     edges = [0, *(edge for span in spans for edge in span), len(text)]
     return tuple(
-        Marked(text[start:end], match=at % 2 == 1)
+        HighlightSpan(text[start:end], match=at % 2 == 1)
         for at, (start, end) in enumerate(pairwise(edges))
         if end > start
     )
 
 
-def snippet(text: str, spans: Spans, width: int = WIDTH) -> tuple[Marked, ...]:
+def snippet(text: str, spans: Spans, width: int = WIDTH) -> tuple[HighlightSpan, ...]:
     """The part of a text with the most different marked words, with an ellipsis where it is cut."""
     if len(text) <= width:
         return marked(text, spans)
@@ -47,9 +49,9 @@ def snippet(text: str, spans: Spans, width: int = WIDTH) -> tuple[Marked, ...]:
     inside = [(a - start, b - start) for a, b in spans if start <= a and b <= end]
     parts = list(marked(text[start:end], inside))
     if start > 0:
-        parts.insert(0, Marked("… ", match=False))
+        parts.insert(0, HighlightSpan("… ", match=False))
     if end < len(text):
-        parts.append(Marked(" …", match=False))
+        parts.append(HighlightSpan(" …", match=False))
     return tuple(parts)
 
 

@@ -21,7 +21,7 @@ def recommended(
     asked: RequestHistory,
     options: AttentionOptions,
 ) -> Ranked:
-    """The best items for one asker.
+    """The best items for one requester.
 
     Args:
         query: how many, which, and which not.
@@ -46,7 +46,7 @@ def recommended(
 
 def allowed_items(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
     """The items that a filter lets pass, [N]."""
-    if wanted.empty:
+    if wanted.is_empty:
         return snapshot.catalogue.servable
     return snapshot.catalogue.allowed(
         ItemFilter(

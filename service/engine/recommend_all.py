@@ -108,7 +108,7 @@ async def write_lists(
         started = time.monotonic()
         with table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
-            options = attention_options(query.asker, exact_up_to)
+            options = attention_options(query.requester, exact_up_to)
             each = partial(_lists, snapshot, query, at=at, options=options, judges=judges)
             async for part in _parts(snapshot, pasts, query, user_ids, at, each, workers, threads):
                 waiting += part.rows
@@ -144,8 +144,8 @@ async def _parts(
         asked = []
         for user_id in part:
             stored = await pasts.history(user_id)
-            asker = replace(query.asker, user_id=user_id)
-            asked.append((user_id, pasts.assemble(snapshot, asker, stored, at)))
+            requester = replace(query.requester, user_id=user_id)
+            asked.append((user_id, pasts.assemble(snapshot, requester, stored, at)))
         begun.append(loop.run_in_executor(workers, lists, asked))
         if len(begun) > 2 * threads:
             yield await begun.popleft()

@@ -18,7 +18,7 @@ from models.ranking.scoring import Scores, score
 from models.ranking.search import Found, Matches, match, nearest, personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits, ParsedQuery
-from service.domain.queries import Answer, AnsweredItem, Asker, Contribution, SearchQuery
+from service.domain.queries import Answer, AnswerItem, Contribution, Requester, SearchQuery
 from service.engine.explain import reasons_of
 
 PERSONAL = 200  # items found by text that a user's memory re-ranks
@@ -30,7 +30,7 @@ _WORDS = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-words")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Searched:
-    """What a text found, and how the asker's memory scored those items that it re-ranked."""
+    """What a text found, and how the requester's memory scored those items that it re-ranked."""
 
     found: Found
     reading: ParsedQuery | None  # of the query; None where no words are kept
@@ -69,7 +69,13 @@ def search_items(
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
     reasons = reasons_of(
-        snapshot, user, found.rows, scores, options=options, asker=query.asker, places=places
+        snapshot,
+        user,
+        found.rows,
+        scores,
+        options=options,
+        requester=query.requester,
+        places=places,
     )
     return Searched(found, reading, scores, places, reasons)
 
@@ -82,7 +88,7 @@ def remembered(
     *,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[NDArray[np.int64], Scores]:
-    """The rows [P] that the asker's memory re-ranks of what a text found, and its scores of them.
+    """The item rows [P] that the requester's memory re-ranks, and its scores of them.
 
     Args:
         snapshot: the catalogue.
@@ -134,7 +140,7 @@ def _held(rows: NDArray[np.int64] | None, allowed: NDArray[np.bool_]) -> NDArray
 
 
 def found_answer(
-    asker: Asker,
+    requester: Requester,
     snapshot: Snapshot,
     searched: Searched,
     named: Sequence[tuple[Contribution, ...]],
@@ -142,14 +148,14 @@ def found_answer(
     """The answer to a search.
 
     Args:
-        asker: who asked; without a user or a history there is nobody to explain by.
+        requester: who asked; without a user or a history there is nobody to explain by.
         snapshot: the catalogue.
         searched: what was found.
         named: the reasons, with names.
     """
     found, scores, catalogue = searched.found, searched.scores, snapshot.catalogue
     masses = scores.mass.tolist()
-    items: list[AnsweredItem] = [
+    items: list[AnswerItem] = [
         {
             "item_id": item_id,
             "score": worth,
@@ -169,7 +175,7 @@ def found_answer(
     for item, place in zip(items, searched.places, strict=True):
         if place >= 0:
             item["mass"] = masses[place]
-    if asker.explain and (asker.user_id is not None or asker.history is not None):
+    if requester.explain and (requester.user_id is not None or requester.history is not None):
         for item, explanation in zip(items, named, strict=True):
             item["explanation"] = explanation
     coarse = "coarse" in {found.mode, scores.mode}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import similar, spaces_of
 from service.domain.errors import Invalid, NotFound
-from service.domain.queries import Answer, AnsweredItem, Likeness, SimilarQuery, Space
+from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space, SpaceSimilarity
 from service.engine.recommend import allowed_items
 
 _LACKS: dict[Space, str] = {
@@ -46,14 +46,15 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot, spaces: tuple[Space, 
         allowed=allowed_items(snapshot, query.filter),
         spaces=spaces,
     )
-    items: list[AnsweredItem] = [
+    items: list[AnswerItem] = [
         {
             "item_id": catalogue.vocabulary.id(row),
             "score": float(found.scores[at]),
             "title": catalogue.titles[row],
             "weight": float(found.weights[at]),
             "spaces": {
-                space: Likeness(near.cosine, near.share) for space, near in found.spaces[at].items()
+                space: SpaceSimilarity(near.cosine, near.share)
+                for space, near in found.spaces[at].items()
             },
         }
         for at, row in enumerate(found.rows.tolist())

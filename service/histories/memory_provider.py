@@ -9,7 +9,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import CROSSOVER, AttentionOptions, Crossover
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from service.domain.queries import Asker
+from service.domain.queries import Requester
 from service.histories.crossover import measure
 from service.histories.encodings import Encodings
 from service.histories.error_audit import ErrorAudit
@@ -55,32 +55,34 @@ class MemoryProvider:
         self._crossover = measure()
         return self._crossover
 
-    def options(self, asker: Asker) -> AttentionOptions:
-        """How an asker's memory is attended."""
-        return attention_options(asker, self.exact_up_to, self._crossover, self._max_error)
+    def options(self, requester: Requester) -> AttentionOptions:
+        """How an requester's memory is attended."""
+        return attention_options(requester, self.exact_up_to, self._crossover, self._max_error)
 
     def asked(
-        self, snapshot: Snapshot, asker: Asker, stored: EventColumns | None
+        self, snapshot: Snapshot, requester: Requester, stored: EventColumns | None
     ) -> RequestHistory | None:
-        """What an asker did, where a memory of it is kept; else it has to be put together."""
-        return self.remembered.asked(snapshot, version_of(asker, stored))
+        """What an requester did, where a memory of it is kept; else it has to be put together."""
+        return self.remembered.asked(snapshot, version_of(requester, stored))
 
     @contextmanager
     def of(
-        self, snapshot: Snapshot, asker: Asker, asked: RequestHistory, at: int
+        self, snapshot: Snapshot, requester: Requester, asked: RequestHistory, at: int
     ) -> Iterator[UserMemory]:
-        """The memory of an asker, as it is until the block ends.
+        """The memory of an requester, as it is until the block ends.
 
         Args:
             snapshot: the model and the catalogue.
-            asker: how it is attended; only the plain softmax can do with the older events as one.
+            requester: how it is attended; only the plain softmax can do with collapsed events.
             asked: what they did.
             at: the request's time, microseconds UTC.
         """
         if asked.empty:
             yield self._nobodys(snapshot)
             return
-        plain = asker.temperature == 1 and not asker.hard and not asker.retrieval.top
+        plain = (
+            requester.temperature == 1 and not requester.hard and not requester.retrieval.is_top_k
+        )
         older = self.long.of(snapshot, asked, at) if plain else None
         with nullcontext() if older is None else older.lock:
             if older is not None and older.count > len(asked.history.rows):

@@ -15,7 +15,7 @@ from models.data.vocabulary import Vocabulary
 from models.history.attention_options import CROSSOVER, AttentionOptions, Crossover
 from models.history.user_history import UserHistory
 from models.ranking.explain import Reason
-from service.domain.queries import Asker, Contribution, InlineEvent, Visible
+from service.domain.queries import Contribution, EventFilter, InlineEvent, Requester
 from service.histories.event_cache import EventColumns, Histories, weights_of
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store, Vectors
@@ -69,11 +69,16 @@ NOBODY = RequestHistory(
 )
 
 
-def version_of(asker: Asker, stored: EventColumns | None) -> HistoryVersion | None:
+def version_of(requester: Requester, stored: EventColumns | None) -> HistoryVersion | None:
     """What is asked of where that is all that is stored of a user and nothing else; else None."""
-    if stored is None or not stored.version or asker.history or asker.visible != Visible():
+    if (
+        stored is None
+        or not stored.version
+        or requester.history
+        or requester.visible != EventFilter()
+    ):
         return None
-    return HistoryVersion(asker.user_id or "", stored.version, stored.epoch)
+    return HistoryVersion(requester.user_id or "", stored.version, stored.epoch)
 
 
 class _Columns(NamedTuple):
@@ -106,17 +111,17 @@ class HistoryAssembler:
         return None if user_id is None else await self._histories.get(user_id)
 
     def assemble(
-        self, snapshot: Snapshot, asker: Asker, stored: EventColumns | None, at: int
+        self, snapshot: Snapshot, requester: Requester, stored: EventColumns | None, at: int
     ) -> RequestHistory:
         """The stored events with the session's laid over them, in time order, and the profile.
 
         Args:
             snapshot: for the categories of items and the types of events.
-            asker: who asks, and what may be seen.
+            requester: who asks, and what may be seen.
             stored: from `history`.
             at: the request's time; session events without a time happened just now.
         """
-        inline = asker.history or ()
+        inline = requester.history or ()
         if stored is None and not inline:
             return NOBODY
         columns = self._columns(snapshot, stored, inline, at)
@@ -128,18 +133,18 @@ class HistoryAssembler:
             vectors = {int(place[event]): pair for event, pair in vectors.items()}
             rows, timestamps, weights = rows[order], timestamps[order], weights[order]
             types, kinds, seqs = types[order], kinds[order], seqs[order]
-        accepted = asker.visible.types
+        accepted = requester.visible.types
         of_types = None
         if accepted is not None:
             of_types = np.array([name in accepted for name in type_names], np.bool_)[types]
-        visible = self._visible(snapshot, asker.visible, rows, timestamps, of_types)
+        visible = self._visible(snapshot, requester.visible, rows, timestamps, of_types)
         user = None if stored is None else stored.user  # an empty history is false
         interests = () if user is None else user.interests
         profile_rows, profile_content = self._profile(snapshot, interests)
         past = UserHistory(
             rows, timestamps, weights, visible, vectors, profile_rows, profile_content, kinds
         )
-        whole = version_of(asker, stored)
+        whole = version_of(requester, stored)
         return RequestHistory(past, rows, seqs, types, type_names, interests, whole)
 
     async def explained(
@@ -231,12 +236,12 @@ class HistoryAssembler:
     def _visible(
         self,
         snapshot: Snapshot,
-        wanted: Visible,
+        wanted: EventFilter,
         rows: NDArray[np.int32],
         timestamps: NDArray[np.int64],
         of_types: NDArray[np.bool_] | None,
     ) -> NDArray[np.bool_] | None:
-        if wanted == Visible():
+        if wanted == EventFilter():
             return None
         visible = np.ones(len(rows), dtype=np.bool_)
         if wanted.since is not None:
@@ -290,14 +295,17 @@ class HistoryAssembler:
 
 
 def attention_options(
-    asker: Asker, exact_up_to: int, crossover: Crossover = CROSSOVER, max_error: float = MAX_ERROR
+    requester: Requester,
+    exact_up_to: int,
+    crossover: Crossover = CROSSOVER,
+    max_error: float = MAX_ERROR,
 ) -> AttentionOptions:
-    """How this asker's memory is attended."""
-    retrieval = asker.retrieval
+    """How this requester's memory is attended."""
+    retrieval = requester.retrieval
     return AttentionOptions(
-        asker.temperature,
-        asker.hard,
-        asker.exclude_self,
+        requester.temperature,
+        requester.hard,
+        requester.exclude_self,
         retrieval.mode,
         retrieval.k,
         retrieval.probes,

@@ -53,7 +53,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         try:
             yield
         finally:
-            if not await traffic.drain(settings.drain):
+            if not await traffic.drain(settings.drain_timeout):
                 _log.warning("stopping with %d requests in flight", traffic.requests)
             await app.state.engine.close()
 
@@ -72,8 +72,8 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
             Middleware(Paths),
             Middleware(
                 Bodies,
-                max_body=settings.max_body,
-                max_held=settings.max_held,
+                max_body=settings.max_body_bytes,
+                max_held=settings.max_buffered_bytes,
                 timeout=settings.body_timeout,
                 is_stream=is_stream,
             ),

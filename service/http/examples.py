@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 
-from service.domain.queries import Asker, RecommendQuery
-from service.domain.stage_clock import Stages
+from service.domain.queries import RecommendQuery, Requester
+from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 
 
@@ -20,8 +20,8 @@ async def suggest(engine: Engine) -> list[str]:
             f"\nWhat should user {user} see, and which events made it so?",
             _curl("/v1/recommend", {"user_id": user, "limit": 3, "explain": 2}),
         ]
-        asker = Asker(user_id=user)
-        found = await engine.recommend(RecommendQuery(asker, limit=1), Stages())
+        requester = Requester(user_id=user)
+        found = await engine.recommend(RecommendQuery(requester, limit=1), StageClock())
         if found.items:
             target = found.items[0]["item_id"]
             lines += [

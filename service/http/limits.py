@@ -114,7 +114,7 @@ class Bodies:
                     if size > self._max_body:
                         raise self._too_large()
                     if self._held + len(chunk) > self._max_held:
-                        raise Overloaded("Too many bodies are arriving (HEED_MAX_HELD).")
+                        raise Overloaded("Too many bodies are arriving (HEED_MAX_BUFFERED_BYTES).")
                     self._held += len(chunk)
                     chunks.append(chunk)
                     if not message.get("more_body", False):
@@ -140,7 +140,7 @@ class Bodies:
         return timed
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"The body is larger than {self._max_body} bytes (HEED_MAX_BODY).")
+        return TooLarge(f"The body is larger than {self._max_body} bytes (HEED_MAX_BODY_BYTES).")
 
     def _too_slow(self) -> HTTPException:
         detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."

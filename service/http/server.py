@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from service.domain.errors import Invalid
-from service.domain.settings import PREFIX, Settings, refuse_exposure, unknown_variables
+from service.domain.settings import PREFIX, Settings, check_bind_address, unknown_variables
 from service.engine.engine import open_engine
 from service.http.app import create_app
 from service.http.examples import suggest
@@ -77,7 +77,7 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
         Invalid: when the address would be open to other machines.
         Corrupt: naming the file of the store or of the model that fails its checks.
     """
-    refuse_exposure(settings)
+    check_bind_address(settings)
     for sentence in unknown_variables(os.environ):
         console.print(f"warning: {sentence}", markup=False, highlight=False)
     logging.basicConfig(
@@ -120,7 +120,7 @@ async def _serve(
     # which is a fifth of the time of ingestion otherwise.
     gc.collect()
     gc.freeze()
-    config = configure(app, settings.host, settings.port, settings.drain)
+    config = configure(app, settings.host, settings.port, settings.drain_timeout)
     server = _Server(config, console, tries)
     if siblings is None:
         await server.serve(sockets)
@@ -170,7 +170,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                 )
             )
 
-    Workers(settings.workers, work, grace=settings.drain + _GRACE).run()
+    Workers(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
 
 
 def _claimed(host: str, port: int) -> list[socket.socket]:

@@ -26,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 
 REQUEST_ID = "heed.request_id"
 STAGES = "heed.stages"
@@ -93,7 +93,7 @@ class Metrics:
         if true > stated:
             self.attention_beyond.inc()
 
-    def observe(self, scope: Scope, status: int, stages: Stages) -> None:
+    def observe(self, scope: Scope, status: int, stages: StageClock) -> None:
         """Count one finished request."""
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         # The route's template, never the path: paths carry ids, and ids are without number.
@@ -177,7 +177,7 @@ class Telemetry:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        stages = scope[STAGES] = Stages()
+        stages = scope[STAGES] = StageClock()
         request_id = scope[REQUEST_ID] = _request_id(scope)
         status = 500  # what a server answers when the app ends without an answer
 

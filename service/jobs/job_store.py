@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Invalid, NotFound
-from service.domain.names import is_name, timed_name
+from service.domain.names import is_name, timestamped_name
 from service.jobs.job import Job
 from service.runtime import durable_files
 
@@ -34,9 +34,9 @@ class JobFiles:
             self._path(name).unlink(missing_ok=True)
             self._wish(name).unlink(missing_ok=True)
         at = created
-        while self._path(timed_name(at)).exists():
+        while self._path(timestamped_name(at)).exists():
             at += 1
-        job = Job(timed_name(at), "queued", dict(options), created)
+        job = Job(timestamped_name(at), "queued", dict(options), created)
         try:
             data = job.dump()
         except (TypeError, ValueError, RecursionError) as error:

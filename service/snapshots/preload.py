@@ -13,7 +13,7 @@ import torch
 
 from models.catalogue import cow_array
 from service.domain.errors import Unavailable
-from service.domain.settings import Settings, refuse_dimension
+from service.domain.settings import Settings, check_embedding_dim
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.runtime.malloc_trim import trim
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
@@ -58,7 +58,7 @@ def preload(settings: Settings) -> PreloadedSnapshot:
 
 async def _load(settings: Settings) -> PreloadedSnapshot:
     encoder = open_encoder(settings.encoder)
-    refuse_dimension(settings, encoder.name, encoder.dimension)
+    check_embedding_dim(settings, encoder.name, encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
     embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)

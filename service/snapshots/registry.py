@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Conflict, Corrupt, HeedError, Incompatible, Invalid, NotFound
-from service.domain.names import ALLOWED, is_name, timed_name
+from service.domain.names import NAME_RULE, is_name, timestamped_name
 from service.runtime import durable_files
 from service.snapshots.manifest import (
     MANIFEST,
@@ -253,7 +253,7 @@ class Registry:
 
     def _directory(self, version: str) -> Path:
         if not is_name(version):
-            raise Invalid("/version", f"a version name is {ALLOWED}; not {version[:80]!r}")
+            raise Invalid("/version", f"a version name is {NAME_RULE}; not {version[:80]!r}")
         directory = self._versions / version
         if directory.is_symlink() or os.path.realpath(directory) != str(directory):
             raise Invalid("/version", f"{version} leads out of the registry")
@@ -274,9 +274,9 @@ class Registry:
             raise Conflict(f"model version {version} exists already; versions are never rewritten")
 
     def _free_name(self, created: int) -> str:
-        while os.path.lexists(self._versions / timed_name(created)):
+        while os.path.lexists(self._versions / timestamped_name(created)):
             created += 1
-        return timed_name(created)
+        return timestamped_name(created)
 
     def _point(self, version: str) -> None:
         # The time moves forward at every activation, whatever the clock does: inode numbers are

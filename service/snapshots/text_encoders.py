@@ -9,7 +9,7 @@ from pathlib import Path
 from models.text.sentence_encoder import SentenceEncoder
 from models.text.static_encoder import StaticEncoder, TextEncoder
 from service.domain.errors import Invalid
-from service.domain.settings import PREFIX, STATIC
+from service.domain.settings import PREFIX, STATIC_ENCODER
 
 
 def open_encoder(setting: str) -> TextEncoder:
@@ -22,7 +22,7 @@ def open_encoder(setting: str) -> TextEncoder:
     Raises:
         Invalid: naming the setting, what is wrong with it, and what to do.
     """
-    if setting == STATIC:
+    if setting == STATIC_ENCODER:
         return StaticEncoder()
     # The model's folder is all that is loaded from; libraries that would look further, for what
     # a folder lacks, are told not to before they are imported.
@@ -47,8 +47,8 @@ def _folder(setting: str) -> Path:
         files = metadata.files(setting) or []
     except metadata.PackageNotFoundError:
         raise ValueError(
-            f"it is not {STATIC}, and no package of that name is installed: pip install it, or "
-            f"write a folder with a slash, such as ./{setting}"
+            f"it is not {STATIC_ENCODER}, and no package of that name is installed: pip install "
+            f"it, or write a folder with a slash, such as ./{setting}"
         ) from None
     # Found by what was installed: the package itself is not run for it.
     found = [Path(str(file.locate())).parent for file in files if file.name == "modules.json"]

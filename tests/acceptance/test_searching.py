@@ -155,7 +155,10 @@ def test_coarse_search_with_room_for_every_key_is_exact(http: httpx.Client) -> N
 def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
     """Coarse beyond so many keys of what may be answered, exact up to there, unless told."""
     few = {"filter": {"categories": {"all": ["space", "odd"]}}}
-    with Server(world.copy(tmp_path / "data"), exact_up_to=50) as server, server.client() as http:
+    with (
+        Server(world.copy(tmp_path / "data"), max_exact_rows=50) as server,
+        server.client() as http,
+    ):
         assert search(http)["retrieval"] == "coarse"
         assert search(http, retrieval={"mode": "exact"})["retrieval"] == "exact"
         narrow = search(http, **few)

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from service.domain.errors import Conflict, Invalid, NotFound
 from service.domain.queries import (
     Answer,
-    AnsweredItem,
-    Attended,
+    AnswerItem,
     AttendQuery,
+    AttendResult,
     Contribution,
     RecommendQuery,
     ScoreQuery,
@@ -25,7 +25,7 @@ from service.domain.queries import (
 )
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.http.app import create_app
 from service.stores.base import Appended
 
@@ -133,38 +133,38 @@ class FakeEngine:
         self.events.setdefault(user_id, []).extend(replace(e, user_id=user_id) for e in moved)
         return len(moved)
 
-    async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
+    async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
         with stages("store"):
             await self._work(query)
         with stages("attend"):
-            return self._answer(query.item_ids, query.asker.explain)
+            return self._answer(query.item_ids, query.requester.explain)
 
-    async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
+    async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
         with stages("coarse"):
             await self._work(query)
         ids = [i for i in self.items if i not in query.exclude][: query.limit]
-        return self._answer(ids, query.asker.explain)
+        return self._answer(ids, query.requester.explain)
 
-    async def search(self, query: SearchQuery, stages: Stages) -> Answer:
+    async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
         with stages("coarse"):
             await self._work(query)
-        return self._answer(list(self.items)[: query.limit], query.asker.explain)
+        return self._answer(list(self.items)[: query.limit], query.requester.explain)
 
-    async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
+    async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         with stages("coarse"):
             await self._work(query)
         await self.get_item(query.item_id)
         return self._answer([i for i in self.items if i != query.item_id][: query.limit], 0)
 
-    async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
+    async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         with stages("attend"):
             await self._work(query)
-        return Attended((1, 0), None, ((0.75, 0.25),), (0.5, -1.0), (1.0,), "exact", None)
+        return AttendResult((1, 0), None, ((0.75, 0.25),), (0.5, -1.0), (1.0,), "exact", None)
 
     def _answer(self, ids: Sequence[str], explain: int) -> Answer:
         row = Contribution("e0", "a", "A", "view", 1, 0.5, -0.25, 1.25)
         items = [
-            AnsweredItem(item_id=i, score=1.0, title="", parts={"attention": 0.75, "prior": 0.25})
+            AnswerItem(item_id=i, score=1.0, title="", parts={"attention": 0.75, "prior": 0.25})
             for i in ids
         ]
         if explain:

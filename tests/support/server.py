@@ -32,7 +32,7 @@ class Server:
         self.data = data
         self.killed = False
         self._log = data.with_name(data.name + ".log")
-        named = {"port": 0, "deadline": 60, "drain": 60} | settings
+        named = {"port": 0, "deadline": 60, "drain_timeout": 60} | settings
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "service.cli", "serve", "--data", str(data)],

@@ -50,12 +50,12 @@ class ServedRanker:
         return out
 
     def _one(self, events: Events, asked: int | None) -> NDArray[np.float32]:
-        user = asker(self._snapshot, events, asked)
+        user = requester(self._snapshot, events, asked)
         totals: NDArray[np.float32] = score(self._snapshot, user, self._rows).total.numpy()
         return totals
 
 
-def asker(snapshot: Snapshot, events: Events, asked: int | None = None) -> UserMemory:
+def requester(snapshot: Snapshot, events: Events, asked: int | None = None) -> UserMemory:
     """The memory of a user of a log.
 
     Args:

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from service.domain.queries import (
     Answer,
-    Attended,
     AttendQuery,
+    AttendResult,
     RecommendQuery,
     ScoreQuery,
     SearchQuery,
@@ -22,7 +22,7 @@ from service.domain.queries import (
 )
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.http.telemetry import STAGES
 from service.stores.base import Appended
 
@@ -74,19 +74,19 @@ class Engine(Protocol):
         """Move the history and profile of `source` to `user_id`; how many events moved."""
 
     # ---- ask
-    async def score(self, query: ScoreQuery, stages: Stages) -> Answer:
+    async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
         """Score targets."""
 
-    async def recommend(self, query: RecommendQuery, stages: Stages) -> Answer:
+    async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
         """Recommend items."""
 
-    async def search(self, query: SearchQuery, stages: Stages) -> Answer:
+    async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
         """Search items by text."""
 
-    async def similar(self, query: SimilarQuery, stages: Stages) -> Answer:
+    async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         """Items like one. Raises `NotFound`."""
 
-    async def attend(self, query: AttendQuery, stages: Stages) -> Attended:
+    async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         """The bare operator."""
 
     # ---- run
@@ -133,9 +133,9 @@ class Context(Request):
         return settings
 
     @property
-    def stages(self) -> Stages:
+    def stages(self) -> StageClock:
         """The clock of this request."""
-        stages: Stages = self.scope[STAGES]
+        stages: StageClock = self.scope[STAGES]
         return stages
 
     async def json(self) -> Any:

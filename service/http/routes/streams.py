@@ -76,7 +76,7 @@ class _Import:
     def read(self, number: int, line: bytes | None) -> None:
         """Add a line to the batch, or its error to the errors."""
         if line is None:
-            self.fail(number, f"is longer than {self.settings.max_ndjson_line} bytes")
+            self.fail(number, f"is longer than {self.settings.max_ndjson_line_bytes} bytes")
             return
         try:
             item = ItemIn.model_validate(orjson.loads(line))
@@ -125,7 +125,7 @@ async def store_stream(request: Request) -> Response:
     settings: Settings = state.settings
     work = _Import(state.engine, settings)
     try:
-        async for number, line in split_lines(request.stream(), settings.max_ndjson_line):
+        async for number, line in split_lines(request.stream(), settings.max_ndjson_line_bytes):
             with stages("parse"):
                 work.read(number, line)
             if len(work.batch) >= BATCH:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.domain.queries import Answer, AnsweredItem, Attended, Contribution
+from service.domain.queries import Answer, AnswerItem, AttendResult, Contribution
 from service.http.schemas.rendering import check_finite, written_time
 from service.http.schemas.scalars import Id, Timestamp
 
@@ -68,7 +68,7 @@ class AnsweredItemOut(BaseModel):
     )
     mass: float | None = Field(
         None,
-        description="Share of the softmax over the asker's memory that was attended row by row.",
+        description="Share of the softmax over the user's memory that was attended row by row.",
     )
     relative_error: float | None = Field(
         None,
@@ -149,7 +149,7 @@ def answer_out(answer: Answer) -> dict[str, Any]:
     return out
 
 
-def _answered(item: AnsweredItem) -> dict[str, Any]:
+def _answered(item: AnswerItem) -> dict[str, Any]:
     out: dict[str, Any] = dict(item)
     if "explanation" in item:
         out["explanation"] = [_contribution(row) for row in item["explanation"]]
@@ -184,7 +184,7 @@ def _contribution(row: Contribution) -> dict[str, Any]:
     return out
 
 
-def attended_out(attended: Attended) -> dict[str, Any]:
+def attended_out(attended: AttendResult) -> dict[str, Any]:
     """An `AttendedOut`. Raises `ArithmeticError` on a context that is no number."""
     check_finite("the context", attended.context)
     return {

@@ -9,16 +9,16 @@ from pydantic import Field
 
 from service.domain.errors import Invalid
 from service.domain.queries import (
-    Asker,
+    EventFilter,
     Filter,
     InlineEvent,
-    Mode,
     RecommendQuery,
+    Requester,
     Retrieval,
+    RetrievalMode,
     ScoreQuery,
     SearchQuery,
     SimilarQuery,
-    Visible,
 )
 from service.http.schemas.base import Body, Ids, Labels, Limit, Params, Weight, example
 from service.http.schemas.scalars import Conditions, EventType, Id, Label, Timestamp, Whole
@@ -49,15 +49,15 @@ class VisibleIn(Body):
     types: Annotated[list[EventType], Field(fail_fast=True)] | None = None
     categories: Labels | None = None
 
-    def to_visible(self) -> Visible:
+    def to_visible(self) -> EventFilter:
         """The domain's value."""
-        return Visible(self.since, self.until, _set(self.types), _set(self.categories))
+        return EventFilter(self.since, self.until, _set(self.types), _set(self.categories))
 
 
 class RetrievalIn(Body):
     """How rows are found before the exact softmax over them."""
 
-    mode: Mode = "auto"
+    mode: RetrievalMode = "auto"
     k: Annotated[Whole, Field(ge=1, le=MAX_K)] | None = Field(
         None, description="Rows that coarse retrieval keeps."
     )
@@ -153,7 +153,7 @@ class Ask(Body):
         f"times the number of items must be at most {MAX_EXACT}.",
     )
 
-    def to_asker(self) -> Asker:
+    def to_requester(self) -> Requester:
         """The domain's value."""
         history = None
         if self.history is not None:
@@ -161,7 +161,7 @@ class Ask(Body):
                 InlineEvent(event.item_id, event.type, event.weight, event.timestamp)
                 for event in self.history
             )
-        return Asker(
+        return Requester(
             self.user_id,
             history,
             self.visible.to_visible(),
@@ -201,7 +201,7 @@ class ScoreIn(Ask):
                 "/item_ids", f"has {len(self.item_ids)} targets; {max_targets} are allowed"
             )
         self.check_exact(len(self.item_ids))
-        return ScoreQuery(self.to_asker(), tuple(self.item_ids))
+        return ScoreQuery(self.to_requester(), tuple(self.item_ids))
 
 
 class RecommendIn(Ask):
@@ -221,7 +221,7 @@ class RecommendIn(Ask):
         """The domain's value. Raises `Invalid` for too many items to explain exactly."""
         self.check_exact(self.limit)
         return RecommendQuery(
-            self.to_asker(),
+            self.to_requester(),
             self.limit,
             self.filter.to_filter(),
             self.exclude_seen,
@@ -246,7 +246,7 @@ class SearchIn(Ask):
         1.0,
         ge=0,
         le=100,
-        description="How much the asker's memory counts: logits that one standard deviation of its "
+        description="How much the user's memory counts: logits that one standard deviation of its "
         "scores is worth. 0 gives the order that anybody gets.",
     )
     highlight: bool = Field(
@@ -259,7 +259,7 @@ class SearchIn(Ask):
         """The domain's value. Raises `Invalid` for too many items to explain exactly."""
         self.check_exact(self.limit)
         return SearchQuery(
-            self.to_asker(),
+            self.to_requester(),
             self.query,
             self.limit,
             self.filter.to_filter(),

@@ -14,7 +14,7 @@ from service.domain.queries import (
     AttendQuery,
     CatalogueMemory,
     ScorerName,
-    UserMemory,
+    StoredUserMemory,
     VectorMemory,
 )
 from service.http.schemas.ask import RetrievalIn, Temperature, VisibleIn
@@ -54,10 +54,10 @@ class MemoryIn(Body):
             raise PydanticCustomError("one_of", "must have keys and values, both of them")
         return self
 
-    def to_memory(self) -> VectorMemory | UserMemory | CatalogueMemory:
+    def to_memory(self) -> VectorMemory | StoredUserMemory | CatalogueMemory:
         """The domain's value. Raises `Invalid` where the arrays disagree on their length."""
         if self.user_id is not None:
-            return UserMemory(self.user_id)
+            return StoredUserMemory(self.user_id)
         if self.keys is None or self.values is None:
             return CatalogueMemory()
         n = len(self.keys)

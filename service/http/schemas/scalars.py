@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from service.domain.errors import Invalid
-from service.domain.names import ALLOWED, NAME
+from service.domain.names import NAME_PATTERN, NAME_RULE
 from service.domain.records import check_attributes, check_id, check_timestamp
 from service.domain.timestamps import from_rfc3339
 from service.http.limits import segment
@@ -64,8 +64,8 @@ EventType = Annotated[
 
 
 def _check_name(value: str) -> str:
-    if NAME.fullmatch(value) is None:
-        raise PydanticCustomError("name", f"must be {ALLOWED}")
+    if NAME_PATTERN.fullmatch(value) is None:
+        raise PydanticCustomError("name", f"must be {NAME_RULE}")
     return value
 
 
@@ -73,7 +73,7 @@ PathName = Annotated[
     str,
     AfterValidator(segment),
     AfterValidator(_check_name),
-    WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"}),
+    WithJsonSchema({"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$"}),
 ]
 
 Attributes = Annotated[

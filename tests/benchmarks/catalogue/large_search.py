@@ -269,9 +269,9 @@ def _indexed_anew(
         snapshot.with_indexes(snapshot, made)
         took.append(time.perf_counter() - started)
 
-    asker = _Asked(snapshot, encoder)
+    requester = _Asked(snapshot, encoder)
     for query in queries:
-        asker.ask(query)
+        requester.ask(query)
     samples: list[float] = []
     told("index anew", 0, 1)
     thread = threading.Thread(target=index)
@@ -279,7 +279,7 @@ def _indexed_anew(
     while thread.is_alive():
         query = queries[len(samples) % len(queries)]
         started = time.perf_counter()
-        asker.ask(query)
+        requester.ask(query)
         samples.append(time.perf_counter() - started)
     thread.join()
     told("index anew", 1, 1)

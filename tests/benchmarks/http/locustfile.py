@@ -44,7 +44,7 @@ def forget(environment: Any, **_: Any) -> None:
         clean(http, environment.heed.written.paths())
 
 
-class Asker(HttpUser):  # type: ignore[misc]
+class Requester(HttpUser):  # type: ignore[misc]
     """Asks one kind after the other, by their shares, about once a second."""
 
     wait_time = between(0.5, 1.5)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.cli.console import one_store
-from service.domain.queries import Asker, RecommendQuery
+from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.engine.recommend_all import write_lists
 from service.loadtest.client import post
@@ -61,9 +61,9 @@ def _heed(ground: Ground) -> float:
                 Registry(ground.data / MODELS_FOLDER),
                 EmbeddingCache(open_encoder(settings.encoder), None),
                 Path(folder) / "lists.jsonl",
-                RecommendQuery(Asker(), LIMIT),
+                RecommendQuery(Requester(), LIMIT),
                 at=ASKED,
-                exact_up_to=settings.exact_up_to,
+                exact_up_to=settings.max_exact_rows,
                 told=lambda _done, _total: None,
             )
         )

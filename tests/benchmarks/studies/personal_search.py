@@ -24,22 +24,22 @@ from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import Trained
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
-from service.domain.queries import Asker, SearchQuery
+from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.engine.search import matched, remembered
 from service.evaluation.search_quality import searchable
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fitted
 from service.training.training_corpus import Corpus, Told
-from tests.support.snapshot_ranker import asker
+from tests.support.snapshot_ranker import requester
 
 Encode = Callable[[str], NDArray[np.float32]]
 Ranks = NDArray[np.int64]  # [M] of the targets, from 0
 
 # What `personal` is chosen from, and what it is where a request does not say.
 GRID = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-DEFAULT = SearchQuery(Asker(), "").personal_weight
-_LIMIT = SearchQuery(Asker(), "").limit  # of a request that does not say; more re-ranks more
+DEFAULT = SearchQuery(Requester(), "").personal_weight
+_LIMIT = SearchQuery(Requester(), "").limit  # of a request that does not say; more re-ranks more
 _EVERY = 20  # cases between two words of progress
 
 
@@ -196,7 +196,7 @@ def ranked(
     ):
         events = holdout.history.user(user)
         _, matches = matched(query, snapshot, encode, allowed=allowed, parameters=parameters)
-        near, scores = remembered(snapshot, asker(snapshot, events), matches, _LIMIT)
+        near, scores = remembered(snapshot, requester(snapshot, events), matches, _LIMIT)
         nobody[at] = _rank(matches, None, target, events.items)
         for ranks, each in ((memory, scores), (popularity, scores._replace(total=scores.prior))):
             for worth in grid:

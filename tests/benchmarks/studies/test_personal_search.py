@@ -12,7 +12,7 @@ from models.evaluation.splits import Holdout
 from models.history.attention_options import DEFAULT_OPTIONS
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import HeedError
-from service.domain.queries import Asker, SearchQuery
+from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.engine.search import search_items
 from service.evaluation.search_quality import searchable
@@ -21,7 +21,7 @@ from tests.benchmarks.__main__ import app
 from tests.benchmarks.studies import personal_search
 from tests.benchmarks.studies.personal_search import GRID, Cases, Ranked, cases_of, mrr, ranked
 from tests.support.reference import cosine
-from tests.support.snapshot_ranker import asker
+from tests.support.snapshot_ranker import requester
 from tests.support.tiny import World
 
 ENVIRONMENT = {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
@@ -66,9 +66,9 @@ def answered(case: int, personal: float) -> list[int]:
     holdout, queries, _ = cases()
     events = holdout.history.user(int(holdout.users[case]))
     found = search_items(
-        SearchQuery(Asker(), queries[case], len(ITEMS), personal_weight=personal),
+        SearchQuery(Requester(), queries[case], len(ITEMS), personal_weight=personal),
         SNAPSHOT,
-        asker(SNAPSHOT, events),
+        requester(SNAPSHOT, events),
         EMBEDDINGS.query,
         allowed=SNAPSHOT.catalogue.servable,
         options=DEFAULT_OPTIONS,
@@ -147,7 +147,9 @@ def test_the_command_prints_both_and_how_sure_the_difference_is(
     assert found["cases"] == 40
     chosen, default = found["with"]
     assert (
-        default["personal"] == SearchQuery(Asker(), "").personal_weight == personal_search.DEFAULT
+        default["personal"]
+        == SearchQuery(Requester(), "").personal_weight
+        == personal_search.DEFAULT
     )
     validation = found["validation"]["memory"]
     assert set(validation) == {f"{worth:g}" for worth in GRID}

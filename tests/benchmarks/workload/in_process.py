@@ -11,7 +11,7 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
-from service.domain.queries import Asker, SearchQuery
+from service.domain.queries import Requester, SearchQuery
 from service.engine.search import search_items
 from tests.benchmarks.workload.ground import Ground
 from tests.benchmarks.workload.questions import AT, Question
@@ -52,7 +52,7 @@ def _job(
     snapshot = subjects.snapshot
     offered = snapshot.catalogue.servable
     if ask == "search":
-        query = SearchQuery(Asker(), body["query"], body["limit"])
+        query = SearchQuery(Requester(), body["query"], body["limit"])
         nobody = build_memory(snapshot, UserHistory.empty(), AT)
         return lambda: search_items(
             query,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
-from service.domain.queries import Asker
+from service.domain.queries import Requester
 from service.domain.settings import Settings
 from service.histories.event_cache import Histories
 from service.histories.request_history import HistoryAssembler, RequestHistory
@@ -57,7 +57,7 @@ def subjects(ground: Ground) -> Subjects:
             users = []
             for user in [user for user, _ in ground.askers] + list(ground.others):
                 stored = await pasts.history(user)
-                asked = pasts.assemble(serving.snapshot, Asker(user), stored, AT)
+                asked = pasts.assemble(serving.snapshot, Requester(user), stored, AT)
                 users.append(Subject(asked, build_memory(serving.snapshot, asked.history, AT)))
             return Subjects(serving.snapshot, embeddings, users)
         finally:

@@ -4,8 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.records import MAX_TIMESTAMP, MIN_TIMESTAMP
-from service.domain.timestamps import from_rfc3339, to_rfc3339
+from service.domain.timestamps import (
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    from_rfc3339,
+    to_rfc3339,
+)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.text.bm25 import Document, WordIndex
-from service.domain.queries import Marked
+from service.domain.queries import HighlightSpan
 from service.domain.records import Item
 from service.engine.highlight import WIDTH, highlights, marked, snippet
 
@@ -55,7 +55,7 @@ def test_a_snippet_shows_the_most_words_of_the_query() -> None:
     assert [part.text for part in parts if part.match] == ["ant", "bee", "cats"]
     plain = snippet(far, [])
     assert plain[0].text.startswith("filler")
-    assert plain[-1] == Marked(" …", match=False)
+    assert plain[-1] == HighlightSpan(" …", match=False)
 
 
 def test_words_are_marked_by_their_stem_where_they_stand() -> None:
@@ -73,6 +73,6 @@ def test_an_item_without_texts_has_nothing_to_show() -> None:
     found = highlights(Item("a", title="ant", description="a  bee\n ant"),
                        lambda text: spans_of(text, {"ant"}))  # fmt: skip
     assert found == {
-        "title": (Marked("ant", match=True),),
-        "description": (Marked("a bee ", match=False), Marked("ant", match=True)),
+        "title": (HighlightSpan("ant", match=True),),
+        "description": (HighlightSpan("a bee ", match=False), HighlightSpan("ant", match=True)),
     }

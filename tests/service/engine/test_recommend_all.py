@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 import models.ranking.recommend
 from models.text.static_encoder import StaticEncoder
-from service.domain.queries import Answer, Asker, RecommendQuery
+from service.domain.queries import Answer, RecommendQuery, Requester
 from service.domain.records import Event, User
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.engine.recommend_all import Listed, write_lists
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
@@ -29,7 +29,7 @@ from tests.support.tiny import NOON, World, item_id
 
 Row = tuple[str, int, str, float]
 
-ALL = RecommendQuery(Asker())
+ALL = RecommendQuery(Requester())
 ODD = ["all gone", "interested", "new", "stranger"]  # beside the forty of the small world
 
 
@@ -64,7 +64,7 @@ def make(
                 out,
                 query,
                 at=NOON,
-                exact_up_to=Settings().exact_up_to,
+                exact_up_to=Settings().max_exact_rows,
                 told=told,
             )
         finally:
@@ -87,9 +87,9 @@ def answers(data: Path, users: list[str], query: RecommendQuery) -> dict[str, An
             return {
                 user: await engine.recommend(
                     RecommendQuery(
-                        Asker(user, at=NOON), query.limit, exclude_seen=query.exclude_seen
+                        Requester(user, at=NOON), query.limit, exclude_seen=query.exclude_seen
                     ),
-                    Stages(),
+                    StageClock(),
                 )
                 for user in users
             }
@@ -137,7 +137,7 @@ def data(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("query", [ALL, RecommendQuery(Asker(), limit=7, exclude_seen=False)])
+@pytest.mark.parametrize("query", [ALL, RecommendQuery(Requester(), limit=7, exclude_seen=False)])
 def test_everyone_gets_what_the_service_answers(
     data: Path, tmp_path: Path, query: RecommendQuery
 ) -> None:
@@ -170,7 +170,7 @@ def test_beyond_the_exact_crossover_the_candidates_are_the_same(
     """Where the service no longer scores every item, neither do the lists."""
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 10)
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 4)
-    query = RecommendQuery(Asker(), limit=3)
+    query = RecommendQuery(Requester(), limit=3)
     users = sorted(f"u{n}" for n in range(40))
     assert {answer.retrieval for answer in answers(data, users, query).values()} == {"coarse"}
     make(data, tmp_path / "x.parquet", query)
@@ -183,7 +183,7 @@ def test_what_candidates_miss_is_told(
 ) -> None:
     """The share of the lists of all scores that is in those from some of them, by the files."""
     data = world.copy(tmp_path / "data")
-    query = RecommendQuery(Asker(), limit=5)
+    query = RecommendQuery(Requester(), limit=5)
     whole = make(data, tmp_path / "whole.parquet", query)
     assert whole.judged == 0
     assert math.isnan(whole.recall)

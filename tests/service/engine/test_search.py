@@ -8,7 +8,7 @@ import pytest
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
-from service.domain.queries import Answer, Asker, Contribution, SearchQuery
+from service.domain.queries import Answer, Contribution, Requester, SearchQuery
 from service.engine import search
 from service.engine.search import Searched, found_answer, search_items
 from tests.support.small import encode, past, random_past, snapshot
@@ -26,20 +26,20 @@ def find(
     personal: float = 1.0,
 ) -> Searched:
     """What is found, with every reason."""
-    query = SearchQuery(Asker(explain=50), text, limit, personal_weight=personal)
+    query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal)
     allowed = SERVED.catalogue.visible
     return search_items(
         query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, options=options
     )
 
 
-def answer(found: Searched, asker: Asker) -> Answer:
+def answer(found: Searched, requester: Requester) -> Answer:
     """The answer, with a reason's numbers for its name."""
     named = [
         tuple(Contribution(None, None, "", "", None, *reason[1:]) for reason in each)
         for each in found.reasons
     ]
-    return found_answer(asker, SERVED, found, named)
+    return found_answer(requester, SERVED, found, named)
 
 
 @pytest.mark.parametrize("least", [1, 2])
@@ -64,7 +64,7 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
         order = sorted(expected, key=lambda row: -expected[row])[:2]
         assert found.found.rows.tolist() == order
         assert found.found.scores == pytest.approx([expected[row] for row in order], abs=1e-4)
-        told = answer(found, Asker("u", explain=50)).items
+        told = answer(found, Requester("u", explain=50)).items
         for row, reasons, item in zip(order, found.reasons, told, strict=True):
             assert len(reasons) == (2 if row in near else 0)
             assert [reason.weight for reason in item["explanation"]] == [r.weight for r in reasons]
@@ -88,7 +88,7 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
     modes = {}
     for limit in (300, 30, 29):
         found = find("about 3", 5, user, AttentionOptions(exact_up_to=limit, k=4))
-        told = answer(found, Asker("u"))
+        told = answer(found, Requester("u"))
         modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
         assert (told.keys_attended, told.mass) == (found.found.keys, found.found.mass)
     assert modes == {
@@ -99,17 +99,17 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asker", "explained"),
+    ("requester", "explained"),
     [
-        (Asker(explain=5), False),
-        (Asker("u"), False),
-        (Asker("u", explain=5), True),
-        (Asker(history=(), explain=5), True),
+        (Requester(explain=5), False),
+        (Requester("u"), False),
+        (Requester("u", explain=5), True),
+        (Requester(history=(), explain=5), True),
     ],
 )
-def test_reasons_are_given_to_somebody_who_asks(asker: Asker, explained: bool) -> None:
+def test_reasons_are_given_to_somebody_who_asks(requester: Requester, explained: bool) -> None:
     """There is a list for each item, though it may be empty, or there is none."""
     found = find("about 3", 4, NOBODY)
-    assert [item.get("explanation") for item in answer(found, asker).items] == (
+    assert [item.get("explanation") for item in answer(found, requester).items] == (
         [()] * 4 if explained else [None] * 4
     )

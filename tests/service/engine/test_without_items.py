@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from service.domain.errors import NotFound
-from service.domain.queries import Asker, RecommendQuery, ScoreQuery, SimilarQuery
+from service.domain.queries import RecommendQuery, Requester, ScoreQuery, SimilarQuery
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
@@ -28,8 +28,8 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     async def ask(reason: str) -> list[str]:
         engine = await open_engine(Settings(data=tmp_path))
         try:
-            query = RecommendQuery(Asker(user_id="u0"), limit=5, exclude_seen=False)
-            answer = await engine.recommend(query, Stages())
+            query = RecommendQuery(Requester(user_id="u0"), limit=5, exclude_seen=False)
+            answer = await engine.recommend(query, StageClock())
             assert {item["reason"] for item in answer.items} == {reason}
             return [item["item_id"] for item in answer.items]
         finally:
@@ -39,7 +39,7 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
         engine = await open_engine(Settings(data=tmp_path))
         try:
             await engine.put_items([Item("space-01", "a rocket"), Item("new", "a comet")])
-            answer = await engine.recommend(RecommendQuery(Asker(user_id="u0")), Stages())
+            answer = await engine.recommend(RecommendQuery(Requester(user_id="u0")), StageClock())
             assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
         finally:
             await engine.close()
@@ -59,14 +59,16 @@ def test_a_removed_item_cannot_be_asked_for(world: tiny.World, tmp_path: Path) -
         engine = await open_engine(Settings(data=world.copy(tmp_path / "data")))
         item = tiny.item_id(0, 1)
         try:
-            assert (await engine.score(ScoreQuery(Asker(user_id="u0"), (item,)), Stages())).items
+            assert (
+                await engine.score(ScoreQuery(Requester(user_id="u0"), (item,)), StageClock())
+            ).items
             await engine.delete_item(item)
             with pytest.raises(NotFound, match="/item_ids/0"):
-                await engine.score(ScoreQuery(Asker(user_id="u0"), (item,)), Stages())
+                await engine.score(ScoreQuery(Requester(user_id="u0"), (item,)), StageClock())
             with pytest.raises(NotFound, match=item):
-                await engine.similar(SimilarQuery(item), Stages())
+                await engine.similar(SimilarQuery(item), StageClock())
             await engine.put_items([Item(item, "it is back")])
-            assert (await engine.similar(SimilarQuery(item), Stages())).items
+            assert (await engine.similar(SimilarQuery(item), StageClock())).items
         finally:
             await engine.close()
 

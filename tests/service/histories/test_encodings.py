@@ -17,10 +17,10 @@ from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory, encode
-from service.domain.queries import Asker, InlineEvent, ScoreQuery, Visible
+from service.domain.queries import EventFilter, InlineEvent, Requester, ScoreQuery
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.histories import encodings
 from service.histories.encodings import Encodings
@@ -226,14 +226,16 @@ def test_what_is_kept_is_never_older_than_the_history(world: tiny.World, tmp_pat
         for change in changes:
             if change is not None:
                 await change()
-            snapshot, question, at = await engine._ask(Asker(user_id="ann", at=20), Stages())
+            snapshot, question, at = await engine._ask(
+                Requester(user_id="ann", at=20), StageClock()
+            )
             right(engine._memories.encodings, snapshot, question, at)
             seen.append(build_memory(snapshot, question.history, at).user_state)
             assert seen[-1].any()
         for place, change in enumerate(changes[1:], 1):
             assert torch.allclose(seen[place], seen[place - 1], atol=1e-4) == (change is None)
         await engine.forget("ann")
-        snapshot, question, at = await engine._ask(Asker(user_id="ann", at=20), Stages())
+        snapshot, question, at = await engine._ask(Requester(user_id="ann", at=20), StageClock())
         assert not engine._memories.encodings.remember(snapshot, question, at).user_state.any()
 
     asyncio.run(_with_engine(world.copy(tmp_path / "data"), story))
@@ -243,16 +245,16 @@ def test_a_growing_history_is_read_once(world: tiny.World, tmp_path: Path) -> No
     """Through the whole service: event by event, one is read for each; and asking again is free."""
 
     async def story(engine: Engine) -> None:
-        plain = ScoreQuery(Asker(user_id="ann", at=20), (tiny.item_id(0, 5),))
-        await engine.score(plain, Stages())
-        snapshot, _, _ = await engine._ask(plain.asker, Stages())
+        plain = ScoreQuery(Requester(user_id="ann", at=20), (tiny.item_id(0, 5),))
+        await engine.score(plain, StageClock())
+        snapshot, _, _ = await engine._ask(plain.requester, StageClock())
         with appends(snapshot) as counts:
             for number in range(3, 8):
                 await engine.ingest(
                     [Event("ann", tiny.item_id(0, number), f"ann-{number}", timestamp=number)]
                 )
-                await engine.score(plain, Stages())
-                await engine.score(plain, Stages())
+                await engine.score(plain, StageClock())
+                await engine.score(plain, StageClock())
         assert counts == [1] * 5  # asked for again, a memory is the one that was
         assert (await engine.stats())["cached_encodings"] == 1
         assert (await engine.stats())["cached_encoding_bytes"] > 0
@@ -264,16 +266,16 @@ def test_sessions_and_windows_are_encoded_on_their_own(world: tiny.World, tmp_pa
     """What is laid over a history, or hidden from it, is neither kept nor served."""
 
     async def story(engine: Engine) -> None:
-        plain = ScoreQuery(Asker(user_id="ann", at=0), (tiny.item_id(0, 5),))
-        before = (await engine.score(plain, Stages())).items[0]["score"]
+        plain = ScoreQuery(Requester(user_id="ann", at=0), (tiny.item_id(0, 5),))
+        before = (await engine.score(plain, StageClock())).items[0]["score"]
         session = (InlineEvent(tiny.item_id(2, 1)),)
-        for asker in (
-            replace(plain.asker, history=session),
-            replace(plain.asker, visible=Visible(types=frozenset({"nothing"}))),
+        for requester in (
+            replace(plain.requester, history=session),
+            replace(plain.requester, visible=EventFilter(types=frozenset({"nothing"}))),
         ):
-            other = (await engine.score(replace(plain, asker=asker), Stages())).items[0]
+            other = (await engine.score(replace(plain, requester=requester), StageClock())).items[0]
             assert other["score"] != before
-        assert (await engine.score(plain, Stages())).items[0]["score"] == before
+        assert (await engine.score(plain, StageClock())).items[0]["score"] == before
 
     asyncio.run(_with_engine(world.copy(tmp_path / "data"), story))
 
@@ -283,10 +285,10 @@ def test_without_room_the_service_answers_the_same(world: tiny.World, tmp_path: 
     answers: list[list[float]] = []
 
     async def story(engine: Engine) -> None:
-        questions = [ScoreQuery(Asker(user_id=user, at=20), (tiny.item_id(0, 5),))
+        questions = [ScoreQuery(Requester(user_id=user, at=20), (tiny.item_id(0, 5),))
                      for user in ("ann", "bob", "ann")]  # fmt: skip
         answers.append(
-            [(await engine.score(each, Stages())).items[0]["score"] for each in questions]
+            [(await engine.score(each, StageClock())).items[0]["score"] for each in questions]
         )
         answers[-1].append((await engine.stats())["cached_encodings"])
 

@@ -14,16 +14,16 @@ import pytest
 from models.history import collapsed_history
 from service.domain.queries import (
     Answer,
-    Asker,
+    EventFilter,
     RecommendQuery,
+    Requester,
     Retrieval,
     ScoreQuery,
     SearchQuery,
-    Visible,
 )
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.histories import long_histories
 from tests.support import tiny
@@ -32,7 +32,7 @@ LENGTH = 2_600
 HOUR = 3_600_000_000
 ITEMS = tuple(tiny.item_id(genre, number) for genre in (0, 1) for number in range(6))
 AT = (LENGTH + 100) * HOUR
-EVERYTHING = Visible(since=-(1 << 60))  # a mask, which asks for every event one by one
+EVERYTHING = EventFilter(since=-(1 << 60))  # a mask, which asks for every event one by one
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +58,14 @@ async def told(engine: Engine, made: list[Event]) -> None:
 
 async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
     """Scores and reasons are those of every event; what was found."""
-    asker = Asker(user_id="ann", at=AT, explain=5, **more)
-    query = ScoreQuery(asker, ITEMS)
-    found = await engine.score(query, Stages())
+    requester = Requester(user_id="ann", at=AT, explain=5, **more)
+    query = ScoreQuery(requester, ITEMS)
+    found = await engine.score(query, StageClock())
     wanted = await engine.score(
-        replace(query, asker=replace(asker, visible=EVERYTHING, retrieval=Retrieval("exact"))),
-        Stages(),
+        replace(
+            query, requester=replace(requester, visible=EVERYTHING, retrieval=Retrieval("exact"))
+        ),
+        StageClock(),
     )
     assert wanted.rows_scanned is None
     for one, other in zip(found.items, wanted.items, strict=True):
@@ -108,8 +110,8 @@ def test_nothing_that_happens_to_a_history_makes_an_answer_old(
         await agree(engine, explain_exact=True)
         await agree(engine, exclude_self=True)
         await engine.forget("ann")
-        query = ScoreQuery(Asker(user_id="ann", at=AT), ITEMS)
-        assert (await engine.score(query, Stages())).rows_scanned is None
+        query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS)
+        assert (await engine.score(query, StageClock())).rows_scanned is None
 
     _run(world.copy(tmp_path / "data"), story)
 
@@ -126,8 +128,8 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         errors: list[tuple[float, float]] = []
         engine.observe_errors(lambda true, stated: errors.append((true, stated)))
         coarse = Retrieval("coarse", max_error=0.05)
-        asker = Asker(user_id="ann", at=AT, retrieval=coarse)
-        first = await engine.score(ScoreQuery(asker, ITEMS), Stages())
+        requester = Requester(user_id="ann", at=AT, retrieval=coarse)
+        first = await engine.score(ScoreQuery(requester, ITEMS), StageClock())
         assert first.retrieval == "exact"  # cells are not waited for
         await asyncio.to_thread(engine._memories.long.settle)
         found = await agree(engine, tolerance=0.01, retrieval=coarse)
@@ -135,17 +137,17 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         for item in found.items:
             assert 0 < item["relative_error"] <= 0.05
             assert 0 < item["mass"] < 1
-        answer = await engine.recommend(RecommendQuery(asker, limit=5), Stages())
+        answer = await engine.recommend(RecommendQuery(requester, limit=5), StageClock())
         assert len(answer.items) == 5
-        answer = await engine.search(SearchQuery(asker, "many 3", limit=5), Stages())
+        answer = await engine.search(SearchQuery(requester, "many 3", limit=5), StageClock())
         assert len(answer.items) == 5
         exact = await engine.score(
-            ScoreQuery(replace(asker, retrieval=Retrieval("exact")), ITEMS), Stages()
+            ScoreQuery(replace(requester, retrieval=Retrieval("exact")), ITEMS), StageClock()
         )
         assert exact.retrieval == "exact"
         top = await engine.score(
-            ScoreQuery(replace(asker, retrieval=Retrieval("coarse", moment_order=0)), ITEMS),
-            Stages(),
+            ScoreQuery(replace(requester, retrieval=Retrieval("coarse", moment_order=0)), ITEMS),
+            StageClock(),
         )
         assert top.rows_scanned is None
         stats = await engine.stats()
@@ -155,7 +157,7 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         assert errors
         assert all(true <= stated for true, stated in errors)
 
-    _run(world.copy(tmp_path / "data"), story, check_share=1.0)
+    _run(world.copy(tmp_path / "data"), story, audit_fraction=1.0)
 
 
 def test_without_room_answers_are_the_same(world: tiny.World, tmp_path: Path) -> None:
@@ -174,10 +176,10 @@ def test_many_ask_while_it_grows(world: tiny.World, tmp_path: Path) -> None:
 
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))
-        query = ScoreQuery(Asker(user_id="ann", at=AT), ITEMS[:3])
+        query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS[:3])
 
         async def ask() -> list[Answer]:
-            return [await engine.score(query, Stages()) for _ in range(20)]
+            return [await engine.score(query, StageClock()) for _ in range(20)]
 
         asked = [asyncio.create_task(ask()) for _ in range(4)]
         for start in range(LENGTH, LENGTH + 1_200, 100):

@@ -11,7 +11,7 @@ import pytest
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
-from service.domain.queries import Asker
+from service.domain.queries import Requester
 from service.histories.memory_provider import MemoryProvider
 from service.histories.request_history import NOBODY
 from tests.support.histories_asked import ITEMS, asked
@@ -38,27 +38,27 @@ def test_nobodys_memory_is_made_once_for_each_snapshot(memories: MemoryProvider)
     snapshot = small_snapshot(ITEMS, random_model(1, window=8))
     targets = np.arange(ITEMS)
     expected = score(snapshot, build_memory(snapshot, UserHistory.empty(), 9 * DAY), targets)
-    with memories.of(snapshot, Asker(), NOBODY, 9 * DAY) as first:
+    with memories.of(snapshot, Requester(), NOBODY, 9 * DAY) as first:
         np.testing.assert_array_equal(score(snapshot, first, targets).total, expected.total)
         assert len(first) == 0
-    with memories.of(snapshot, Asker(temperature=2.0), NOBODY, 99 * DAY) as second:
+    with memories.of(snapshot, Requester(temperature=2.0), NOBODY, 99 * DAY) as second:
         assert second is first
-    with memories.of(snapshot, Asker("new"), replace(NOBODY), 9 * DAY) as unknown:
+    with memories.of(snapshot, Requester("new"), replace(NOBODY), 9 * DAY) as unknown:
         assert unknown is first
-    with memories.of(replace(snapshot), Asker(), NOBODY, 9 * DAY) as other:
+    with memories.of(replace(snapshot), Requester(), NOBODY, 9 * DAY) as other:
         assert other is not first
 
 
 def test_what_was_asked_is_known_as_long_as_the_memory_is(memories: MemoryProvider) -> None:
     """A memory that is kept brings the events it was made of, and no other's."""
     snapshot = small_snapshot(ITEMS, random_model(1, window=8))
-    question, asker = asked("ann", 5), Asker("ann")
-    with memories.of(snapshot, asker, question, 99 * DAY) as made:
+    question, requester = asked("ann", 5), Requester("ann")
+    with memories.of(snapshot, requester, question, 99 * DAY) as made:
         pass
     assert memories.remembered.asked(snapshot, question.version) is question
-    with memories.of(snapshot, asker, question, 99 * DAY) as again:
+    with memories.of(snapshot, requester, question, 99 * DAY) as again:
         assert again is made
-    assert memories.asked(snapshot, Asker(), None) is None
+    assert memories.asked(snapshot, Requester(), None) is None
 
 
 def test_no_targets_are_no_scores() -> None:

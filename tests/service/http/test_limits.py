@@ -25,7 +25,7 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 
 def test_a_body_too_long_is_refused_by_its_length_alone() -> None:
     """A Content-Length above the limit is 413 before a byte of the body is asked for."""
-    with serving(max_body=100) as client:
+    with serving(max_body_bytes=100) as client:
         sent = client.runner.run(call(client, {**JSON, "content-length": "101"}, []))
     assert sent[0]["status"] == 413
     assert (b"connection", b"close") in sent[0]["headers"]
@@ -59,7 +59,7 @@ async def call(client: Client, headers: dict[str, str], messages: list[Any]) -> 
 def test_a_chunked_body_is_counted_as_it_comes() -> None:
     """Without a length the limit holds all the same, and reading stops where it is passed."""
     part = {"type": "http.request", "body": b" " * 60, "more_body": True}
-    with serving(max_body=100) as client:
+    with serving(max_body_bytes=100) as client:
         sent = client.runner.run(call(client, JSON, [part, part]))
         exact = client.post(
             "/v1/score", content=chunks(b" " * 78, b'{"item_ids": ["a"]}'[:-1], b"}")
@@ -70,7 +70,7 @@ def test_a_chunked_body_is_counted_as_it_comes() -> None:
 
 def test_all_bodies_together_are_bounded() -> None:
     """What is held of unfinished bodies counts; when one is done there is room for the next."""
-    with serving(max_held=150) as client:
+    with serving(max_buffered_bytes=150) as client:
 
         async def crowd() -> tuple[list[Any], list[Any]]:
             waiting, finish = asyncio.Event(), asyncio.Event()
@@ -219,7 +219,7 @@ def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:
 def test_shutdown_turns_readiness_off_and_lets_requests_finish() -> None:
     """While a request is in flight the app says it is not ready, waits for it, then closes."""
     engine = FakeEngine()
-    app = create_app(Settings(drain=30, deadline=30), engine=engine)
+    app = create_app(Settings(drain_timeout=30, deadline=30), engine=engine)
 
     async def scenario() -> tuple[httpx.Response, httpx.Response, bool]:
         engine.gate = asyncio.Event()
@@ -244,7 +244,7 @@ def test_shutdown_turns_readiness_off_and_lets_requests_finish() -> None:
 
 def test_shutdown_does_not_wait_for_ever() -> None:
     """A request that never ends delays the end only as long as was allowed."""
-    with serving(drain=0.02, deadline=30) as client:
+    with serving(drain_timeout=0.02, deadline=30) as client:
         client.engine.gate = asyncio.Event()
 
         async def start() -> asyncio.Task[httpx.Response]:

@@ -19,7 +19,7 @@ from tests.support.http_fake import FakeEngine, serving
 
 NDJSON = "application/x-ndjson"
 # Its limits are wide: what is under test here is the document.
-APP = create_app(Settings(embedding_dim=4, deadline=10, max_body=2**26), engine=FakeEngine())
+APP = create_app(Settings(embedding_dim=4, deadline=10, max_body_bytes=2**26), engine=FakeEngine())
 DOCUMENT = APP.openapi()
 OPERATIONS = [
     pytest.param(path, method, operation, id=f"{method} {path}")

@@ -12,7 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.domain.errors import Conflict, Corrupt, ModelRejected, StoreFull, Unavailable
-from service.domain.queries import CatalogueMemory, Filter, InlineEvent, UserMemory, VectorMemory
+from service.domain.queries import (
+    CatalogueMemory,
+    Filter,
+    InlineEvent,
+    StoredUserMemory,
+    VectorMemory,
+)
 from tests.support.http_fake import Client, serving
 
 ITEM = {
@@ -115,7 +121,7 @@ def test_profiles_merge_and_forgetting(client: Client) -> None:
 
 
 def test_a_score_request_reaches_the_engine_whole(client: Client) -> None:
-    """Every common field of a question becomes its field of the asker."""
+    """Every common field of a question becomes its field of the requester."""
     client.post(
         "/v1/score",
         json={
@@ -138,15 +144,19 @@ def test_a_score_request_reaches_the_engine_whole(client: Client) -> None:
         },
     )
     (query,) = client.engine.asked
-    asker = query.asker
+    requester = query.requester
     assert query.item_ids == ("b", "a", "b")
-    assert asker.history == (InlineEvent("a", "like", 2.0), InlineEvent("b"))
-    assert (asker.visible.since, asker.visible.until) == (1_000_000, 2_000_000)
-    assert (asker.visible.types, asker.visible.categories) == ({"like"}, {"talk"})
-    assert (asker.retrieval.mode, asker.retrieval.k, asker.retrieval.probes) == ("coarse", 10, 4)
-    assert (asker.user_id, asker.temperature, asker.hard) == ("u", 0.5, True)
-    assert (asker.exclude_self, asker.at) == (True, 3_000_000)
-    assert (asker.explain, asker.explain_exact) == (30, True)
+    assert requester.history == (InlineEvent("a", "like", 2.0), InlineEvent("b"))
+    assert (requester.visible.since, requester.visible.until) == (1_000_000, 2_000_000)
+    assert (requester.visible.types, requester.visible.categories) == ({"like"}, {"talk"})
+    assert (requester.retrieval.mode, requester.retrieval.k, requester.retrieval.probes) == (
+        "coarse",
+        10,
+        4,
+    )
+    assert (requester.user_id, requester.temperature, requester.hard) == ("u", 0.5, True)
+    assert (requester.exclude_self, requester.at) == (True, 3_000_000)
+    assert (requester.explain, requester.explain_exact) == (30, True)
 
 
 def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
@@ -189,7 +199,7 @@ def test_recommend_and_search_pass_their_filters(client: Client) -> None:
     assert recommend.filter == search.filter == wanted
     assert (recommend.exclude_seen, recommend.exclude, recommend.diversity) == (False, {"x"}, 1.0)
     assert (recommend.limit, search.limit) == (7, 20)
-    assert (search.query, search.asker.user_id) == ("asyncio", "u")
+    assert (search.query, search.requester.user_id) == ("asyncio", "u")
 
 
 def test_a_search_reaches_the_engine_whole(client: Client) -> None:
@@ -209,7 +219,7 @@ def test_a_search_reaches_the_engine_whole(client: Client) -> None:
     client.post("/v1/score", json={"item_ids": []} | common)
     client.post("/v1/search", json={"query": "asyncio"} | common)
     score, search = client.engine.asked
-    assert search.asker == score.asker
+    assert search.requester == score.requester
     for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
         assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
 
@@ -275,7 +285,7 @@ def test_attend_reaches_every_kind_of_memory(client: Client) -> None:
         body = {"memory": memory, "query": {"vector": [1, 2]}}
         assert client.post("/v1/attend", json=body).status_code == 200
     user, catalogue, nothing = (query.memory for query in client.engine.asked)
-    assert user == UserMemory("u")
+    assert user == StoredUserMemory("u")
     assert catalogue == CatalogueMemory()
     assert (nothing.keys.shape, nothing.values.shape) == ((0, 2), (0, 0))
 

@@ -85,7 +85,7 @@ def test_oversize_bodies_end_their_connection(protocol: Protocol) -> None:
         assert sent < 4000 * 65_536
         assert (await http.get("/health/live")).status_code == 200
 
-    asyncio.run(serve(engine, protocol, talk, max_body=60_000))
+    asyncio.run(serve(engine, protocol, talk, max_body_bytes=60_000))
 
 
 def test_a_request_in_flight_outlives_the_order_to_stop(protocol: Protocol) -> None:

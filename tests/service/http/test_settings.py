@@ -8,7 +8,12 @@ from pydantic import ValidationError
 from models.history.attention_options import EXACT_UP_TO, AttentionOptions
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Invalid
-from service.domain.settings import Settings, refuse_dimension, refuse_exposure, unknown_variables
+from service.domain.settings import (
+    Settings,
+    check_bind_address,
+    check_embedding_dim,
+    unknown_variables,
+)
 
 
 def test_every_setting_is_documented() -> None:
@@ -51,7 +56,7 @@ def test_a_wrong_setting_is_named(
 def test_exact_means_the_same_over_http_and_in_the_models() -> None:
     """Neither layer may read the other's default, so it stands twice: the two must agree."""
     assert (
-        Settings.model_fields["exact_up_to"].default
+        Settings.model_fields["max_exact_rows"].default
         == EXACT_UP_TO
         == AttentionOptions().exact_up_to
     )
@@ -59,9 +64,9 @@ def test_exact_means_the_same_over_http_and_in_the_models() -> None:
 
 def test_vectors_are_as_long_as_the_text_encoders_by_default() -> None:
     """Nothing set is something that works; anything else names the setting and what it may be."""
-    refuse_dimension(Settings(), StaticEncoder.name, StaticEncoder.dimension)
+    check_embedding_dim(Settings(), StaticEncoder.name, StaticEncoder.dimension)
     with pytest.raises(Invalid, match=r"HEED_EMBEDDING_DIM is 3, but must be 8: .* encoder tiny"):
-        refuse_dimension(Settings(embedding_dim=3), "tiny", 8)
+        check_embedding_dim(Settings(embedding_dim=3), "tiny", 8)
 
 
 def test_settings_are_frozen_and_closed() -> None:
@@ -81,12 +86,12 @@ def test_a_misspelt_variable_is_told() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_may_be_bound(host: str) -> None:
     """Addresses of this machine only need no leave."""
-    refuse_exposure(Settings(host=host))
+    check_bind_address(Settings(host=host))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.org", "127.0.0.1.nip"])
 def test_other_addresses_need_insecure(host: str) -> None:
     """What other machines can reach is refused unless `insecure` was said."""
     with pytest.raises(Invalid, match="HEED_INSECURE"):
-        refuse_exposure(Settings(host=host))
-    refuse_exposure(Settings(host=host, insecure=True))
+        check_bind_address(Settings(host=host))
+    check_bind_address(Settings(host=host, insecure=True))

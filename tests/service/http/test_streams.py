@@ -21,7 +21,9 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with serving(max_ndjson_line=200, max_body=100, deadline=0.05, max_streams=1) as client:
+    with serving(
+        max_ndjson_line_bytes=200, max_body_bytes=100, deadline=0.05, max_streams=1
+    ) as client:
         yield client
 
 

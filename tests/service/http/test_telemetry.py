@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.domain.queries import Answer, AnsweredItem, ScoreQuery
-from service.domain.stage_clock import Stages
+from service.domain.queries import Answer, AnswerItem, ScoreQuery
+from service.domain.stage_clock import StageClock
 from tests.support.http_fake import Client, serving
 
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with serving(max_body=1000) as client:
+    with serving(max_body_bytes=1000) as client:
         yield client
 
 
@@ -74,7 +74,7 @@ def test_the_engines_stages_are_in_the_header(client: Client) -> None:
 
 def test_a_stage_adds_up_and_ends_with_its_error() -> None:
     """A stage entered again adds to its time, and one that raises is counted all the same."""
-    stages = Stages()
+    stages = StageClock()
     with stages("store"):
         pass
     once = stages.seconds["store"]
@@ -104,8 +104,8 @@ def test_a_crash_is_a_problem_without_a_traceback(
 def test_a_score_that_is_no_number_is_an_error(client: Client) -> None:
     """NaN would leave as null in a 200; it is a 500 instead."""
 
-    async def broken(query: ScoreQuery, stages: Stages) -> Answer:
-        return Answer([AnsweredItem(item_id="a", score=float("nan"), title="")], "v1")
+    async def broken(query: ScoreQuery, stages: StageClock) -> Answer:
+        return Answer([AnswerItem(item_id="a", score=float("nan"), title="")], "v1")
 
     client.engine.score = broken  # type: ignore[method-assign]
     assert client.post("/v1/score", json={"item_ids": ["a"]}).status_code == 500

@@ -12,14 +12,14 @@ from models.recommender.artifact import WEIGHTS
 from service.domain.errors import ModelRejected
 from service.domain.queries import (
     Answer,
-    Asker,
     RecommendQuery,
+    Requester,
     ScoreQuery,
     SearchQuery,
     SimilarQuery,
 )
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
@@ -28,12 +28,12 @@ from tests.support.tiny import World, item_id
 
 async def answers(engine: Engine) -> list[Answer]:
     """One answer to each kind of question."""
-    asker, item = Asker(user_id="u0"), item_id(0, 1)
+    requester, item = Requester(user_id="u0"), item_id(0, 1)
     return [
-        await engine.score(ScoreQuery(asker, (item,)), Stages()),
-        await engine.recommend(RecommendQuery(asker, limit=3), Stages()),
-        await engine.search(SearchQuery(asker, "rocket"), Stages()),
-        await engine.similar(SimilarQuery(item), Stages()),
+        await engine.score(ScoreQuery(requester, (item,)), StageClock()),
+        await engine.recommend(RecommendQuery(requester, limit=3), StageClock()),
+        await engine.search(SearchQuery(requester, "rocket"), StageClock()),
+        await engine.similar(SimilarQuery(item), StageClock()),
     ]
 
 

@@ -22,7 +22,7 @@ from service.domain.errors import (
     StoreFull,
     Unavailable,
 )
-from service.domain.names import is_name, timed_name
+from service.domain.names import is_name, timestamped_name
 from service.runtime import durable_files
 from service.snapshots import manifest
 from service.snapshots.registry import Registry
@@ -107,10 +107,10 @@ def test_nothing_is_active_at_first(registry: Registry) -> None:
 def test_generated_names_sort_by_time(tmp_path: Path) -> None:
     """Names made of a time are valid, sort as the times do, and never collide."""
     times = sorted(random.Random(3).sample(range(10**15, 2 * 10**15), 200))
-    names = [timed_name(time) for time in times]
+    names = [timestamped_name(time) for time in times]
     assert names == sorted(names)
     assert all(is_name(name) for name in names)
-    assert timed_name(1_767_268_800_000_000) == "20260101t120000-000000"
+    assert timestamped_name(1_767_268_800_000_000) == "20260101t120000-000000"
     registry = Registry(tmp_path, clock=lambda: 1_767_268_800_000_000)
     published = [registry.publish(FILES, {}) for _ in range(3)]
     assert published == [f"20260101t120000-00000{n}" for n in range(3)]

@@ -17,10 +17,10 @@ from models.recommender import artifact
 from models.recommender.artifact import Trained
 from models.text.static_encoder import StaticEncoder
 from service.domain import records
-from service.domain.queries import Asker, InlineEvent, RecommendQuery, ScoreQuery
+from service.domain.queries import InlineEvent, RecommendQuery, Requester, ScoreQuery
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.histories.request_history import RequestHistory
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
@@ -142,7 +142,7 @@ async def past_of(
     pasts = engine._pasts
     stored = await pasts.history(user)
     snapshot = await engine._serving.current()
-    return pasts.assemble(snapshot, Asker(user_id=user, history=inline), stored, NOON)
+    return pasts.assemble(snapshot, Requester(user_id=user, history=inline), stored, NOON)
 
 
 @pytest.mark.anyio
@@ -168,8 +168,8 @@ async def test_a_past_has_the_models_numbers(engine: Engine) -> None:
 @pytest.mark.anyio
 async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     """Parts sum to the score, reasons to attention and transitions; each says its event's type."""
-    asker = Asker(user_id="u3", explain=50, explain_exact=True)
-    answer = await engine.score(ScoreQuery(asker, NAMES[::7]), Stages())
+    requester = Requester(user_id="u3", explain=50, explain_exact=True)
+    answer = await engine.score(ScoreQuery(requester, NAMES[::7]), StageClock())
     kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
     said = set()
     for item in answer.items:
@@ -190,8 +190,10 @@ async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[st
     """The same item at the same time, of one type and of another: other scores."""
     one, other = [
         await engine.score(
-            ScoreQuery(Asker(history=(InlineEvent(item_id(0, 3), kind, timestamp=NOON),)), NAMES),
-            Stages(),
+            ScoreQuery(
+                Requester(history=(InlineEvent(item_id(0, 3), kind, timestamp=NOON),)), NAMES
+            ),
+            StageClock(),
         )
         for kind in kinds
     ]
@@ -202,7 +204,9 @@ async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[st
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     """It is not recommended again."""
     history = (InlineEvent(item_id(0, 3), "dislike"), InlineEvent(item_id(0, 4)))
-    answer = await engine.recommend(RecommendQuery(Asker(history=history), limit=60), Stages())
+    answer = await engine.recommend(
+        RecommendQuery(Requester(history=history), limit=60), StageClock()
+    )
     found = {item["item_id"] for item in answer.items}
     assert len(found) == 58
     assert item_id(0, 3) not in found
@@ -219,8 +223,8 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         disliked = InlineEvent(item_id(0, 3), "dislike", timestamp=NOON)
 
         async def scores(*history: InlineEvent) -> list[float]:
-            asker = Asker(history=history, at=NOON)
-            answer = await opened.score(ScoreQuery(asker, NAMES), Stages())
+            requester = Requester(history=history, at=NOON)
+            answer = await opened.score(ScoreQuery(requester, NAMES), StageClock())
             return [item["score"] for item in answer.items]
 
         assert await scores(liked, disliked) == await scores(liked)

@@ -20,15 +20,15 @@ from models.recommender.artifact import Trained
 from models.text.static_encoder import StaticEncoder
 from service.domain.queries import (
     Answer,
-    Asker,
     RecommendQuery,
+    Requester,
     ScoreQuery,
     SearchQuery,
     SimilarQuery,
 )
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.domain.stage_clock import Stages
+from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
@@ -163,15 +163,15 @@ def read(data: Path, sent: list[Event]) -> training_corpus.Corpus:
 
 async def answers(engine: Engine, user: str) -> list[Answer]:
     """One answer to each kind of question, with reasons."""
-    asker = Asker(user_id=user, explain=5)
+    requester = Requester(user_id=user, explain=5)
     return [
-        await engine.score(ScoreQuery(asker, tuple(NAMES[::5])), Stages()),
+        await engine.score(ScoreQuery(requester, tuple(NAMES[::5])), StageClock()),
         await engine.score(
-            ScoreQuery(replace(asker, at=NOON + 900 * DAY), tuple(NAMES[::9])), Stages()
+            ScoreQuery(replace(requester, at=NOON + 900 * DAY), tuple(NAMES[::9])), StageClock()
         ),
-        await engine.recommend(RecommendQuery(asker, exclude_seen=False), Stages()),
-        await engine.search(SearchQuery(asker, "rocket"), Stages()),
-        await engine.similar(SimilarQuery(item_id(0, 0)), Stages()),
+        await engine.recommend(RecommendQuery(requester, exclude_seen=False), StageClock()),
+        await engine.search(SearchQuery(requester, "rocket"), StageClock()),
+        await engine.similar(SimilarQuery(item_id(0, 0)), StageClock()),
     ]
 
 
