@@ -46,9 +46,13 @@ class StaticEncoder:
 
     The weights and the tokenizer ship inside the installed package. Token embeddings are
     averaged, so word order does not count.
+
+    Texts are case-folded (Unicode's full case folding) before they are tokenized. The vocabulary is
+    that of a language model, which splits a word in capitals into pieces of other meanings: on a
+    collection in lower case, queries in capitals had a quarter of the nDCG.
     """
 
-    name = "wordllama-l2-supercat-256"
+    name = "wordllama-l2-supercat-256-uncased"
     dimension = 256
     quick = True
 
@@ -59,7 +63,7 @@ class StaticEncoder:
         """Unit vectors [n, 256], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for start in range(0, len(texts), _BATCH):
-            batch = list(texts[start : start + _BATCH])
+            batch = [text.casefold() for text in texts[start : start + _BATCH]]
             tokens = [
                 encoding.ids
                 for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False)

@@ -341,8 +341,8 @@ class LiveSnapshot:
             trained = Trained.unpack(files)
             if trained.encoder != self._embeddings.name:
                 raise ValueError(
-                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}: set "
-                    "HEED_ENCODER to what it was trained with, or train again with heed train"
+                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}: "
+                    "train again with heed train, or set HEED_ENCODER to what it was trained with"
                 )
             snapshot = Snapshot.build(
                 name, trained, catalogue, self._counts, index_from=self._index_from

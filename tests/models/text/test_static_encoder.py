@@ -18,12 +18,17 @@ def encoder() -> StaticEncoder:
 
 def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(encoder: StaticEncoder) -> None:
     """Against a float64 loop over the tokenizer's ids and the table of embeddings."""
+    wordllama = pytest.importorskip("wordllama")
+    package = Path(wordllama.__file__).parent
+    model = wordllama.WordLlama.load(cache_dir=package, disable_download=True)
+    tokenizer, weights = model.tokenizer, model.embedding
+    tokenizer.no_padding()
     texts = ["attention is all you need", "naïve café, 東京!", "a", "word " * 300]
     got = encoder.encode(texts)
     for text, vector in zip(texts, got, strict=True):
         total = np.zeros(256)
-        for token in encoder._tokenizer.encode(text, add_special_tokens=False).ids:
-            total += encoder._weight[token].double().numpy()
+        for token in tokenizer.encode(text, add_special_tokens=False).ids:
+            total += weights[token].astype(np.float64)
         np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-6)
 
 
@@ -55,6 +60,19 @@ def test_neighbours_and_batches_do_not_matter(
     np.testing.assert_allclose(encoder.encode(texts), together, atol=1e-7)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
     np.testing.assert_allclose(alone, together, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Garlic soup", "The DNA of AIDS", "Straße", "NAÏVE café", "Ǆungla", "οδός", "ﬁne", "İ"],
+)
+def test_letter_case_does_not_change_a_vector(encoder: StaticEncoder, text: str) -> None:
+    """Capitals, lower case and titles are one text, wherever Unicode folds them to the same."""
+    written = [text, text.lower(), text.upper(), text.title()]
+    same = [each for each in written if each.casefold() == text.casefold()]
+    assert len(same) > 1
+    vectors = encoder.encode(same)
+    np.testing.assert_array_equal(vectors, np.broadcast_to(vectors[0], vectors.shape))
 
 
 def test_like_texts_are_near(encoder: StaticEncoder) -> None:

@@ -1,0 +1,73 @@
+"""Judged searches with their queries and texts in other letter case.
+
+    python -m tests.benchmarks.letter_case DIR [--split train]
+
+A difference between two columns or two rows is what letter case alone is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.table import Table
+
+from models.text.static_encoder import StaticEncoder
+from service.cli.console import out
+from service.datasets import collection
+from service.datasets.collections import Collection
+from service.evaluation.search_quality import WAYS, Way, judge, searchable
+from service.snapshots.text_embeddings import EmbeddingCache
+
+CASES: dict[str, Callable[[str], str]] = {
+    "as is": str,
+    "lower case": str.lower,
+    "capitals": str.upper,
+}
+
+
+class Measured(NamedTuple):
+    """The mean nDCG@10 of one way to search, for texts and queries in one letter case each."""
+
+    way: Way
+    texts: str
+    queries: str
+    ndcg: float
+
+
+def measure(source: Collection) -> Iterator[Measured]:
+    """Search a collection in every combination of letter cases."""
+    items, judged = list(source.items()), source.judged()
+    for texts in ("as is", "capitals"):
+        recased = CASES[texts]
+        embeddings = EmbeddingCache(StaticEncoder())
+        snapshot = searchable(
+            (
+                replace(item, title=recased(item.title), description=recased(item.description))
+                for item in items
+            ),
+            embeddings,
+        )
+        for way in WAYS:
+            for queries, typed in CASES.items():
+                cases = [each._replace(query=typed(each.query)) for each in judged]
+                quality = judge(snapshot, embeddings.query, cases, way)
+                yield Measured(way, texts, queries, float(quality.ndcg.mean()))
+
+
+def main(folder: Path, split: Annotated[str, typer.Option()] = "train") -> None:
+    """Print the mean nDCG@10 of a judged collection for each letter case."""
+    table = Table("read by", "texts", *(f"queries {case}" for case in CASES))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for each in measure(collection(folder, split)):
+        rows.setdefault((each.way, each.texts), []).append(f"{each.ndcg:.4f}")
+    for names, cells in rows.items():
+        table.add_row(*names, *cells)
+    out.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
