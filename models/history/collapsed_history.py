@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,14 @@ def collapsible_events(events: int, window: int) -> int:
     """
     kept = max(RECENT_EVENTS, 2 * window)
     return max(0, (events - kept) // _STEP * _STEP)
+
+
+def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Order contributions [n] to a score: the largest positive first, then the most negative.
+
+    What lowers a score is never preferred to what raises it: a reason is given as "because of".
+    """
+    return np.lexsort((-np.abs(contributions), contributions <= 0))
 
 
 class _Alike(NamedTuple):
@@ -263,15 +271,15 @@ class CollapsedHistory:
         return self.attend(nothing, beside, max_error=math.inf).partial
 
     def top_events(
-        self, query: Tensor, outputs: Tensor, top: int
+        self, query: Tensor, outputs: Tensor, total: Tensor, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The events that contribute most to one target, and their biases [H, E].
 
         Args:
             query: of the target, [H, d].
             outputs: of the target, [H, d_v].
-            top: how many events are wanted, by the size of their contribution: they are among those
-                that are returned.
+            total: log of the sum of exponentials over the whole history, [H, 1].
+            top: how many events to return, in the order of `rank_contributions`.
         """
         weight, gain = [], []
         for rows in self._rows(0):
@@ -281,7 +289,7 @@ class CollapsedHistory:
         if not weight:
             return np.zeros(0, np.int64), np.zeros((len(query), 0), np.float32)
         log_share = torch.cat(weight, 1)
-        share = (log_share - log_share.logsumexp(1, keepdim=True)).exp()
+        share = (log_share - total).exp()
         worth = (share * torch.cat(gain, 1)).double().numpy()  # (H, m) of all events on an item
         alike = self._alike()
         unit = np.exp(self._factors[:, alike.codes])  # (H, P)
@@ -289,12 +297,12 @@ class CollapsedHistory:
             part = np.nan_to_num(unit / self._weights[:, alike.places])
         each = (part * worth[:, alike.places]).sum(0)  # of an event of weight 1
         # The foremost events are among those that are alike to the foremost.
-        chosen = np.argsort(-np.abs(each) * alike.loudest, kind="stable")[:top]
+        chosen = rank_contributions(each * alike.loudest)[:top]
         marked = np.zeros(len(each) + 1, np.bool_)
         marked[chosen] = True
         events = np.flatnonzero(marked[alike.of])
-        size = np.abs(each[alike.of[events]]) * self.history.weights[events]
-        events = events[np.argsort(-size, kind="stable")[:top]]
+        added = each[alike.of[events]] * self.history.weights[events]
+        events = events[rank_contributions(added)[:top]]
         bias = self._factors[:, self._codes(events, self._at)] + self._loudness(events)
         return events, bias.astype(np.float32)
 

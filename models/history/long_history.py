@@ -150,11 +150,12 @@ def expand_top_events(
     query, outputs = snapshot.tables.queries[:, target], snapshot.tables.outputs[:, target]
     with older.lock:
         older.advance_to(user.at)
-        events, bias = older.top_events(query, outputs, top)
         past = older.history
+        own = int((past.rows == target).sum()) if options.exclude_self else 0
+        events, bias = older.top_events(query, outputs, whole.logsumexp, top + own)
     if options.exclude_self:
         others = past.rows[events] != target
-        events, bias = events[others], bias[:, others]
+        events, bias = events[others][:top], bias[:, others][:, :top]
     rows = torch.from_numpy(past.rows[events].astype(np.int64))
     keys = of_rows(snapshot.tables.keys, rows)  # (H, E, d)
     values = of_rows(snapshot.tables.values, rows)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FOREVER
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.collapsed_history import rank_contributions
 from models.history.long_history import REMAINDER, expand_top_events
 from models.history.user_memory import UserMemory
 from models.recommender.transition_counts import share
@@ -33,7 +35,7 @@ _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 class Reason(NamedTuple):
     """What one row did to one target's score."""
 
-    source: int  # event of the past; -1 - i is profile entry i
+    source: int  # event of the history; -1 - i is profile entry i
     weight: float  # mean over heads
     contribution: float  # signed; all rows' sum to attention + transitions
     without: float  # the score had this row not been there, attention and transitions recomputed
@@ -54,7 +56,10 @@ def explain(
     within: Tensor | None = None,
     whole: PartialSoftmax | None = None,
 ) -> list[Reason]:
-    """The `top` rows by size of their contribution to one target's attention and transitions.
+    """Return the `top` rows that raise one target's attention and transitions most.
+
+    Where fewer rows than that raise them, the rows that lower them most follow. The list is in
+    descending order of the signed contributions, so that its head is what a score is due to.
 
     `without` recomputes both over what would be left, at the positions the other events would then
     have, so that it equals the score after deleting the event (the sequence part and the prior,
@@ -99,9 +104,10 @@ def explain(
         if shares.any():
             part = model.scale(user.user_state)[number] * torch.log1p(shares.sum())
             each[user.recent[: len(shares)]] += part * shares / shares.sum()
-    order = torch.argsort(each.abs(), descending=True, stable=True)
-    named = torch.from_numpy(user.source != REMAINDER)
-    order = order[((weights.sum(0) > 0) | (each != 0))[order] & named[order]][:top]
+    named = ((weights.sum(0) > 0) | (each != 0)).numpy() & (user.source != REMAINDER)
+    candidates = torch.from_numpy(np.flatnonzero(named))
+    chosen = candidates[torch.from_numpy(rank_contributions(each[candidates].numpy())[:top])]
+    order = chosen[torch.argsort(each[chosen], descending=True, stable=True)]
 
     step = max(1, _BLOCK // (len(user) * user.memory.heads))
     without = [

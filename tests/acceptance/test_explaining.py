@@ -133,8 +133,8 @@ def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict
         assert sum(parts.values()) == pytest.approx(item["score"], abs=1e-4)
         told = sum(reason["contribution"] for reason in reasons)
         assert parts["sequence"] + told + parts["prior"] == pytest.approx(item["score"], abs=1e-4)
-        sizes = [abs(reason["contribution"]) for reason in reasons]
-        assert sizes == sorted(sizes, reverse=True)
+        contributions = [reason["contribution"] for reason in reasons]
+        assert contributions == sorted(contributions, reverse=True)
         assert "unknown" not in {reason["item_id"] for reason in reasons}
 
 

@@ -46,7 +46,7 @@ def test_the_score_without_an_event_is_the_one_after_forgetting_it(page: Page) -
 
 
 def test_every_event_can_be_left_out(page: Page, server: Server) -> None:
-    """Those that move the score most come first; a button shows the others, and the sum stays."""
+    """Those that raise the score most come first; a button shows the others, and the sum stays."""
     days = [f"2025-12-{day:02}T12:00:00Z" for day in range(1, EACH + 1)]
     events = [
         {"user_id": "long", "item_id": item_id(genre, number), "timestamp": at}

@@ -110,7 +110,8 @@ const REASONS = {
 };
 
 function recommended(item, card) {
-  const because = (item.explanation ?? []).map((row) => row.title || titles.get(row.item_id) || row.item_id);
+  const raising = (item.explanation ?? []).filter((row) => row.contribution > 0);
+  const because = raising.map((row) => row.title || titles.get(row.item_id) || row.item_id);
   return card(item, {
     title: [item.title || item.item_id],
     details: [

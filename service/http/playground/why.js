@@ -72,7 +72,7 @@ async function leftOut(how, item, count) {
   return new Map(found.explanation.map((row) => [row.event_id, row.without_exact]));
 }
 
-// The events in the table: those that move the score most come first.
+// The events in the table: those that raise the score come first, then those that lower it.
 const shown = (found) => (found.explanation ?? []).slice(0, every ? EVENTS : SHOWN);
 
 // The parts and the events, each with its share, and a last row that is their sum.

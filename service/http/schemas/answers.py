@@ -23,7 +23,10 @@ class ContributionOut(BaseModel):
     type: str
     timestamp: Timestamp | None
     weight: float = Field(description="Its softmax weight, the mean over heads.")
-    contribution: float = Field(description="Signed; all events' add up to the attention part.")
+    contribution: float = Field(
+        description="What the event adds to the score, or takes from it where negative. The sum "
+        "over all events is `parts.attention` + `parts.transitions`."
+    )
     without: float = Field(
         description="The score had this event not been attended; the sequence part as it is."
     )
@@ -58,8 +61,10 @@ class AnsweredItemOut(BaseModel):
     reason: str | None = Field(None, description="personal, popular or content.")
     explanation: list[ContributionOut] | None = Field(
         None,
-        description="The events behind the score; in a search, behind the one that re-ranks, which "
-        "is that of /v1/score. Empty where there is none: no memory, or too far down to re-rank.",
+        description="The events behind the score, by descending contribution: events that raise it "
+        "come first, and events that lower it are listed only after all that raise it. In a search "
+        "they explain the score that re-ranks, which is the one of /v1/score. Empty without a "
+        "memory, and for items too far down to be re-ranked.",
     )
     weight: float | None = Field(None, description="The softmax weight over the item's keys.")
     matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")

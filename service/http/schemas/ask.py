@@ -144,7 +144,11 @@ class Ask(Body):
     exclude_self: bool = Field(False, description="Hide a target's own events from it.")
     at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
     explain: Whole = Field(
-        0, ge=0, le=MAX_EXPLAIN, description="How many events to name for each item."
+        0,
+        ge=0,
+        le=MAX_EXPLAIN,
+        description="Number of events to name for each item: "
+        "those that raise its score most, then those that lower it most.",
     )
     explain_exact: bool = Field(
         False,

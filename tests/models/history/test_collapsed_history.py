@@ -126,7 +126,11 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
         found = explain(
             snapshot, together, target, 6, options, rest=rest, whole=scores.whole.target(target)
         )
-        wanted = {r.source: r for r in explain(snapshot, each, target, 8, options, rest=rest)}
+        every = explain(snapshot, each, target, 8, options, rest=rest)
+        assert [reason.contribution for reason in found] == pytest.approx(
+            [reason.contribution for reason in every[:6]], abs=2e-5
+        )
+        wanted = {reason.source: reason for reason in every}
         for reason in found:
             other = wanted[reason.source]
             assert reason.weight == pytest.approx(other.weight, abs=1e-5)

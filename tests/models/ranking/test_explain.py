@@ -158,7 +158,7 @@ def test_contributions_add_up_to_the_score(
 def test_reasons_equal_the_loop(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """Mean weights and signed contributions of every row, largest first.
+    """Mean weights and signed contributions of every row, in descending order.
 
     A row contributes what it added to the attention, and its share of F to the transitions.
     """
@@ -173,10 +173,41 @@ def test_reasons_equal_the_loop(
         at = place[reason.source]
         assert reason.weight == pytest.approx(alpha[:, at].mean(), abs=1e-5)
         assert reason.contribution == pytest.approx(each[at], abs=1e-4)
-    sizes = [abs(reason.contribution) for reason in reasons]
-    assert sizes == sorted(sizes, reverse=True)
+    named = [reason.contribution for reason in reasons]
+    assert named == sorted(named, reverse=True)
     missing = set(place.values()) - {place[reason.source] for reason in reasons}
     assert all(alpha[:, at].sum() < 1e-6 and attributed[at] == 0 for at in missing)
+
+
+@few
+@given(
+    made=pasts(least=1),
+    options=ways,
+    target=st.integers(0, ITEMS - 1),
+    top=st.integers(1, 6),
+)
+def test_what_raises_the_score_is_named_before_what_lowers_it(
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int, top: int
+) -> None:
+    """The `top` largest positive contributions of the loop; then the most negative ones."""
+    user = build_memory(snapshot, made, AT)
+    loop = Loop(snapshot, made, AT)
+    _, alpha, gain = loop.parts(target, options)
+    attributed = loop.attributed(target, options)
+    each = [
+        float(one)
+        for one, seen in zip(
+            (alpha * gain).sum(0) + attributed,
+            (alpha.sum(0) > 0) | (attributed != 0),
+            strict=True,
+        )
+        if seen
+    ]
+    raising = sorted((one for one in each if one > 0), reverse=True)
+    lowering = sorted(one for one in each if one <= 0)
+    wanted = sorted([*raising, *lowering][:top], reverse=True)
+    found = [reason.contribution for reason in explain(snapshot, user, target, top, options)]
+    assert found == pytest.approx(wanted, abs=1e-4)
 
 
 def transitions_of(
@@ -289,13 +320,16 @@ def test_long_explanations_are_made_in_blocks(
         assert one.without == pytest.approx(other.without, abs=1e-5)
 
 
-def test_only_the_largest_reasons_are_named(snapshot: Snapshot) -> None:
-    """`top` cuts the list, it does not change what is in it."""
+def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
+    """A reason of a short list is, number by number, the one of the whole list."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
-    every = explain(snapshot, user, 4, 50)
+    every = {reason.source: reason for reason in explain(snapshot, user, 4, 50)}
     assert len(every) == 9
-    for few, whole in zip(explain(snapshot, user, 4, 3), every[:3], strict=True):
-        assert few.source == whole.source
+    short = explain(snapshot, user, 4, 3)
+    assert len(short) == 3
+    for few in short:
+        whole = every[few.source]
+        assert few.contribution == whole.contribution
         assert few.without == pytest.approx(whole.without, abs=1e-5)
     assert explain(snapshot, user, 4, 0) == []
 
