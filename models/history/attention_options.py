@@ -36,9 +36,10 @@ CROSSOVER = Crossover()
 class AttentionOptions:
     """How a memory is attended.
 
-    `exact` attends over every row; `coarse` over the `k` rows that FAISS finds for each head and
-    target; `auto` is exact up to `exact_up_to` rows. Of the older events of a long history
-    `coarse` uses cells, and so does `auto` from the `crossover` on.
+    Over keys of the catalogue or of a client `exact` attends over every row, `coarse` over the `k`
+    rows that FAISS finds, and `auto` is exact up to `exact_up_to` rows. Over a user's memory every
+    row is attended, but that clusters may stand for the older events of a long history, to
+    `max_error`: with `coarse` wherever they are built, with `auto` from the `crossover` on.
     """
 
     temperature: float = 1.0  # of the softmax
@@ -53,7 +54,7 @@ class AttentionOptions:
     crossover: Crossover = CROSSOVER
 
     def resolve_mode(self, rows: int) -> Literal["exact", "coarse"]:
-        """What is done over a memory of this many rows."""
+        """Resolve `auto` for this many keys, by `exact_up_to`."""
         if self.mode == "auto":
             return "exact" if rows <= self.exact_up_to else "coarse"
         return self.mode

@@ -66,27 +66,6 @@ class UserMemory:
         """
         return self.rows[self.recent], liked(self.types[self.recent], dislike)
 
-    def take(self, rows: Tensor) -> UserMemory:
-        """The memory of these rows [k] alone, the recent among them; places and ages stay."""
-        moved = torch.full((len(self.memory),), -1)
-        moved[rows] = torch.arange(len(rows))
-        return UserMemory(
-            self.memory.take(rows),
-            self.bias[:, rows],
-            self.rows[rows],
-            self.source[rows.numpy()],
-            self.distance[rows],
-            self.age[rows],
-            self.log_weights[rows],
-            self.types[rows],
-            self.user_state,
-            moved[self.recent],
-            self.recent_items,
-            self.history,
-            self.at,
-            self.encoded,
-        )
-
 
 class EncodedHistory(NamedTuple):
     """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""

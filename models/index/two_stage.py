@@ -49,7 +49,7 @@ def index_heads(
     scale = 1.0 if score is cosine else math.sqrt(memory.keys.shape[2])
     found = []
     for head in range(memory.heads):
-        bias = memory.bias_of(head)
+        bias = memory.head_bias(head)
         found.append(
             ann_index.build_index(
                 kind,

@@ -53,7 +53,6 @@ def explain(
     options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     rest: float = 0.0,
-    within: Tensor | None = None,
     whole: PartialSoftmax | None = None,
 ) -> list[Reason]:
     """Return the `top` rows that raise one target's attention and transitions most.
@@ -72,25 +71,19 @@ def explain(
         top: how many rows to name.
         options: as in `score`.
         rest: sequence + prior of the target.
-        within: bool [H, m], the rows that coarse retrieval kept; None = all.
         whole: of a long history, what the target attended to, [H, 1].
     """
     if not len(user) or top < 1:
         return []
     if whole is not None:
         user = expand_top_events(snapshot, user, target, top, whole, options)
-    if within is not None:  # what was not kept has no part in it, however long the memory is
-        part = within.any(0)
-        part[user.recent] = True
-        kept = part.nonzero().flatten()
-        user, within = user.take(kept), within[:, kept]
     tables = snapshot.tables
     keys = user.memory.keys.transpose(0, 1)  # (H, m, d)
     query = tables.queries[:, target, None]  # (H, 1, d)
     gain = gains(user.memory.values.transpose(0, 1), tables.outputs[:, target])  # (H, m)
-    visible = torch.ones(len(user), dtype=torch.bool) if within is None else within
+    visible = torch.ones(len(user), dtype=torch.bool)
     if options.exclude_self:
-        visible = visible & (user.rows != target)
+        visible = user.rows != target
     visible = visible.expand(user.memory.heads, len(user))
     found = attend(
         query, keys, gain[..., None], bias=user.bias[:, None], visible=visible[:, None],

@@ -184,5 +184,4 @@ def _take(scores: Scores, order: Tensor) -> Scores:
         whole=None
         if scores.whole is None
         else PartialSoftmax(*(x[:, order] for x in scores.whole)),
-        within=None if scores.within is None else scores.within[order],
     )

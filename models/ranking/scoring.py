@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,18 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.attend import attend, context_only, exclude_self
-from models.attention.kv_memory import KeyValueMemory
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_K, DEFAULT_OPTIONS, AttentionOptions
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.long_history import attend_long, concat_targets
 from models.history.user_memory import UserMemory
-from models.index.ann_index import CoarseIndex
-from models.index.two_stage import attend_retrieved, index_heads
 from models.recommender.target_attention import of_rows
 from models.recommender.transition_counts import followed
 
-_CLUSTERED_FROM = 4_096  # rows: fewer are scanned faster than clustered
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
 _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
 
@@ -36,8 +31,7 @@ class Scores(NamedTuple):
     attention: Tensor  # [T]
     prior: Tensor  # [T]
     mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
-    within: Tensor | None  # bool [T, H, m]: the rows that coarse retrieval kept; None = all
-    mode: Literal["exact", "coarse"]
+    mode: Literal["exact", "coarse"]  # coarse: clusters stood for some rows of a long history
     memory: int  # rows there were to attend to
     error: Tensor | None = None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
     scanned: float | None = None  # rows attended one by one, mean of targets and heads; None = all
@@ -50,8 +44,6 @@ def score(
     user: UserMemory,
     targets: NDArray[np.int32] | NDArray[np.int64],
     options: AttentionOptions = DEFAULT_OPTIONS,
-    *,
-    indexes: Sequence[CoarseIndex] | None = None,
 ) -> Scores:
     """Score targets, rows [T] of the catalogue, by attending over the user's memory.
 
@@ -59,20 +51,18 @@ def score(
         snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
         targets: item rows [T].
-        options: the softmax and the retrieval of rows.
-        indexes: one for each head over this memory's keys and bias; built here when missing.
+        options: the softmax, and when clusters stand for the older events of a long history.
     """
     if not len(targets):
         none = torch.zeros(0)
-        mode = options.resolve_mode(len(user))
-        return Scores(none, none, none, none, none, none, None, mode, len(user))
+        return Scores(none, none, none, none, none, none, "exact", len(user))
     tables = snapshot.tables
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     sequence = tables.vectors.index_select(0, chosen) @ user.user_state
     transitions = _transitions(snapshot, user, chosen, again=not options.exclude_self)
     prior = tables.prior.index_select(0, chosen)
-    mode = options.resolve_mode(len(user))
-    within = error = scanned = whole = None
+    mode: Literal["exact", "coarse"] = "exact"
+    error = scanned = whole = None
     if user.collapsed is not None:
         blocks = torch.split(chosen, _TARGETS)
         found = concat_targets(
@@ -82,8 +72,6 @@ def score(
         mode, scanned = ("coarse" if bool(error.any()) else "exact"), float(looked.mean())
     elif not len(user):
         attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
-    elif mode == "coarse":
-        attention, mass, within = _attend_coarse(snapshot, user, chosen, options, indexes)
     else:
         step = min(_TARGETS, max(1, _TARGET_BLOCK // (len(user) * user.memory.heads)))
         parts = [
@@ -92,14 +80,9 @@ def score(
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
     total = sequence + transitions + attention + prior
     return Scores(
-        total, sequence, transitions, attention, prior, mass, within, mode, len(user),
+        total, sequence, transitions, attention, prior, mass, mode, len(user),
         error, scanned, whole,
     )  # fmt: skip
-
-
-def head_indexes(memory: KeyValueMemory) -> tuple[CoarseIndex, ...]:
-    """One coarse index for each head of a user's memory, over its keys and its bias."""
-    return index_heads(memory, "ivf" if len(memory) > _CLUSTERED_FROM else "flat")
 
 
 def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
@@ -139,30 +122,3 @@ def _attend_exact(
             query, keys, values, bias=bias, visible=visible, temperature=options.temperature
         )
     return (context * output).sum((0, 2))
-
-
-def _attend_coarse(
-    snapshot: Snapshot,
-    user: UserMemory,
-    targets: Tensor,
-    options: AttentionOptions,
-    indexes: Sequence[CoarseIndex] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention part [T], its mass [T] and the rows that were kept [T, H, m]."""
-    tables = snapshot.tables
-    k = min(options.k or DEFAULT_K, len(user))
-    found = attend_retrieved(
-        of_rows(tables.queries, targets).transpose(0, 1),  # (T, H, d)
-        user.memory,
-        indexes or head_indexes(user.memory),
-        k,
-        visible=exclude_self(targets, user.rows)[:, None] if options.exclude_self else None,
-        temperature=options.temperature,
-        hard=options.hard,
-        probes=options.probes,
-    )
-    output = of_rows(tables.outputs, targets).transpose(0, 1)  # (T, H, d)
-    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `attend_retrieved` gives both
-    kept = torch.zeros(*rows.shape[:2], len(user) + 1, dtype=torch.bool)
-    kept.scatter_(2, torch.where(rows < 0, len(user), rows), True)
-    return (found.context * output).sum((1, 2)), mass.amin(1), kept[..., :-1]

@@ -42,21 +42,15 @@ class EventFilter:
 class Retrieval:
     """Parameters of key retrieval: exact, or a coarse top-`k` (`probes` for IVF) before softmax.
 
-    The older events of a long history are attended by cluster moments, to within `max_error`,
-    unless `k`, `probes` or `moment_order=0` selects a top-k.
+    A user's history is never cut to a top-k: cluster moments stand for the older events of a long
+    one, to within `max_error`.
     """
 
     mode: RetrievalMode = "auto"
     k: int | None = None
     probes: int | None = None
     max_error: float | None = None  # relative error of a context; None = the service's setting
-    moment_order: int | None = None  # highest moment of a cluster: 1 or 2; 0 = top-k alone
-
-    @property
-    def is_top_k(self) -> bool:
-        """True when the request selects a coarse top-k instead of cluster moments."""
-        selected = self.k is not None or self.probes is not None or self.moment_order == 0
-        return self.mode == "coarse" and selected
+    moment_order: int | None = None  # highest moment of a cluster: 1 or 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ def reasons_of(
             requester.explain,
             options,
             rest=rest[place],
-            within=None if scores.within is None else scores.within[place],
             whole=None if scores.whole is None else scores.whole.target(place),
         )
         for row, place in zip(rows.tolist(), where, strict=True)

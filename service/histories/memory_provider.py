@@ -80,9 +80,7 @@ class MemoryProvider:
         if asked.empty:
             yield self._nobodys(snapshot)
             return
-        plain = (
-            requester.temperature == 1 and not requester.hard and not requester.retrieval.is_top_k
-        )
+        plain = requester.temperature == 1 and not requester.hard
         older = self.long.of(snapshot, asked, at) if plain else None
         with nullcontext() if older is None else older.lock:
             if older is not None and older.count > len(asked.history.rows):

@@ -131,8 +131,8 @@ def measured() -> Kernels:
 
 def test_the_truth_is_the_definition() -> None:
     """What errors are taken against equals a loop over plain numbers, head by head."""
-    memory, queries = kernels._memory(30, 2)
-    truth = kernels._truth(queries, memory)
+    memory, queries = kernels.drawn_memory(30, 2)
+    truth = kernels.float64_attention(queries, memory)
     assert memory.bias is not None
     for head in range(kernels.HEADS):
         keys = memory.keys[:, head].double().numpy()

@@ -59,7 +59,9 @@ class RetrievalIn(Body):
 
     mode: RetrievalMode = "auto"
     k: Annotated[Whole, Field(ge=1, le=MAX_K)] | None = Field(
-        None, description="Rows that coarse retrieval keeps."
+        None,
+        description="Rows that coarse retrieval keeps of a catalogue's or a client's vectors. "
+        "A user's history is attended whole: a long one by `max_error`.",
     )
     probes: Annotated[Whole, Field(ge=1, le=MAX_PROBES)] | None = Field(
         None, description="Clusters that an inverted index opens."
@@ -73,10 +75,10 @@ class RetrievalIn(Body):
         description="Of a long history: how far a head's context may be off, relative to its "
         "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
     )
-    moment_order: Annotated[Whole, Field(ge=0, le=2)] | None = Field(
+    moment_order: Annotated[Whole, Field(ge=1, le=2)] | None = Field(
         None,
-        description="How the rest of a long history is completed: 2 by means and covariances (the "
-        "default), 1 by means, 0 not at all, which leaves a top-k. 1 and 0 are for comparing.",
+        description="What stands for the clusters of a long history: 2 their means and "
+        "covariances (the default), 1 their means alone, for comparing.",
     )
 
     def to_retrieval(self) -> Retrieval:

@@ -141,7 +141,7 @@ def measure(
     exacts, coarses = [], []
     for number, n in enumerate(sizes):
         told(number, len(sizes))
-        memory, queries = _memory(n, max(targets))
+        memory, queries = drawn_memory(n, max(targets))
         indexes = {}
         for kind in _KINDS:
             started = time.process_time()
@@ -158,7 +158,7 @@ def measure(
 # ------------------------------------------------------------------------------ the parts
 
 
-def _memory(n: int, targets: int) -> tuple[KeyValueMemory, Tensor]:
+def drawn_memory(n: int, targets: int) -> tuple[KeyValueMemory, Tensor]:
     """Keys in √n clusters, a bias that falls with age, and queries near some of the keys.
 
     Logits have a standard deviation of about 2: neither uniform nor a lookup.
@@ -179,7 +179,7 @@ def _memory(n: int, targets: int) -> tuple[KeyValueMemory, Tensor]:
 
 @torch.inference_mode()
 def _exact(query: Tensor, memory: KeyValueMemory, rounds: int) -> Exact:
-    q, keys, values, bias = _heads_first(query, memory)
+    q, keys, values, bias = heads_first(query, memory)
     mask = bias.expand(-1, q.shape[1], -1)  # (H, T, n)
 
     def reference() -> Tensor:
@@ -193,14 +193,17 @@ def _exact(query: Tensor, memory: KeyValueMemory, rounds: int) -> Exact:
 
     works = {_REFERENCE: reference, "attend": attended, "fused": fused}
     timed = alternate(works, rounds)
-    truth = _truth(query[:_JUDGED], memory).context
+    truth = float64_attention(query[:_JUDGED], memory).context
     return Exact(
         len(memory),
         len(query),
         timed.seconds(_REFERENCE),
         timed.ratio("attend", _REFERENCE),
         timed.ratio("fused", _REFERENCE),
-        {name: _error(work().transpose(0, 1)[:_JUDGED], truth) for name, work in works.items()},
+        {
+            name: relative_error(work().transpose(0, 1)[:_JUDGED], truth)
+            for name, work in works.items()
+        },
     )
 
 
@@ -214,7 +217,7 @@ def _coarse(
     k: int,
     rounds: int,
 ) -> Coarse:
-    q, keys, values, bias = _heads_first(query, memory)
+    q, keys, values, bias = heads_first(query, memory)
     timed = alternate(
         {
             "exact": lambda: context_only(q, keys, values, bias=bias),
@@ -223,7 +226,7 @@ def _coarse(
         rounds,
     )
     found = attend_retrieved(query[:_JUDGED], memory, indexes, k)
-    truth = _truth(query[:_JUDGED], memory)
+    truth = float64_attention(query[:_JUDGED], memory)
     rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `attend_retrieved` gives both
     wanted = truth.logits.topk(k, dim=2).indices
     hits = torch.zeros(truth.logits.shape, dtype=torch.bool).scatter_(2, wanted, True)
@@ -242,7 +245,7 @@ def _coarse(
         float(inside.sum() / wanted.numel()),
         float(mass.mean()),
         float(held.sum(2).mean()),
-        _error(found.context, truth.context),
+        relative_error(found.context, truth.context),
     )
 
 
@@ -253,17 +256,17 @@ class _Truth:
     context: Tensor  # [T, H, d]
 
 
-def _truth(query: Tensor, memory: KeyValueMemory) -> _Truth:
+def float64_attention(query: Tensor, memory: KeyValueMemory) -> _Truth:
     """The definition, in float64 and in steps."""
-    q, keys, values, bias = (x.double() for x in _heads_first(query, memory))
+    q, keys, values, bias = (x.double() for x in heads_first(query, memory))
     logits = q @ keys.mT / math.sqrt(q.shape[-1]) + bias  # (H, T, n)
     weights = torch.softmax(logits, -1)
     return _Truth(*(x.transpose(0, 1) for x in (logits, weights, weights @ values)))
 
 
-def _heads_first(query: Tensor, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def heads_first(query: Tensor, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries [H, T, d], keys and values [H, n, d], bias [H, 1, n]."""
-    bias = cast(Tensor, memory.bias)  # `_memory` gives one
+    bias = cast(Tensor, memory.bias)  # `drawn_memory` gives one
     return (
         query.transpose(0, 1),
         memory.keys.transpose(0, 1),
@@ -272,6 +275,6 @@ def _heads_first(query: Tensor, memory: KeyValueMemory) -> tuple[Tensor, Tensor,
     )
 
 
-def _error(found: Tensor, truth: Tensor) -> float:
+def relative_error(found: Tensor, truth: Tensor) -> float:
     """Size of the difference over the size of the truth, over all targets and heads."""
     return float((found.double() - truth).norm() / truth.norm())

@@ -134,54 +134,20 @@ def test_what_was_kept_of_another_type_is_not_gone_on_from(snapshot: Snapshot) -
     assert not torch.equal(found.user_state, build_memory(snapshot, liked, AT).user_state)
 
 
-# ---------------------------------------------------------------------------- coarse
-
-
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("k", [60, 40])
-def test_coarse_with_all_that_a_head_sees_is_exact(snapshot: Snapshot, k: int, hard: bool) -> None:
-    """k = all 60 rows, or the 40 that the most seeing heads see: nothing is lost."""
-    user = build_memory(snapshot, mixed(3, 60), AT)
-    exact = score(snapshot, user, EVERY, AttentionOptions(hard=hard))
-    coarse = score(snapshot, user, EVERY, AttentionOptions(hard=hard, mode="coarse", k=k))
-    np.testing.assert_allclose(coarse.total, exact.total, atol=1e-5)
-    np.testing.assert_allclose(coarse.mass, 1, atol=1e-6)
-
-
-def test_coarse_keeps_no_row_that_its_head_may_not_see(snapshot: Snapshot) -> None:
-    """The last head keeps dislikes, the others none; contributions add up all the same."""
-    user = build_memory(snapshot, mixed(4, 60), AT)
-    options = AttentionOptions(mode="coarse", k=7)
-    scores = score(snapshot, user, EVERY, options)
-    assert scores.within is not None
-    disliked = user.types == DISLIKE
-    assert not scores.within[:, LAST, ~disliked].any()
-    assert not scores.within[:, :LAST, disliked].any()
-    assert (scores.within.sum(2) == 7).all()
-    for target in (0, 13):
-        reasons = explain(snapshot, user, target, 100, options, within=scores.within[target])
-        told = sum(reason.contribution for reason in reasons)
-        expected = float(scores.attention[target] + scores.transitions[target])
-        assert told == pytest.approx(expected, abs=1e-4)
-
-
 # ---------------------------------------------------------------------------- who sees what
 
 
-@pytest.mark.parametrize("mode", ["exact", "coarse"])
 @pytest.mark.parametrize("kind", [VIEW, DISLIKE])
-def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int, mode: str) -> None:
+def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) -> None:
     """A history of likes, or of dislikes, alone: the other heads' weights are 0 and no NaN."""
     made = replace(random_past(5, 9, ITEMS), types=np.full(9, kind, np.int32))
     user = build_memory(snapshot, made, AT)
     blind = slice(0, LAST) if kind == DISLIKE else slice(LAST, HEADS)
     assert (user.bias[blind] == -torch.inf).all()
-    options = AttentionOptions(mode="exact" if mode == "exact" else "coarse", k=4)
-    scores = score(snapshot, user, EVERY, options)
+    scores = score(snapshot, user, EVERY)
     assert torch.isfinite(scores.total).all()
-    within = None if scores.within is None else scores.within[3]
     seeing = HEADS - len(range(HEADS)[blind])
-    weights = [r.weight for r in explain(snapshot, user, 3, 100, options, within=within)]
+    weights = [r.weight for r in explain(snapshot, user, 3, 100)]
     assert sum(weights) == pytest.approx(seeing / HEADS, abs=1e-5)
     everything = np.ones(ITEMS, np.bool_)
     ranked = recommend(snapshot, user, limit=5, allowed=everything, excluded=np.zeros(0, np.int64))

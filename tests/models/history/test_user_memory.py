@@ -150,10 +150,6 @@ def test_the_newest_events_on_items_are_at_hand(snapshot: Snapshot) -> None:
     assert user.rows.tolist() == [4, 13, 1, 2, 3, -1, 5, 6, 7, 8, 14, 9]
     assert user.recent.tolist() == [11, 10, 9, 8, 7, 6, 4, 3, 2]
     assert user.recent_items.tolist() == [9, -1, 8, 7, 6, 5, 3, 2, 1]
-    part = user.take(torch.tensor([2, 3, 4, 6, 7, 8, 9, 10, 11]))
-    assert part.recent.tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert part.recent_items.tolist() == user.recent_items.tolist()
-    assert part.rows[part.recent].tolist() == user.rows[user.recent].tolist()
 
 
 # ---------------------------------------------------------------------------- going on

@@ -85,7 +85,7 @@ class Case:
         bias, seen = self.full(self.bias, 0.0), self.full(self.visible, 1.0)
         out = np.zeros(bias.shape)
         for h in range(self.memory.heads):
-            own = self.memory.bias_of(h)
+            own = self.memory.head_bias(h)
             out[:, h] = reference.logits(
                 self.query[:, h].double().numpy(),
                 self.memory.keys[:, h].double().numpy(),

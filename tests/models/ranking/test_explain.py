@@ -25,14 +25,12 @@ from models.recommender.transition_counts import Followers
 from tests.support import reference
 from tests.support.pasts import (
     AT,
-    EVERY,
     ITEMS,
     TRAINED,
     WINDOW,
     Loop,
     basket_snapshot,
     drawn_snapshot,
-    long_user,
     pasts,
     ways,
     without_event,
@@ -332,47 +330,6 @@ def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
         assert few.contribution == whole.contribution
         assert few.without == pytest.approx(whole.without, abs=1e-5)
     assert explain(snapshot, user, 4, 0) == []
-
-
-@pytest.mark.parametrize("exclude_self", [False, True])
-def test_coarse_explanations_add_up_too(snapshot: Snapshot, exclude_self: bool) -> None:
-    """Over the rows that were kept and the newest, and no others."""
-    user = long_user(snapshot, 80)
-    depth = min(80, snapshot.model.reach.depth)
-    options = AttentionOptions(mode="coarse", k=6, exclude_self=exclude_self)
-    found = score(snapshot, user, EVERY, options)
-    assert found.within is not None
-    assert (found.transitions != 0).any()
-    for target in range(ITEMS):
-        reasons = explain(snapshot, user, target, 200, options, within=found.within[target])
-        summed = math.fsum(reason.contribution for reason in reasons)
-        part = float(found.attention[target]) + float(found.transitions[target])
-        assert summed == pytest.approx(part, abs=1e-4)
-        kept = found.within[target].any(0).nonzero().flatten().tolist()
-        assert {reason.source for reason in reasons if reason.weight > 0} <= set(kept)
-        assert {reason.source for reason in reasons} <= {*kept, *range(80 - depth, 80)}
-        if exclude_self:
-            assert all(int(user.rows[row]) != target for row in kept)
-
-
-def test_the_newest_speak_where_attention_did_not_see_them(snapshot: Snapshot) -> None:
-    """Kept by no head and yet followed: a contribution without weight, and what deleting gives."""
-    made = random_past(7, 80, ITEMS)
-    user = build_memory(snapshot, made, AT)
-    loop = Loop(snapshot, made, AT)
-    target = next(item for item in range(TRAINED) if loop.shares(item)[-3:].any())
-    attributed = loop.attributed(target)
-    within = torch.zeros(3, 80, dtype=torch.bool)
-    within[:, :20] = True
-    told = {reason.source: reason for reason in explain(snapshot, user, target, 99, within=within)}
-    newest = {event for event in np.flatnonzero(attributed).tolist() if event >= 20}
-    for event in newest:
-        assert told[event].weight == 0
-        assert told[event].contribution == pytest.approx(attributed[event], abs=1e-4)
-    assert {source for source in told if source >= 20} == newest
-    summed = math.fsum(reason.contribution for reason in told.values())
-    gain = math.fsum(reason.contribution for reason in told.values() if reason.weight > 0)
-    assert summed == pytest.approx(gain + attributed[list(newest)].sum(), abs=1e-4)
 
 
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.history_encoder import HistoryEncoder
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking import leave_one_out
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
@@ -151,36 +149,6 @@ def test_before_training_there_is_no_encoder_to_ask(
         assert got == pytest.approx(
             float(score(served, less, np.array([target]), options).total[0]), abs=1e-5
         )
-
-
-@pytest.mark.parametrize(
-    "options", [AttentionOptions(mode="coarse", k=4), AttentionOptions(exact_up_to=8)]
-)
-def test_what_is_found_coarsely_is_found_anew(
-    snapshot: Snapshot, options: AttentionOptions
-) -> None:
-    """Rows that were not among the nearest may be, when one of them is gone."""
-    made = random_past(5, 60, ITEMS)
-    for (source, target), got in every(snapshot, made, options).items():
-        less = build_memory(snapshot, without_event(made, source), AT)
-        only = score(snapshot, less, np.array([target]), options)
-        assert only.mode == "coarse"
-        assert got == pytest.approx(float(only.total[0]), abs=1e-4)
-
-
-@few
-@given(made=pasts(least=1), near=st.sampled_from([1, 2, 100]))
-def test_however_many_are_encoded_together(
-    snapshot: Snapshot, made: UserHistory, near: int
-) -> None:
-    """Passes for each event, for a few, and one for all give one answer."""
-    before, kept = every(snapshot, made), leave_one_out._NEAR
-    leave_one_out._NEAR = near
-    try:
-        found = every(snapshot, made)
-    finally:
-        leave_one_out._NEAR = kept
-    assert found == pytest.approx(before, abs=1e-5)
 
 
 def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

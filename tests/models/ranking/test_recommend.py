@@ -15,7 +15,6 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import explain
 from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, candidates, recommend
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender
@@ -414,19 +413,3 @@ def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.Mo
         assert ranked.mode == "coarse"
         assert set(ranked.rows.tolist()) <= follow(snapshot, user).keys()
         assert ranked.rows.tolist() == ranking(snapshot, user)[:3].tolist()
-
-
-def test_coarse_attention_explains_what_it_ranked(snapshot: Snapshot) -> None:
-    """The rows kept for each target follow it into the order."""
-    user = somebody(snapshot, 5, events=60)
-    options = AttentionOptions(mode="coarse", k=6)
-    allowed = np.ones(ITEMS, dtype=np.bool_)
-    ranked = recommend(snapshot, user, limit=9, allowed=allowed, excluded=NONE, options=options)
-    assert ranked.scores.within is not None
-    assert ranked.scores.within.shape[0] == ranked.scores.mass.shape[0] == 9
-    for place, row in enumerate(ranked.rows.tolist()):
-        reasons = explain(snapshot, user, row, 60, options, within=ranked.scores.within[place])
-        summed = sum(reason.contribution for reason in reasons)
-        scores = ranked.scores
-        part = float(scores.attention[place]) + float(scores.transitions[place])
-        assert summed == pytest.approx(part, abs=1e-4)

@@ -1,21 +1,22 @@
-"""Scores of targets that attend over a past, against a loop; and coarse beside exact."""
+"""Scores of targets that attend over a history, against a float64 loop."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.scoring import Scores, head_indexes, score
+from models.ranking.scoring import score
 from tests.support.pasts import (
     AT,
     EVERY,
-    HEADS,
     ITEMS,
     TRAINED,
     WINDOW,
@@ -26,7 +27,7 @@ from tests.support.pasts import (
     pasts,
     ways,
 )
-from tests.support.small import DAY, past, random_model, random_past
+from tests.support.small import DAY, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
@@ -133,86 +134,22 @@ def test_many_targets_are_scored_in_blocks(
     assert blocks.mass.tolist() == [1.0] * ITEMS
 
 
-# ---------------------------------------------------------------------------- coarse
-
-
-def close(one: Scores, other: Scores) -> None:
-    for part in ("total", "sequence", "transitions", "attention", "prior"):
-        np.testing.assert_allclose(getattr(one, part), getattr(other, part), atol=1e-5)
-
-
-@pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("hard", [False, True])
-def test_coarse_with_every_row_is_exact(snapshot: Snapshot, exclude_self: bool, hard: bool) -> None:
-    """k = n, or more: the same scores, all of the mass, all visible rows kept."""
+def test_a_memory_without_clusters_is_attended_row_by_row(snapshot: Snapshot, hard: bool) -> None:
+    """Every mode gives the same scores and all of the mass, whatever `k` and `exact_up_to` say."""
     user = long_user(snapshot, 60)
-    way = AttentionOptions(exclude_self=exclude_self, hard=hard, temperature=0.7)
-    whole = score(snapshot, user, EVERY, way)
-    for k in (60, 1000):
-        found = score(snapshot, user, EVERY, replace(way, mode="coarse", k=k))
-        close(found, whole)
-        assert found.mode == "coarse"
-        assert whole.mode == "exact"
-        np.testing.assert_allclose(found.mass, 1, atol=1e-6)
-        assert found.within is not None
-        assert found.within.shape == (ITEMS, HEADS, 60)
+    options = AttentionOptions(hard=hard, temperature=0.7, mode="exact", k=4, exact_up_to=10)
+    exact = score(snapshot, user, EVERY, options)
+    for mode in get_args(Mode):
+        found = score(snapshot, user, EVERY, replace(options, mode=mode))
+        assert found.mode == "exact"
+        assert found.mass.tolist() == [1.0] * ITEMS
+        assert torch.equal(found.total, exact.total)
 
 
-@pytest.mark.parametrize("given_indexes", [False, True])
-def test_coarse_attends_over_the_best_rows_of_each_head(
-    snapshot: Snapshot, given_indexes: bool
-) -> None:
-    """A flat index names the k largest logits; what is attended is the softmax over those."""
-    made, k = random_past(7, 60, ITEMS), 8
-    user = build_memory(snapshot, made, AT)
-    options = AttentionOptions(mode="coarse", k=k)
-    indexes = head_indexes(user.memory) if given_indexes else None
-    found = score(snapshot, user, EVERY, options, indexes=indexes)
-    assert found.within is not None
-    assert (found.within.sum(2) == k).all()
-    loop = Loop(snapshot, made, AT)
-    for target in (0, 5, 14):
-        _, alpha, gain = loop.parts(target, DEFAULT_OPTIONS)
-        expected, mass = 0.0, 1.0
-        for head in range(HEADS):
-            top = np.argsort(-alpha[head], kind="stable")[:k]
-            held = alpha[head, top].sum()
-            assert set(top) == set(found.within[target, head].nonzero().flatten().tolist())
-            expected += (alpha[head, top] * gain[head, top]).sum() / held
-            mass = min(mass, held)
-        assert float(found.attention[target]) == pytest.approx(expected, abs=1e-4)
-        assert float(found.mass[target]) == pytest.approx(mass, abs=1e-4)
-
-
-def test_a_target_keeps_no_row_it_cannot_see(snapshot: Snapshot) -> None:
-    """Where fewer than k rows are visible, those are kept, and none in place of the missing."""
-    user = build_memory(snapshot, past([3] * 8 + [5, 6], np.arange(10) * DAY), AT)
-    options = AttentionOptions(mode="coarse", k=5, exclude_self=True)
-    found = score(snapshot, user, np.array([3, 5]), options)
-    assert found.within is not None
-    for head in range(HEADS):
-        assert found.within[0, head].nonzero().flatten().tolist() == [8, 9]
-        assert int(found.within[1, head].sum()) == 5
-        assert not found.within[1, head, 8]
-    whole = score(snapshot, user, np.array([3]), AttentionOptions(exclude_self=True))
-    np.testing.assert_allclose(found.attention[:1], whole.attention, atol=1e-5)
-
-
-def test_long_memories_are_clustered(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond a number of rows the indexes are clustered; all clusters probed, they are exact."""
-    user = long_user(snapshot, 400)
-    options = AttentionOptions(mode="coarse", k=100)
-    flat = score(snapshot, user, EVERY, options)
-    monkeypatch.setattr("models.ranking.scoring._CLUSTERED_FROM", 300)
-    full, few = (score(snapshot, user, EVERY, replace(options, probes=n)) for n in (20, 1))
-    np.testing.assert_allclose(full.attention, flat.attention, atol=1e-4)
-    assert full.mass.mean() > few.mass.mean()
-
-
-def test_auto_is_exact_up_to_a_length(snapshot: Snapshot) -> None:
-    """And coarse beyond; `exact` and `coarse` hold at any length."""
-    user = long_user(snapshot, 50)
-    for limit, mode in ((50, "exact"), (49, "coarse")):
-        assert score(snapshot, user, EVERY, AttentionOptions(exact_up_to=limit)).mode == mode
+def test_auto_is_exact_up_to_a_number_of_keys() -> None:
+    """And coarse beyond; `exact` and `coarse` hold for any number."""
+    auto = AttentionOptions(exact_up_to=50)
+    assert [auto.resolve_mode(keys) for keys in (50, 51)] == ["exact", "coarse"]
     assert AttentionOptions(mode="exact", exact_up_to=1).resolve_mode(10) == "exact"
     assert AttentionOptions(mode="coarse").resolve_mode(1) == "coarse"

@@ -618,5 +618,5 @@ def test_scores_that_do_not_differ_are_no_bias(values: list[float]) -> None:
     """None, one, and equal ones: nothing to divide by."""
     snapshot = small_snapshot(15)
     total = torch.tensor(values)
-    scores = Scores(total, total, total, total, total, total, None, "exact", 1)
+    scores = Scores(total, total, total, total, total, total, "exact", 1)
     assert not personal_bias(snapshot, scores, np.arange(len(values))).any()

@@ -83,7 +83,7 @@ def test_a_memory_that_counts_for_nothing_changes_nothing() -> None:
 
 
 def test_the_answer_is_exact_where_both_memories_were() -> None:
-    """Of thirty keys and of three hundred events, either may be too many."""
+    """Thirty keys may be too many; three hundred events are attended one by one."""
     user = build_memory(SERVED, random_past(7, 300, 15), 9)
     modes = {}
     for limit in (300, 30, 29):
@@ -93,8 +93,8 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
         assert (told.keys_attended, told.mass) == (found.found.keys, found.found.mass)
     assert modes == {
         300: ("exact", "exact", "exact"),
-        30: ("exact", "coarse", "coarse"),
-        29: ("coarse", "coarse", "coarse"),
+        30: ("exact", "exact", "exact"),
+        29: ("coarse", "exact", "coarse"),
     }
 
 
