@@ -1,5 +1,6 @@
-"""`python -m tests.benchmarks.attention.user_memory`: a user's memory by every row, by a top-k, by clusters.
+"""Compare three ways over a user's memory: every row, a top-k, clusters.
 
+`python -m tests.benchmarks.attention.user_memory` prints the table.
 All three are timed in one run on one core, and compared with float64. A top-k needs an index and
 clusters need a tree: the time of both is given apart, since a memory of one request pays for it.
 """
