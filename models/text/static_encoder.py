@@ -66,7 +66,7 @@ class StaticEncoder:
             batch = [text.casefold() for text in texts[start : start + _BATCH]]
             tokens = [
                 encoding.ids
-                for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False)
+                for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             ]
             flat = torch.tensor([token for ids in tokens for token in ids], dtype=torch.int64)
             offsets = np.cumsum([0] + [len(ids) for ids in tokens[:-1]])

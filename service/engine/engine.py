@@ -45,6 +45,7 @@ from service.stores.sqlite import SQLiteStore
 _log = logging.getLogger(__name__)
 
 _POPULARITY = 30.0  # seconds between two countings, and more where counting takes long
+_STORE_POLL = 0.1  # seconds between two looks at what other processes wrote to the catalogue
 _POLL = 0.5  # seconds between two looks at what other processes made current
 
 
@@ -79,7 +80,13 @@ class Engine(Answering):
         )
         turns = settings.data / INDEXING_LOCK if settings.workers > 1 else None
         serving = LiveSnapshot(
-            store, registry, embeddings, workers, preloaded=loaded, indexing_lock=turns
+            store,
+            registry,
+            embeddings,
+            workers,
+            preloaded=loaded,
+            indexing_lock=turns,
+            write_wait=settings.deadline / 2,
         )
         self._histories = Histories(store, serving.vocabulary, settings.history_cache_bytes)
         pasts = HistoryAssembler(store, self._histories, serving.vocabulary, embeddings)
@@ -115,6 +122,7 @@ class Engine(Answering):
         self._watches = [
             asyncio.create_task(_every(_POPULARITY, self._serving.refresh_popularity)),
             asyncio.create_task(_every(_POLL, self._serving.follow_registry)),
+            asyncio.create_task(_every(_STORE_POLL, self._serving.follow_store)),
         ]
 
     async def close(self) -> None:
@@ -153,7 +161,7 @@ class Engine(Answering):
 
     async def put_items(self, items: Sequence[Item]) -> int:
         """Insert or replace, all or nothing; how many."""
-        return await self._store.put_items(items)
+        return await self._serving.put_items(items)
 
     async def get_item(self, item_id: str) -> Item:
         """One item. Raises `NotFound`."""
@@ -164,7 +172,7 @@ class Engine(Answering):
 
     async def delete_item(self, item_id: str) -> None:
         """Take one item out of the catalogue; histories keep it. Raises `NotFound`."""
-        if not await self._store.delete_item(item_id):
+        if not await self._serving.delete_item(item_id):
             raise NotFound(f"no item {item_id!r}")
 
     async def page_items(self, cursor: str | None, limit: int) -> tuple[list[Item], str | None]:

@@ -7,13 +7,15 @@ import logging
 import math
 import time
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Executor
-from contextlib import nullcontext
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
@@ -32,13 +34,23 @@ from service.runtime.daemon_thread import run_in_daemon_thread
 from service.snapshots.item_entries import to_entry
 from service.snapshots.registry import PointerToken, Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.base import Changes, Store
+from service.snapshots.unacknowledged_writes import UnacknowledgedWrites
+from service.stores.base import Changes, OnCatalogueChange, Store
 
 _log = logging.getLogger(__name__)
 
-_READ_BATCH = 20_000  # items that are read at once
+_READ_BATCH = 20_000  # items that are read at once at the start
+_REFRESH_BATCH = 2_000  # items that one refresh takes over, about
 _PROGRESS_INTERVAL = 5.0  # seconds between two words on how far reading is
 _ENCODING_LOG_INTERVAL = 10.0  # seconds of encoding after which the log says how far it is
+
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class _CatalogueWrite(Protocol[T_co]):
+    async def __call__(self, *, on_change: OnCatalogueChange) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +82,7 @@ class LiveSnapshot:
         index_from: int = INDEX_FROM,
         preloaded: PreloadedSnapshot | None = None,
         indexing_lock: Path | None = None,
+        write_wait: float = 0.5,
     ) -> None:
         self.vocabulary = Vocabulary() if preloaded is None else preloaded.vocabulary
         self._store = store
@@ -91,6 +104,14 @@ class LiveSnapshot:
             self._snapshot = preloaded.snapshot
         self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
+        # A thread of its own, for requests shall not queue behind a refresh.
+        self._refresher = ThreadPoolExecutor(
+            1, "heed-catalogue", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+        self._awaited: list[tuple[int, asyncio.Future[None]]] = []  # catalogue versions
+        self._unacknowledged = UnacknowledgedWrites()
+        self._write_wait = write_wait
         self._indexing: asyncio.Task[None] | None = None
 
     @property
@@ -147,15 +168,33 @@ class LiveSnapshot:
             await asyncio.wait([self._indexing])
 
     def close(self) -> None:
-        """Wait no more for indexes in the making."""
-        if self._indexing is not None:
-            self._indexing.cancel()
+        """Abandon indexes and refreshes in the making."""
+        for task in (self._indexing, self._refreshing):
+            if task is not None:
+                task.cancel()
+        self._refresher.shutdown(wait=False, cancel_futures=True)
 
     async def current(self) -> Snapshot:
-        """The snapshot with every acknowledged change of the catalogue in it."""
-        if await self._store.catalogue_version() == self._catalogue_version:
-            return self.snapshot
-        return await self._run_detached(self._refresh())
+        """Return the snapshot once it has every acknowledged change of the catalogue.
+
+        Changes that this process has not acknowledged yet are not waited for.
+        """
+        stored = await self._store.catalogue_version()
+        if stored > self._catalogue_version:
+            await self._reach(self._unacknowledged.acknowledged_at(stored))
+        return self.snapshot
+
+    async def put_items(self, items: Sequence[Item]) -> int:
+        """`Store.put_items`, acknowledged once the snapshot has the items.
+
+        Where that takes longer than `write_wait`, as with a slow text encoder, the items are
+        acknowledged as they are durable, and the refresh goes on beside requests.
+        """
+        return await self._write(partial(self._store.put_items, items))
+
+    async def delete_item(self, item_id: str) -> bool:
+        """`Store.delete_item`, acknowledged as `put_items` is."""
+        return await self._write(partial(self._store.delete_item, item_id))
 
     async def items(self, item_ids: Sequence[str]) -> list[Item | None]:
         """What is stored of these items, in their order; None where there is none."""
@@ -198,6 +237,11 @@ class LiveSnapshot:
                 )
             self._token = token
 
+    async def follow_store(self) -> None:
+        """Begin to take over what other processes changed in the catalogue; to be called often."""
+        if await self._store.catalogue_version() > self._catalogue_version:
+            self._begin_refresh()
+
     async def refresh_popularity(self) -> None:
         """Put the popularity of now into the snapshot; to be asked now and then."""
         async with self._lock:
@@ -214,6 +258,74 @@ class LiveSnapshot:
             )
 
     # ------------------------------------------------------------------ the parts
+
+    async def _write(self, write: _CatalogueWrite[T]) -> T:
+        limit = asyncio.get_running_loop().time() + self._write_wait
+        with self._unacknowledged.track() as on_change:
+            try:
+                outcome = await write(on_change=on_change)
+                # What others wrote meanwhile included: the same item may be among it.
+                stored = await self._store.catalogue_version()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(limit):
+                        await self._reach(stored)
+            finally:
+                self._begin_refresh()  # also of a write that nobody waits for any more
+        return outcome
+
+    async def _reach(self, version: int) -> None:
+        """Return once the snapshot has this version of the catalogue. Raises what a refresh did."""
+        if self._catalogue_version >= version:
+            return
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.append((version, reached))
+        self._begin_refresh()
+        await reached
+
+    def _begin_refresh(self) -> None:
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+
+    async def _refresh(self) -> None:
+        """Take over changes of the catalogue, batch by batch, until there are none left."""
+        try:
+            while await self._store.catalogue_version() > self._catalogue_version:
+                async with self._lock:
+                    await self._refresh_batch()
+                self._wake()
+                if self._indexing is None and self.snapshot.needs_reindex(
+                    index_from=self._index_from
+                ):
+                    self._indexing = asyncio.create_task(self._index())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            if not self._wake(error):
+                _log.exception("the catalogue was not refreshed")
+
+    async def _refresh_batch(self) -> None:
+        changes = await self._store.catalogue_changes(self._catalogue_version, _REFRESH_BATCH)
+        base, loop = self.snapshot, asyncio.get_running_loop()
+
+        def refreshed() -> Snapshot:
+            return base.refreshed(self._with_changes(base.catalogue, changes), self._counts)
+
+        self._snapshot = await loop.run_in_executor(self._refresher, refreshed)
+        self._catalogue_version = changes.version
+
+    def _wake(self, error: Exception | None = None) -> bool:
+        """Resume those whose version is reached, or all of them with an error; whether any was."""
+        due = [
+            each
+            for each in self._awaited
+            if error is not None or each[0] <= self._catalogue_version
+        ]
+        self._awaited = [each for each in self._awaited if each not in due]
+        waiting = [reached for _, reached in due if not reached.done()]
+        for reached in waiting:
+            if error is None:
+                reached.set_result(None)
+            else:
+                reached.set_exception(error)
+        return bool(waiting)
 
     async def _run_detached(self, work: Coroutine[None, None, Snapshot]) -> Snapshot:
         """The outcome of work that goes on when the request that began it runs out of time.
@@ -241,22 +353,6 @@ class LiveSnapshot:
                 told = time.monotonic()
                 _log.info("read %s of %s items", f"{len(catalogue):,}", f"{whole:,}")
         return catalogue
-
-    async def _refresh(self) -> Snapshot:
-        async with self._lock:
-            while await self._store.catalogue_version() != self._catalogue_version:
-                changes = await self._store.catalogue_changes(self._catalogue_version, _READ_BATCH)
-
-                def refresh(changes: Changes = changes) -> Snapshot:
-                    now = self.snapshot
-                    return now.refreshed(self._with_changes(now.catalogue, changes), self._counts)
-
-                loop = asyncio.get_running_loop()
-                self._snapshot = await loop.run_in_executor(self._executor, refresh)
-                self._catalogue_version = changes.version
-        if self._indexing is None and self.snapshot.needs_reindex(index_from=self._index_from):
-            self._indexing = asyncio.create_task(self._index())
-        return self.snapshot
 
     def _with_changes(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
         entries = self._entries(changes.upserted)

@@ -19,7 +19,7 @@ stored bytes fail their checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -94,6 +94,11 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.users)
+
+
+# Called by a write with the catalogue's version before it and its own, on any thread, before other
+# readers can see the change; also for a change that is then undone.
+OnCatalogueChange = Callable[[int, int], None]
 
 
 class Store(Protocol):
@@ -173,7 +178,9 @@ class Store(Protocol):
 
     # ------------------------------------------------------------------ catalogue
 
-    async def put_items(self, items: Sequence[Item]) -> int:
+    async def put_items(
+        self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
+    ) -> int:
         """Insert or replace `items`, all or none; returns how many ids that were.
 
         Of one id the last wins. Items that are already there just so change nothing.
@@ -184,7 +191,9 @@ class Store(Protocol):
         """These items in the order asked; None for those not in the catalogue."""
         ...
 
-    async def delete_item(self, item_id: str) -> bool:
+    async def delete_item(
+        self, item_id: str, *, on_change: OnCatalogueChange | None = None
+    ) -> bool:
         """Take the item out of the catalogue (histories keep it); False if it was not in it."""
         ...
 

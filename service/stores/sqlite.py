@@ -31,7 +31,7 @@ from service.domain.records import (
     check_items,
     check_user,
 )
-from service.stores.base import Appended, Changes, Columns, History
+from service.stores.base import Appended, Changes, Columns, History, OnCatalogueChange
 from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite_file import DatabaseFile
 from service.stores.sqlite_reads import Reads
@@ -161,13 +161,15 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------ catalogue
 
-    async def put_items(self, items: Sequence[Item]) -> int:
+    async def put_items(
+        self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
+    ) -> int:
         """`Store.put_items`."""
         check_items(items)
         if not items:
             return 0
         return await self._writer.submit(
-            lambda transaction: self._writes.put_items(transaction, items), len(items)
+            lambda transaction: self._writes.put_items(transaction, items, on_change), len(items)
         )
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
@@ -178,11 +180,13 @@ class SQLiteStore:
             return []
         return await self._read_rows(10 * len(item_ids), self._reads.items, item_ids)
 
-    async def delete_item(self, item_id: str) -> bool:
+    async def delete_item(
+        self, item_id: str, *, on_change: OnCatalogueChange | None = None
+    ) -> bool:
         """`Store.delete_item`."""
         check_id(item_id, "/item_id")
         return await self._writer.submit(
-            lambda transaction: self._writes.delete_item(transaction, item_id)
+            lambda transaction: self._writes.delete_item(transaction, item_id, on_change)
         )
 
     async def page_items(

@@ -9,7 +9,7 @@ import apsw
 
 from service.domain.errors import Conflict
 from service.domain.records import Event, Item, User
-from service.stores.base import Appended
+from service.stores.base import Appended, OnCatalogueChange
 from service.stores.encoding import (
     EventIds,
     body_digest,
@@ -217,7 +217,12 @@ class Writes:
 
     # ------------------------------------------------------------------ catalogue
 
-    def put_items(self, transaction: Transaction, items: Sequence[Item]) -> int:
+    def put_items(
+        self,
+        transaction: Transaction,
+        items: Sequence[Item],
+        on_change: OnCatalogueChange | None = None,
+    ) -> int:
         """`Store.put_items`."""
         connection = transaction.connection
         new = {item.item_id: (item_document(item), _blob(item.embedding)) for item in items}
@@ -237,10 +242,15 @@ class Writes:
                 ((tick, *value, numbers[item_id]) for item_id, value in changed.items()),
             )
             added = sum(old[item_id][0] is None for item_id in changed)
-            connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (tick, added))
+            _change_catalogue(connection, tick, added, on_change)
         return len(new)
 
-    def delete_item(self, transaction: Transaction, item_id: str) -> bool:
+    def delete_item(
+        self,
+        transaction: Transaction,
+        item_id: str,
+        on_change: OnCatalogueChange | None = None,
+    ) -> bool:
         """`Store.delete_item`."""
         execute = transaction.connection.execute
         item_no = execute(
@@ -253,8 +263,17 @@ class Writes:
             "UPDATE items SET change = ?, document = NULL, embedding = NULL WHERE item_no = ?",
             (tick, item_no),
         )
-        execute("UPDATE state SET catalogue = ?, items = items - 1", (tick,))
+        _change_catalogue(transaction.connection, tick, -1, on_change)
         return True
+
+
+def _change_catalogue(
+    connection: apsw.Connection, tick: int, added: int, on_change: OnCatalogueChange | None
+) -> None:
+    """Move the catalogue's version to `tick` and count the items that it gained."""
+    if on_change is not None:
+        on_change(connection.execute("SELECT catalogue FROM state").get, tick)
+    connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (tick, added))
 
 
 def _users(transaction: Transaction, user_ids: set[str]) -> dict[str, list[int]]:
