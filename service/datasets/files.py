@@ -31,7 +31,7 @@ from service.datasets.rows import (
 )
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item, Judgment, User
-from service.runtime.durable_files import replacing
+from service.runtime.durable_files import open_replacement
 
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 TOLD = 100  # bad rows that are described; all are counted
@@ -215,7 +215,7 @@ def write(path: Path, records: Iterable[Event | Item | User]) -> int:
         allowed = "in .jsonl or .ndjson, with .gz or .xz or without"
         raise Invalid("", f"{path}: the name must end {allowed}")
     count = 0
-    with replacing(path) as raw, packed(raw, packing) as out:
+    with open_replacement(path) as raw, packed(raw, packing) as out:
         for line in lines(records):
             out.write(line)
             count += 1

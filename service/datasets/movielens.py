@@ -24,7 +24,12 @@ from pathlib import Path
 from service.datasets.base import Counts, Dataset, opened
 from service.domain.errors import Corrupt, Invalid, Unavailable
 from service.domain.records import DISLIKE, Event, Item
-from service.runtime.durable_files import locked, make_directory, room, sync_directory
+from service.runtime.durable_files import (
+    locked,
+    make_directory,
+    sync_directory,
+    translate_disk_full,
+)
 
 LICENCE = """\
 MovieLens is a data set of GroupLens Research at the University of Minnesota. It is for research;
@@ -100,7 +105,10 @@ def fetch(
         make_directory(cache)
         try:
             # Two at once would clear away each other's folder.
-            with room(f"{cache} has no room for it"), locked(cache / ".lock", DOWNLOAD_SECONDS):
+            with (
+                translate_disk_full(f"{cache} has no room for it"),
+                locked(cache / ".lock", DOWNLOAD_SECONDS),
+            ):
                 if not _complete(target, source):
                     _fetch(source, cache, target)
         except TimeoutError as error:

@@ -16,7 +16,7 @@ from service.datasets.base import packed, suffixes
 from service.datasets.files import FORMATS
 from service.datasets.formats import pyarrow_parquet
 from service.domain.errors import Invalid
-from service.runtime.durable_files import replacing
+from service.runtime.durable_files import open_replacement
 
 Rows = Sequence[Sequence[Any]]  # each with one cell for each column
 Write = Callable[[Rows], None]
@@ -47,10 +47,10 @@ def table(path: Path, kinds: Mapping[str, type], metadata: Mapping[str, str]) ->
         raise Invalid("", f"{path}: the name must end in {allowed}")
     if form == ".parquet":
         parquet = pyarrow_parquet(path, "writing")
-        with replacing(path) as raw, _parquet(parquet, raw, kinds, metadata) as write:
+        with open_replacement(path) as raw, _parquet(parquet, raw, kinds, metadata) as write:
             yield write
         return
-    with replacing(path) as raw, packed(raw, packing) as file:
+    with open_replacement(path) as raw, packed(raw, packing) as file:
         if form in (".csv", ".tsv"):
             with _csv(file, kinds, "," if form == ".csv" else "\t") as write:
                 yield write

@@ -24,7 +24,7 @@ from service.histories.event_cache import Histories
 from service.histories.memory_provider import MemoryProvider
 from service.histories.request_history import HistoryAssembler
 from service.jobs.job import Job
-from service.jobs.runner import Jobs
+from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
 from service.jobs.views import job_document, version_document
 from service.runtime.data_layout import (
@@ -107,7 +107,7 @@ class Engine(Answering):
             clock=clock,
         )
         self._pool = workers
-        self._jobs = Jobs(
+        self._jobs = JobRunner(
             settings.data, self._training, on_success=self._trained, threads=os.cpu_count() or 1
         )
         self._watches: list[asyncio.Task[None]] = []

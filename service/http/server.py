@@ -25,8 +25,8 @@ from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
 from service.http.uvicorn_config import configure
-from service.runtime.prefork import Workers
-from service.runtime.worker_messages import Siblings, meeting_points
+from service.runtime.prefork import PreforkServer
+from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.preload import preload
 
@@ -100,7 +100,7 @@ async def _serve(
     examples: bool,
     loaded: PreloadedSnapshot | None = None,
     sockets: list[socket.socket] | None = None,
-    siblings: Siblings | None = None,
+    siblings: WorkerPeers | None = None,
 ) -> None:
     """One process' part: all of it, unless it has siblings.
 
@@ -134,7 +134,7 @@ async def _serve(
     async def measured() -> bytes:
         return orjson.dumps(await health.measured(app))
 
-    answering = await siblings.answer({"follow": follow, "metrics": measured})
+    answering = await siblings.listen({"follow": follow, "metrics": measured})
     try:
         await server.serve(sockets)
     finally:
@@ -151,7 +151,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
         raise Invalid("", f"{PREFIX}WORKERS is {settings.workers}, but only Linux can share so: 1")
     claimed = _claimed(settings.host, settings.port)
     loaded = preload(settings)
-    points = meeting_points(settings.workers)
+    points = worker_sockets(settings.workers)
 
     def work(number: int, first: bool) -> None:
         form = logging.Formatter(f"worker {number}: %(message)s")
@@ -166,11 +166,11 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     examples=examples,
                     loaded=loaded,
                     sockets=[_bound(one.family, one.getsockname(), shared=True) for one in claimed],
-                    siblings=Siblings(points, number),
+                    siblings=WorkerPeers(points, number),
                 )
             )
 
-    Workers(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
+    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
 
 
 def _claimed(host: str, port: int) -> list[socket.socket]:

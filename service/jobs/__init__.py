@@ -1,4 +1,4 @@
-"""Background jobs: trainings as child processes, their files and their documents.
+"""Training jobs: child processes of the service, one at a time.
 
-A request for training goes in; a job that can be watched and cancelled comes out.
+Comes in: options of a training. Goes out: a job that can be watched and cancelled.
 """

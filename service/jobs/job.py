@@ -1,8 +1,8 @@
-"""One training job: what is known of it, and what its process says.
+"""State of one training job, and the messages of its process.
 
-The process writes JSON lines to its stdout: `{"stage": …, "epoch": …, "epochs": …, "step": …,
-"steps": …, "loss": …, "validation": {…}, "eta_s": …}` as it goes on, and at its end
-`{"result": {…}}` or `{"error": …}`. Everything else it says is kept as the tail of a log.
+The process writes JSON lines to stdout: `{"stage": …, "epoch": …, "epochs": …, "step": …,
+"steps": …, "loss": …, "validation": {…}, "eta_s": …}` as it proceeds, and at its end
+`{"result": {…}}` or `{"error": …}`. The last lines of all other output are kept as a log.
 """
 
 import dataclasses
@@ -13,37 +13,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
-TAIL = 40  # lines
-WIDTH = 500  # characters of a line
+LOG_LINES = 40  # lines
+LOG_WIDTH = 500  # characters of a line
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job at one moment. Times are microseconds UTC."""
+    """A job at one moment. Times are integer microseconds UTC."""
 
     id: str
-    state: State
+    state: JobState
     options: Mapping[str, Any]
     created: int
     started: int | None = None
     finished: int | None = None
-    progress: Mapping[str, Any] | None = None  # the last line of progress
-    metrics: Mapping[str, Any] | None = None  # of the result; before there is one, of validation
-    result: Mapping[str, Any] | None = None  # the version published, or why it was refused
+    progress: Mapping[str, Any] | None = None  # the last progress message
+    metrics: Mapping[str, Any] | None = None  # of the result; until then, of the last validation
+    result: Mapping[str, Any] | None = None  # the published version, its metrics and times
     error: str | None = None
-    exit_code: int | None = None  # minus the signal's number when a signal ended it
-    log: tuple[str, ...] = ()  # last lines of stdout that were no messages
+    exit_code: int | None = None  # minus the number of the signal that ended the process
+    log: tuple[str, ...] = ()  # last lines of stdout that are no messages
     stderr: tuple[str, ...] = ()
 
     @property
-    def final(self) -> bool:
-        """True when it has ended, well or not."""
+    def is_final(self) -> bool:
+        """True when the job has ended, successfully or not."""
         return self.state not in {"queued", "running"}
 
-    def heard(self, line: str) -> "Job":
-        """The job after its process wrote `line` to stdout."""
+    def with_stdout(self, line: str) -> "Job":
+        """Return the job after its process wrote `line` to stdout."""
         match message := _message(line):
             case {"result": dict(result)}:
                 metrics = result.get("metrics")
@@ -63,15 +63,20 @@ class Job:
                 )
         return dataclasses.replace(self, log=_tail(self.log, line))
 
-    def noted(self, line: str) -> "Job":
-        """The job after its process wrote `line` to stderr."""
+    def with_stderr(self, line: str) -> "Job":
+        """Return the job after its process wrote `line` to stderr."""
         return dataclasses.replace(self, stderr=_tail(self.stderr, line))
 
-    def ended(self, code: int, finished: int, *, stopped: State | None, reason: str) -> "Job":
-        """The job after its process ended with `code`.
+    def with_exit(
+        self, code: int, finished: int, *, stopped: JobState | None, reason: str
+    ) -> "Job":
+        """Return the job after its process ended with `code`.
 
         Args:
-            stopped: the state if it did not succeed because it was stopped, for `reason`.
+            code: the exit code, or minus the number of the signal.
+            finished: the time, microseconds UTC.
+            stopped: the state of a job that the service stopped before it succeeded.
+            reason: why the service stopped it.
         """
         done = dataclasses.replace(self, exit_code=code, finished=finished)
         if code == 0 and self.result is not None and self.error is None:
@@ -80,20 +85,20 @@ class Job:
             return dataclasses.replace(done, state=stopped, error=reason)
         return dataclasses.replace(done, state="failed", error=self.error or self._why(code))
 
-    def failed(self, error: str, finished: int) -> "Job":
-        """The job, failed for a reason that its process did not give."""
+    def with_error(self, error: str, finished: int) -> "Job":
+        """Return the job as failed, for a reason outside its process."""
         return dataclasses.replace(self, state="failed", error=error, finished=finished)
 
-    def dump(self) -> bytes:
-        """The job as JSON. Raises TypeError or ValueError when its options are not JSON."""
+    def to_json(self) -> bytes:
+        """Serialise the job. Raises TypeError or ValueError when its options are not JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False).encode()
 
     @classmethod
-    def load(cls, data: bytes) -> "Job":
-        """The job that `dump` was called on. Raises ValueError when the bytes are damaged."""
+    def from_json(cls, data: bytes) -> "Job":
+        """Parse what `to_json` returned. Raises ValueError when the bytes are damaged."""
         try:
             job = cls(**json.loads(data))
-            if job.state not in get_args(State) or not isinstance(job.created, int):
+            if job.state not in get_args(JobState) or not isinstance(job.created, int):
                 raise ValueError(f"{job.state!r}, created {job.created!r}")
             return dataclasses.replace(job, log=tuple(job.log), stderr=tuple(job.stderr))
         except (TypeError, ValueError, RecursionError) as error:
@@ -106,15 +111,15 @@ class Job:
             return "the training process was killed (SIGKILL); it may have run out of memory"
         if code < 0:
             return f"the training process was ended by signal {-code}"
-        said = f": {self.stderr[-1]}" if self.stderr else ""
-        return f"the training process ended with exit code {code}{said}"
+        detail = f": {self.stderr[-1]}" if self.stderr else ""
+        return f"the training process ended with exit code {code}{detail}"
 
 
 def _message(line: str) -> dict[str, Any] | None:
     try:
-        # JSON has neither NaN nor infinity, and no answer of ours may carry one.
+        # JSON has neither NaN nor infinity, and no answer may contain one.
         message = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
-        json.dumps(message, ensure_ascii=False).encode()  # a lone surrogate could not be answered
+        json.dumps(message, ensure_ascii=False).encode()  # refuses lone surrogates
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
@@ -128,8 +133,8 @@ def _finite(text: str) -> float | None:
 def _text(error: object) -> str:
     if isinstance(error, dict) and isinstance(error.get("detail"), str):
         error = error["detail"]
-    return (error if isinstance(error, str) else json.dumps(error))[: 4 * WIDTH]
+    return (error if isinstance(error, str) else json.dumps(error))[: 4 * LOG_WIDTH]
 
 
 def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:
-    return (*lines[1 - TAIL :], line[:WIDTH])
+    return (*lines[1 - LOG_LINES :], line[:LOG_WIDTH])

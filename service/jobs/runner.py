@@ -1,11 +1,11 @@
-"""Training in a background process, one at a time, with progress that outlives this process.
+"""Runner of training jobs: one child process at a time, with progress that survives a restart.
 
-    <root>/jobs/<id>.json     the job, replaced atomically as it goes on
-    <root>/jobs/<id>.cancel   someone, in any process, wants it cancelled
-    <root>/jobs/runner.lock   held by the process that looks after the running job
-    <root>/jobs/child.lock    held by that process and by the training itself, which inherits it
+    <root>/jobs/<id>.json     the job, replaced atomically as it proceeds
+    <root>/jobs/<id>.cancel   requests cancellation, from any process
+    <root>/jobs/runner.lock   held by the process that runs the current job
+    <root>/jobs/child.lock    held by that process and inherited by the training
 
-The second lock tells an orphan, a training whose service was killed, from no training at all.
+With the runner's lock free, the child's tells an orphaned training from none.
 """
 
 import asyncio
@@ -19,33 +19,33 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Conflict, HeedError, Unavailable
-from service.jobs.job import Job, State
-from service.jobs.job_store import JobFiles
+from service.jobs.job import Job, JobState
+from service.jobs.job_store import JobStore
 from service.runtime import durable_files
-from service.runtime.child_process import Child, kill_holders
+from service.runtime.child_process import ChildProcess, kill_holders
 
 logger = logging.getLogger(__name__)
 
-_TICK = 0.1  # seconds between looks at the process and at the wish to cancel
-_SAVE = 1.0  # seconds between two writes of progress to disk
+_POLL = 0.1  # seconds between two checks of the process and of requests to cancel
+_SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
 _SHUT_DOWN = "interrupted: the service was shut down"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Jobs:
-    """The training jobs of one data directory, shared by any number of processes.
+class JobRunner:
+    """Runs the training jobs of one data directory, which any number of processes share.
 
     Args:
-        root: the data directory; `jobs` in it is made when missing. A job that was running when
-            its service was killed is marked as failed here, and its process, if alive, killed.
-        argv: the command line for a job's options. It may raise Invalid.
-        on_success: awaited after a training succeeded and before its job says so, so that
-            whoever sees `succeeded` sees the new version too. What it raises fails the job.
-        threads: how many threads the training's numerical libraries may use.
-        nice: what is added to this process' niceness for the training, to keep serving responsive.
+        root: the data directory; its folder `jobs` is created when missing. A job whose service
+            was killed is marked as failed on construction, and its process, if alive, killed.
+        argv: builds the command line from a job's options. It may raise Invalid.
+        on_success: awaited after a training succeeded and before its job is `succeeded`, so that
+            clients that see this state see the new version too. Its exceptions fail the job.
+        threads: threads of the training's numerical libraries.
+        nice: increment to the niceness of this process for the training, which keeps requests fast.
         grace: seconds between SIGTERM and SIGKILL.
-        keep: how many jobs are remembered.
-        clock: microseconds UTC.
+        keep: number of jobs kept.
+        clock: returns microseconds UTC.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class Jobs:
         self._threads = threads
         self._nice = nice
         self._grace = grace
-        self._files = JobFiles(self._root, keep)
+        self._store = JobStore(self._root, keep)
         self._clock = clock
-        self._live: dict[str, Job] = {}  # the one that this process looks after
+        self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._recover()
 
     async def start(self, options: Mapping[str, Any]) -> str:
-        """Start a training; the job's id.
+        """Start a training and return the id of its job.
 
         Raises:
             Conflict: one is running, in this process or in another.
             Invalid: the options are not JSON, or `argv` refuses them.
-            StoreFull: there is no room for the job's record.
+            StoreFull: the disk has no room for the job's file.
             Unavailable: the service is shutting down.
         """
         if self._closing:
@@ -87,42 +87,42 @@ class Jobs:
         argv = list(self._argv(options))
         with contextlib.ExitStack() as stack:
             await self._claim_runner(stack)
-            await asyncio.to_thread(self._bury)
+            await asyncio.to_thread(self._reap)
             lock = await self._claim_child(stack)
-            job = await asyncio.to_thread(self._files.create, options, self._clock())
-            if self._closing:  # it began meanwhile, and nobody would stop what starts now
+            job = await asyncio.to_thread(self._store.create, options, self._clock())
+            if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
             self._live[job.id] = job
             self._task = asyncio.create_task(self._run(job.id, argv, lock, stack.pop_all()))
         return job.id
 
     async def get(self, job_id: str) -> Job:
-        """The job as it is now. Raises NotFound."""
+        """Return the job as it is now. Raises NotFound."""
         if job_id in self._live:
             return self._live[job_id]
-        return await asyncio.to_thread(self._look, job_id)
+        return await asyncio.to_thread(self._read, job_id)
 
     async def recent(self, limit: int = 20) -> list[Job]:
-        """The newest jobs first."""
-        names = await asyncio.to_thread(self._files.names)
+        """Return the newest jobs, newest first."""
+        names = await asyncio.to_thread(self._store.ids)
         return [await self.get(name) for name in names[::-1][:limit]]
 
     async def wait(self, job_id: str) -> Job:
-        """The job when it has ended. Raises NotFound."""
+        """Return the job when it has ended. Raises NotFound."""
         while True:
             job = await self.get(job_id)
-            if job.final:
+            if job.is_final:
                 return job
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_POLL)
 
     async def cancel(self, job_id: str) -> Job:
-        """Stop a job, whichever process runs it; the job when it has ended. Raises NotFound.
+        """Stop a job, whichever process runs it; return it when it has ended. Raises NotFound.
 
-        A job that has ended stays as it is, and one that ends well meanwhile has succeeded.
+        An ended job does not change, and a training that completes meanwhile has succeeded.
         """
         job = await self.get(job_id)
-        if not job.final:
-            await asyncio.to_thread(self._files.wish_to_cancel, job_id)
+        if not job.is_final:
+            await asyncio.to_thread(self._store.request_cancellation, job_id)
         return await self.wait(job_id)
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class Jobs:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    # The life of one job ------------------------------------------------------------------------
+    # Running one job ----------------------------------------------------------------------------
 
     async def _run(
         self, job_id: str, argv: list[str], lock: int, stack: contextlib.ExitStack
@@ -143,33 +143,33 @@ class Jobs:
                     done = await self._announce(done, self._on_success)
             except Exception:
                 logger.exception("job %s", job_id)
-                done = self._live[job_id].failed("an error of the service's own", self._clock())
+                done = self._live[job_id].with_error("internal error; see the log", self._clock())
             except asyncio.CancelledError:
-                del self._live[job_id]  # what is on disk is found to be interrupted
+                del self._live[job_id]  # its file is found to be interrupted at the next start
                 raise
             self._live[job_id] = done
             if await self._save(done):
                 del self._live[job_id]
 
     async def _train(self, job_id: str, argv: list[str], lock: int) -> Job:
-        def hear(line: str) -> None:
-            self._live[job_id] = self._live[job_id].heard(line)
+        def on_stdout(line: str) -> None:
+            self._live[job_id] = self._live[job_id].with_stdout(line)
 
-        def note(line: str) -> None:
-            self._live[job_id] = self._live[job_id].noted(line)
+        def on_stderr(line: str) -> None:
+            self._live[job_id] = self._live[job_id].with_stderr(line)
 
         threads = dict.fromkeys(_THREADS, str(self._threads))
         try:
-            child = await Child.spawn(
+            child = await ChildProcess.spawn(
                 argv,
-                out=hear,
-                err=note,
+                on_stdout=on_stdout,
+                on_stderr=on_stderr,
                 environment={**threads, "PYTHONUNBUFFERED": "1"},
                 inherit=[lock],
                 nice=self._nice,
             )
         except (OSError, ValueError) as error:
-            return self._live[job_id].failed(f"it could not be started: {error}", self._clock())
+            return self._live[job_id].with_error(f"it could not be started: {error}", self._clock())
         try:
             self._live[job_id] = dataclasses.replace(
                 self._live[job_id], state="running", started=self._clock()
@@ -177,101 +177,101 @@ class Jobs:
             return await self._follow(job_id, child)
         except BaseException:
             child.kill()
-            await child.finish()  # a moment, and no zombie stays
+            await child.finish()  # reaps it
             raise
 
-    async def _follow(self, job_id: str, child: Child) -> Job:
+    async def _follow(self, job_id: str, child: ChildProcess) -> Job:
         loop = asyncio.get_running_loop()
-        stopped: State | None = None
+        stopped: JobState | None = None
         saved: Job | None = None
         due = loop.time()
-        while not await child.exited(_TICK):
+        while not await child.exited(_POLL):
             if self._closing:
                 stopped = "failed"
-            elif self._files.is_cancelled(job_id):
+            elif self._store.is_cancellation_requested(job_id):
                 stopped = "cancelled"
             if stopped is not None:
                 await child.stop(self._grace)
             elif self._live[job_id] is not saved and loop.time() >= due:
                 saved = self._live[job_id]
                 await self._save(saved)
-                due = loop.time() + _SAVE
+                due = loop.time() + _SAVE_INTERVAL
         code = await child.finish()
         reason = "cancelled on request" if stopped == "cancelled" else _SHUT_DOWN
-        return self._live[job_id].ended(code, self._clock(), stopped=stopped, reason=reason)
+        return self._live[job_id].with_exit(code, self._clock(), stopped=stopped, reason=reason)
 
     async def _announce(self, job: Job, on_success: Callable[[Job], Awaitable[None]]) -> Job:
         try:
             await on_success(job)
         except HeedError as error:
-            return job.failed(f"trained, but not taken into service: {error}", self._clock())
+            return job.with_error(f"trained, but not activated: {error}", self._clock())
         except Exception:
-            logger.exception("job %s: the new version could not be taken into service", job.id)
-            return job.failed("trained, but not taken into service: see the log", self._clock())
+            logger.exception("job %s: the new version could not be activated", job.id)
+            return job.with_error("trained, but not activated; see the log", self._clock())
         return dataclasses.replace(job, finished=self._clock())
 
     async def _save(self, job: Job) -> bool:
         try:
-            await asyncio.to_thread(self._files.write, job)
+            await asyncio.to_thread(self._store.write, job)
         except OSError as error:
-            logger.warning("job %s: its record could not be written: %s", job.id, error)
+            logger.warning("job %s: its file could not be written: %s", job.id, error)
             return False
         return True
 
     # Locks and files ----------------------------------------------------------------------------
 
     async def _claim_runner(self, stack: contextlib.ExitStack) -> None:
-        for _ in range(5):  # one that looks after the dead has it for a moment
-            if _take(self._root / "runner.lock", stack) is not None:
+        for _ in range(5):  # a process that reaps interrupted jobs holds it for a moment
+            if _try_lock(self._root / "runner.lock", stack) is not None:
                 return
             await asyncio.sleep(0.02)
-        running = [job.id for job in await self.recent(3) if not job.final]
-        which = f" (job {running[0]})" if running else ""  # its record may not be written yet
+        running = [job.id for job in await self.recent(3) if not job.is_final]
+        which = f" (job {running[0]})" if running else ""  # its file may not be written yet
         raise Conflict(f"a training is running{which}; one runs at a time")
 
     async def _claim_child(self, stack: contextlib.ExitStack) -> int:
-        for _ in range(100):  # an orphan that was killed takes a moment to die
-            if (lock := _take(self._root / "child.lock", stack)) is not None:
+        for _ in range(100):  # a killed orphan takes a moment to end
+            if (lock := _try_lock(self._root / "child.lock", stack)) is not None:
                 return lock
             await asyncio.sleep(0.02)
-        raise Conflict("a training that was interrupted has not ended yet; one runs at a time")
+        raise Conflict("an interrupted training has not ended yet; one runs at a time")
 
     def _recover(self) -> bool:
-        """Bury the dead; False when someone looks after a job, which then lives."""
+        """Reap interrupted jobs, unless a process runs one; True when none does."""
         with contextlib.ExitStack() as stack:
-            alone = _take(self._root / "runner.lock", stack) is not None
-            if alone:
-                self._bury()
-        return alone
+            unclaimed = _try_lock(self._root / "runner.lock", stack) is not None
+            if unclaimed:
+                self._reap()
+        return unclaimed
 
-    def _bury(self) -> None:
-        """Mark jobs that nobody looks after as failed, and kill what is left of them.
+    def _reap(self) -> None:
+        """Mark interrupted jobs as failed, and kill orphaned trainings.
 
-        Call it with the runner's lock.
+        The caller must hold the runner's lock.
         """
         with contextlib.ExitStack() as stack:
-            if _take(self._root / "child.lock", stack) is None:
+            if _try_lock(self._root / "child.lock", stack) is None:
                 kill_holders(self._root / "child.lock")
-        for job in map(self._files.read, self._files.names()):
-            if not job.final:
+        for job in map(self._store.read, self._store.ids()):
+            if not job.is_final:
                 try:
-                    self._files.write(self._interrupted(job))
+                    self._store.write(self._interrupted(job))
                 except OSError as error:
                     logger.warning("job %s: cannot be marked as interrupted: %s", job.id, error)
 
-    def _look(self, job_id: str) -> Job:
-        job = self._files.read(job_id)
-        if job.final:
+    def _read(self, job_id: str) -> Job:
+        job = self._store.read(job_id)
+        if job.is_final:
             return job
-        alone = self._recover()
-        job = self._files.read(job_id)  # it may have ended meanwhile
-        return self._interrupted(job) if alone and not job.final else job
+        unclaimed = self._recover()
+        job = self._store.read(job_id)  # it may have ended meanwhile
+        return self._interrupted(job) if unclaimed and not job.is_final else job
 
     def _interrupted(self, job: Job) -> Job:
-        return job.failed("interrupted: the service that ran it is gone", self._clock())
+        return job.with_error("interrupted: the service that ran it is gone", self._clock())
 
 
-def _take(path: Path, stack: contextlib.ExitStack) -> int | None:
+def _try_lock(path: Path, stack: contextlib.ExitStack) -> int | None:
     lock = durable_files.try_lock(path)
     if lock is not None:
         stack.callback(os.close, lock)

@@ -1,4 +1,4 @@
-"""The command line of a training that a running service starts."""
+"""Command line of a training that a running service starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from service.domain.errors import Invalid
 
-# name -> least value, or the values there are
+# name -> minimum, or the allowed values
 OPTIONS: Mapping[str, int | tuple[str, ...]] = {
     "epochs": 1,
     "preset": ("quick", "best"),
@@ -18,15 +18,15 @@ OPTIONS: Mapping[str, int | tuple[str, ...]] = {
 
 
 def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Sequence[str]:
-    """The command that trains on a data directory and publishes, and leaves serving to its caller.
+    """Return the command that trains on a data directory and publishes without activating.
 
     Args:
-        data: the directory, absolute.
-        encoder: of texts, by its name.
-        options: those of `OPTIONS` that are not left out.
+        data: the data directory, absolute.
+        encoder: name of the text encoder.
+        options: a subset of `OPTIONS`.
 
     Raises:
-        Invalid: at `/options/NAME`, for an option or a value that training does not take.
+        Invalid: at `/options/NAME`, for an unknown option or a value that is not allowed.
     """
     argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
     argv += ["--data", str(data), "--encoder", encoder]

@@ -1,4 +1,4 @@
-"""Jobs and versions as plain values, as they are answered."""
+"""Jobs and model versions as JSON values, in the form of the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.snapshots.registry import Version
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """What is told of a job."""
+    """Return the public fields of a job."""
     return {
         "job_id": job.id,
         "state": job.state,
@@ -26,7 +26,7 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def version_document(version: Version) -> dict[str, Any]:
-    """What is told of a version on disk."""
+    """Return the public fields of a model version."""
     metadata = dict(version.metadata or {})
     return {
         "version": version.version,

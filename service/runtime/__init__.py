@@ -1,4 +1,5 @@
 """Processes, threads, signals and durable files.
 
-Knows nothing of events, models or HTTP.
+Comes in: paths, commands, callables. Goes out: bytes that survive power loss, processes that leave
+no orphan. Knows no event, model or HTTP.
 """

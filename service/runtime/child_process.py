@@ -1,63 +1,57 @@
-"""A child process in a group of its own, read line by line and never left behind."""
+"""A child process in a session of its own, whose output is read line by line; no orphan is left."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
-_DRAIN = 5.0  # seconds to wait for pipes that someone outside the group keeps open
-
-
-class Lines:
-    """Cuts a stream of bytes into lines of text. Of a line past `limit` bytes the head is kept."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._line = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that `data` completes."""
-        *complete, rest = data.split(b"\n")
-        for part in complete:
-            self._grow(part)
-            yield from self.flush()
-        self._grow(rest)
-
-    def flush(self) -> Iterator[str]:
-        """The line as far as it came; none when it is blank."""
-        line = self._line.decode("utf-8", "replace").rstrip()
-        self._line.clear()
-        if line:
-            yield line
-
-    def _grow(self, part: bytes) -> None:
-        self._line += part[: self._limit - len(self._line)]
+_DRAIN_TIMEOUT = 5.0  # seconds to wait for pipes that a process outside the group keeps open
+_CHUNK = 1 << 16  # bytes
+_MAX_LINE = 1 << 20  # bytes of a line that are kept
 
 
-class Child(asyncio.SubprocessProtocol):
-    """A running process, whose stdout and stderr go to two callbacks, line by line.
+class _Streams(SubprocessStreamProtocol):
+    """Streams of a process whose end is an event of its own.
 
-    A protocol rather than streams: `Process.wait` of the latter waits until the pipes are closed,
-    which a grandchild can put off for ever.
+    `asyncio.subprocess.Process.wait` may wait until the pipes are closed, which a grandchild can
+    delay for ever.
     """
 
-    def __init__(self, out: Callable[[str], None], err: Callable[[str], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._transport: asyncio.SubprocessTransport
-        self._exited: asyncio.Future[None] = loop.create_future()
-        self._drained: asyncio.Future[None] = loop.create_future()
-        self._pipes = {1: (Lines(1 << 20), out), 2: (Lines(1 << 13), err)}
+    def __init__(self) -> None:
+        super().__init__(limit=_CHUNK, loop=asyncio.get_running_loop())
+        self.ended = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.ended.set()
+
+
+class ChildProcess:
+    """A running process, whose stdout and stderr go to two callbacks, line by line."""
+
+    def __init__(
+        self,
+        transport: asyncio.SubprocessTransport,
+        ended: asyncio.Event,
+        readers: Sequence[asyncio.Task[None]],
+    ) -> None:
+        self._transport = transport
+        self._ended = ended
+        self._readers = readers
 
     @classmethod
     async def spawn(
         cls,
         argv: Sequence[str],
         *,
-        out: Callable[[str], None],
-        err: Callable[[str], None],
+        on_stdout: Callable[[str], None],
+        on_stderr: Callable[[str], None],
         environment: Mapping[str, str],
         inherit: Sequence[int] = (),
         nice: int = 0,
@@ -65,24 +59,33 @@ class Child(asyncio.SubprocessProtocol):
         """Start `argv`, without a shell, in a session of its own.
 
         Args:
-            environment: laid over that of this process.
+            argv: the program and its arguments.
+            on_stdout: called with each line of the standard output.
+            on_stderr: called with each line of the standard error.
+            environment: variables added to those of this process.
             inherit: descriptors that the child keeps open, such as a lock.
-            nice: what is added to the niceness of this process.
+            nice: increment to the niceness of this process.
 
         Raises:
             OSError, ValueError: it could not be started.
         """
-        _, child = await asyncio.get_running_loop().subprocess_exec(
-            lambda: cls(out, err),
+        transport, streams = await asyncio.get_running_loop().subprocess_exec(
+            _Streams,
             *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
             env={**os.environ, **environment},
             pass_fds=tuple(inherit),
             start_new_session=True,
         )
-        # From here and not in a preexec_fn, which may deadlock in a process with threads.
+        readers = [
+            asyncio.create_task(_read_lines(stream, callback))
+            for stream, callback in ((streams.stdout, on_stdout), (streams.stderr, on_stderr))
+            if stream is not None
+        ]
+        child = cls(transport, streams.ended, readers)
+        # Not in a preexec_fn, which may deadlock in a process with threads.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             own = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PGRP, child.pid, min(19, own + nice))
@@ -90,87 +93,82 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group and session."""
+        """Id of the process, its group and its session."""
         return self._transport.get_pid()
 
     async def exited(self, seconds: float) -> bool:
         """Wait for at most `seconds`; True when the process has ended."""
-        await asyncio.wait([self._exited], timeout=seconds)
-        return self._exited.done()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        return self._ended.is_set()
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM to the group, SIGKILL after `grace` seconds; returns when it has ended."""
+        """Send SIGTERM to the group, SIGKILL after `grace` seconds; return when it has ended."""
         self._signal(signal.SIGTERM)
         if not await self.exited(grace):
             self.kill()
-            await self._exited
+            await self._ended.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the group, at once."""
+        """Send SIGKILL to the group."""
         self._signal(signal.SIGKILL)
 
     async def finish(self) -> int:
-        """Wait for the end, take the group's stragglers along, read what is left in the pipes.
+        """Wait for the end, kill what is left of the group, and read what is left in the pipes.
 
-        Returns: the exit code, or minus the signal that killed it.
+        Returns:
+            int: the exit code, or minus the number of the signal that ended the process.
         """
-        await self._exited
-        # The number of a group is not given away while it has members, and if it has none there
-        # was no time to give it away.
+        await self._ended.wait()
+        # The id of a group is not reused while it has members; without members there was no time
+        # to reuse it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        await asyncio.wait([self._drained], timeout=_DRAIN)
+        await asyncio.wait(self._readers, timeout=_DRAIN_TIMEOUT)
         self._transport.close()
-        await asyncio.wait([self._drained], timeout=_DRAIN)
-        for lines, callback in self._pipes.values():
-            for line in lines.flush():
-                callback(line)
+        await asyncio.wait(self._readers)
         code = self._transport.get_returncode()
         return -1 if code is None else code
 
     def _signal(self, number: signal.Signals) -> None:
-        if not self._exited.done():
+        if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
-        self._transport = cast(asyncio.SubprocessTransport, transport)
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Called by the loop."""
-        lines, callback = self._pipes[fd]
-        for line in lines.feed(data):
-            callback(line)
+async def _read_lines(stream: asyncio.StreamReader, callback: Callable[[str], None]) -> None:
+    """Pass each line of text to `callback`, without blank ones; keep the head of overlong lines."""
+    rest = b""
+    while data := await stream.read(_CHUNK):
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[:_MAX_LINE]
+        for line in lines:
+            _pass_on(line, callback)
+    _pass_on(rest, callback)
 
-    def process_exited(self) -> None:
-        """Called by the loop."""
-        if not self._exited.done():
-            self._exited.set_result(None)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
-        """Called by the loop."""
-        if not self._drained.done():
-            self._drained.set_result(None)
+def _pass_on(line: bytes, callback: Callable[[str], None]) -> None:
+    if text := line[:_MAX_LINE].decode("utf-8", "replace").rstrip():
+        callback(text)
 
 
 def kill_holders(path: Path) -> None:
-    """SIGKILL the processes outside our session that have `path` open. Without /proc, nobody.
+    """Kill the processes outside this session that have `path` open; a no-op without /proc.
 
-    By what it holds and not by a number written down earlier: numbers are used again, and mean
-    something else in another container.
+    They are found by what they hold open, not by a recorded process id: ids are reused, and differ
+    between containers.
     """
     target = path.stat()
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone, or not ours
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if os.getsid(int(entry.name)) != os.getsid(0) and any(
-                _is(descriptor, target) for descriptor in (entry / "fd").iterdir()
+                _is_same_file(descriptor, target) for descriptor in (entry / "fd").iterdir()
             ):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _is(path: Path, target: os.stat_result) -> bool:
+def _is_same_file(path: Path, status: os.stat_result) -> bool:
     try:
-        return os.path.samestat(path.stat(), target)
+        return os.path.samestat(path.stat(), status)
     except OSError:
         return False

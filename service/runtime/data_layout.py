@@ -1,9 +1,9 @@
-"""Where things are in the data directory."""
+"""Names of the files and folders in the data directory."""
 
 STORE_FILE = "heed.db"
 MODELS_FOLDER = "models"
 CACHE_FOLDER = "cache"  # downloads; may be deleted
 EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted
-CHECKPOINT_FILE = "training.checkpoint"  # of a training under way; may be deleted
-SEARCH_FILE = "search.json"  # parameters fitted on judgments; without it the defaults
-INDEXING_LOCK = "indexing.lock"  # held by the worker that indexes anew; may be deleted
+CHECKPOINT_FILE = "training.checkpoint"  # of an unfinished training; may be deleted
+SEARCH_FILE = "search.json"  # parameters fitted on judgments; defaults apply without it
+INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted

@@ -1,4 +1,4 @@
-"""Files that survive kill -9 and power loss, and locks that die with their holder.
+"""Files that survive kill -9 and power loss, and locks that are released with their holder.
 
 The order is always the same: write, fsync the file, rename, fsync the directory. A rename alone is
 atomic to readers but not durable, and without the first fsync it may survive a power loss while
@@ -18,7 +18,7 @@ from service.domain.errors import StoreFull
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its parents so that they outlive a power loss. Existing ones are kept."""
+    """Create `path` and its missing parents durably: they survive a power loss."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:
@@ -47,7 +47,7 @@ def sync_directory(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes, *, modified: int | None = None) -> None:
-    """Put `data` in the place of `path` atomically and durably: readers see the old or the new.
+    """Replace the content of `path` atomically and durably: readers see the old or the new.
 
     One writer per path at a time. `modified` sets the modification time (nanoseconds).
     """
@@ -60,17 +60,20 @@ def replace(path: Path, data: bytes, *, modified: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which takes the place of `path`, whole and durable, when the block ends.
+def open_replacement(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path`, complete and durable, when the block ends.
 
-    Where the block raises, what was there stays. One writer per path at a time.
+    If the block raises, `path` stays as it was. One writer per path at a time.
 
     Raises:
         StoreFull: the disk is full.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with room(f"there is no room to write {path}"), open(temporary, "wb") as file:
+        with (
+            translate_disk_full(f"there is no room to write {path}"),
+            open(temporary, "wb") as file,
+        ):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -82,10 +85,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock the file `path` (made when missing) exclusively; None when someone else holds the lock.
+    """Lock the file `path` (created when missing) exclusively; None if the lock is taken.
 
-    The descriptor is the lock: it is held until every copy of it is closed, by hand or by the
-    death of the processes that have it, so that a lock never outlives its holders. Threads of one
+    The returned descriptor is the lock: it is held until every copy is closed, explicitly or by the
+    end of the processes that have it, so that a lock never outlives its holders. Threads of one
     process exclude each other as processes do.
     """
     return _try_lock(path, os.O_RDWR | os.O_CREAT)
@@ -115,8 +118,8 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def room(detail: str) -> Iterator[None]:
-    """Say in the domain's words, as StoreFull, that the disk is full."""
+def translate_disk_full(detail: str) -> Iterator[None]:
+    """Raise `StoreFull` with `detail` in place of the OSError of a full disk."""
     try:
         yield
     except OSError as error:

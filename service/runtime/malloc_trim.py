@@ -1,4 +1,4 @@
-"""Freed memory, given back to the system."""
+"""Return of freed memory from the C allocator to the operating system."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import ctypes.util
 from collections.abc import Callable
 
 
-def _trim() -> Callable[[], None]:
-    name = ctypes.util.find_library("c")
-    try:
-        function = ctypes.CDLL(name).malloc_trim
-    except (OSError, AttributeError, TypeError):  # not glibc
-        return lambda: None
+def trim() -> None:
+    """Let glibc return free memory between live blocks to the system; a no-op elsewhere.
 
-    def trim() -> None:
-        function(0)
-
-    return trim
+    Tensors of ever different sizes leave holes that glibc would keep: training holds half as much
+    memory with this call every few seconds, and takes no longer.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
-trim = _trim()
-"""Let glibc give back what was freed between what is still in use; nothing elsewhere.
-
-Tensors of ever different sizes leave holes that it would keep: training holds half as much with
-this every few seconds, and takes no longer.
-"""
+_malloc_trim: Callable[[int], int] | None
+try:
+    _malloc_trim = ctypes.CDLL(ctypes.util.find_library("c")).malloc_trim
+except (OSError, AttributeError):  # not glibc
+    _malloc_trim = None

@@ -1,4 +1,8 @@
-"""Worker processes: forked from this one, watched, and started again when they die."""
+"""A parent that forks worker processes, watches them, and starts them again when they die.
+
+gunicorn was tried in its place: its workers outlive a parent that is killed, and take connections
+from one socket, of a burst of 60 one worker 54.
+"""
 
 from __future__ import annotations
 
@@ -13,151 +17,144 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
-_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _STOP = (signal.SIGTERM, signal.SIGINT)
-_FIRST, _MOST = 0.5, 30.0  # seconds before a worker that died young is started again
-_SOUND = 10.0  # seconds after which a worker did not die young
+_AWAITED = (*_STOP, signal.SIGCHLD)
+_MIN_DELAY, _MAX_DELAY = 0.5, 30.0  # seconds before a worker that died early is started again
+_EARLY = 10.0  # seconds after its start within which a worker's death is early
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where one worker after the other works."""
+class _Slot:
+    """One worker number, taken by one process after the other."""
 
     number: int
-    pid: int = 0  # 0: nobody is there
-    started: float = 0.0  # 0: nobody was there before
-    due: float = 0.0  # when the next one starts
-    delay: float = 0.0  # what the last one that died young was followed after
+    pid: int = 0  # 0: no process runs
+    started: float = 0.0  # 0: no process has run yet
+    due: float = 0.0  # when the next process starts
+    delay: float = 0.0  # the backoff after the last early death
 
 
-class Workers:
-    """So many processes that do the same work, until SIGTERM or SIGINT.
+class PreforkServer:
+    """Runs `count` processes that do the same work, until SIGTERM or SIGINT.
 
-    The process must have no threads: it is forked, now and whenever a worker has died.
+    The process must be single-threaded: it forks, at the start and whenever a worker has died.
 
     Args:
-        count: how many.
-        work: called in each with its number, and whether it is the first of that number; the
-            process ends when it returns. SIGTERM and SIGINT are its own to handle.
-        grace: seconds between the order to stop and SIGKILL.
+        count: number of workers.
+        work: called in each worker with its number, and whether it is the first process of that
+            number; the process ends when it returns. It handles SIGTERM and SIGINT itself.
+        grace: seconds between SIGTERM to the workers and SIGKILL.
     """
 
     def __init__(self, count: int, work: Callable[[int, bool], None], *, grace: float) -> None:
-        self._places = [_Place(number) for number in range(count)]
+        self._slots = [_Slot(number) for number in range(count)]
         self._work = work
         self._grace = grace
-        self._before: set[int | signal.Signals] = set()
+        self._mask: set[int | signal.Signals] = set()  # of signals, before `run`
 
     def run(self) -> None:
-        """Return when all have stopped. The order to stop is handed on to each."""
-        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        """Start the workers; return when all have ended after SIGTERM or SIGINT."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
         try:
             while True:
-                for place in self._places:
-                    if not place.pid and time.monotonic() >= place.due:
-                        self._start(place)
-                if self._heard(self._wait()) in _STOP:
+                for slot in self._slots:
+                    if not slot.pid and time.monotonic() >= slot.due:
+                        self._start(slot)
+                if self._wait_for_signal(self._next_start()) in _STOP:
                     break
-                self._bury()
+                self._reap()
         finally:
             self._stop()
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    # ------------------------------------------------------------------ the parts
-
-    def _wait(self) -> float:
-        """Seconds until the next worker is due; long when all are there."""
-        due = [place.due for place in self._places if not place.pid]
+    def _next_start(self) -> float:
+        """Return the seconds until the next worker is due, an hour when all are running."""
+        due = [slot.due for slot in self._slots if not slot.pid]
         return max(0.0, min(due) - time.monotonic()) if due else 3600.0
 
     @staticmethod
-    def _heard(seconds: float) -> int | None:
-        told = signal.sigtimedwait(_HEARD, seconds)
-        return None if told is None else told.si_signo
+    def _wait_for_signal(seconds: float) -> int | None:
+        received = signal.sigtimedwait(_AWAITED, seconds)
+        return None if received is None else received.si_signo
 
-    def _start(self, place: _Place) -> None:
+    def _start(self, slot: _Slot) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        parent, first = os.getpid(), not place.started
-        place.started = time.monotonic()
-        place.pid = os.fork()
-        if not place.pid:
-            self._be(place.number, first, parent)
+        parent, first = os.getpid(), not slot.started
+        slot.started = time.monotonic()
+        slot.pid = os.fork()
+        if not slot.pid:
+            self._run_worker(slot.number, first, parent)
 
-    def _be(self, number: int, first: bool, parent: int) -> None:
-        """The life of a worker, which does not return."""
+    def _run_worker(self, number: int, first: bool, parent: int) -> None:
+        """Do the work in the forked process; does not return."""
         code = 1
         try:
-            # Without whoever watches it, it would serve on unseen.
+            # A worker must not outlive the parent that restarts and stops it.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             if os.getppid() == parent:
                 self._work(number, first)
             code = 0
         except KeyboardInterrupt:
             pass
-        except BaseException:  # noqa: BLE001 - said, and the next one may do better
+        except BaseException:  # noqa: BLE001 - logged; the next process may succeed
             _log.exception("worker %d failed", number)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            # An ordinary end would touch, and so copy, every object that is shared.
+            # An ordinary exit would touch, and so copy, every object in shared memory.
             os._exit(code)
 
-    def _bury(self) -> None:
-        """Note who died, and when the next one starts."""
-        for place, pid, code in self._ended():
+    def _reap(self) -> None:
+        """Log the workers that have ended, and schedule their successors."""
+        for slot, pid, code in self._ended():
             now = time.monotonic()
-            young = now - place.started < _SOUND
-            place.delay = min(_MOST, max(_FIRST, 2 * place.delay)) if young else 0.0
-            place.due = now + place.delay
+            early = now - slot.started < _EARLY
+            slot.delay = min(_MAX_DELAY, max(_MIN_DELAY, 2 * slot.delay)) if early else 0.0
+            slot.due = now + slot.delay
             _log.error(
                 "worker %d (process %d) %s; the next one starts %s",
-                place.number,
+                slot.number,
                 pid,
-                _how(code),
-                f"in {place.delay:g} s" if place.delay else "now",
+                f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}",
+                f"in {slot.delay:g} s" if slot.delay else "now",
             )
 
-    def _ended(self) -> list[tuple[_Place, int, int]]:
-        """The workers that have ended: where, which process, and its exit code.
+    def _ended(self) -> list[tuple[_Slot, int, int]]:
+        """Reap all ended children; return the slot, process id and exit code of each worker.
 
-        Others that have ended were given to this process as the first of a container; nobody asks
-        after them.
+        As the first process of a container, this one also inherits orphans: they are reaped only.
         """
-        found: list[tuple[_Place, int, int]] = []
-        places = {place.pid: place for place in self._places if place.pid}
+        ended: list[tuple[_Slot, int, int]] = []
+        slots = {slot.pid: slot for slot in self._slots if slot.pid}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return found
+                return ended
             if not pid:
-                return found
-            if pid in places:
-                places[pid].pid = 0
-                found.append((places[pid], pid, os.waitstatus_to_exitcode(status)))
+                return ended
+            if pid in slots:
+                slots[pid].pid = 0
+                ended.append((slots[pid], pid, os.waitstatus_to_exitcode(status)))
 
     def _stop(self) -> None:
-        """Tell all to stop, wait, and kill who does not."""
-        self._tell(signal.SIGTERM)
+        """Send SIGTERM to all workers, wait, and kill those that do not end within the grace."""
+        self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + self._grace
-        while any(place.pid for place in self._places):
+        while any(slot.pid for slot in self._slots):
             left = deadline - time.monotonic()
             if left <= 0:
                 _log.error("workers that did not stop within %g s are killed", self._grace)
-                self._tell(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
                 deadline += self._grace
-            if self._heard(max(0.0, min(left, 1.0))) == signal.SIGINT:
-                self._tell(signal.SIGINT)  # told twice by Ctrl-C, they stop at once
+            if self._wait_for_signal(max(0.0, min(left, 1.0))) == signal.SIGINT:
+                self._signal_all(signal.SIGINT)  # after a second Ctrl-C, workers stop at once
             self._ended()
 
-    def _tell(self, what: signal.Signals) -> None:
-        for place in self._places:
-            if place.pid:
-                os.kill(place.pid, what)
-
-
-def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    def _signal_all(self, number: signal.Signals) -> None:
+        for slot in self._slots:
+            if slot.pid:
+                os.kill(slot.pid, number)

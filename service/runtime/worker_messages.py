@@ -1,4 +1,4 @@
-"""What the workers of one port tell each other: questions of one word over sockets of their own."""
+"""Messages between the workers of one port: one-word requests over Unix sockets."""
 
 from __future__ import annotations
 
@@ -9,74 +9,78 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _log = logging.getLogger(__name__)
 
-_LONGEST = 64  # bytes of a question
+_MAX_REQUEST = 64  # bytes
 
-Answers = Mapping[str, Callable[[], Awaitable[bytes]]]
+MessageHandlers = Mapping[str, Callable[[], Awaitable[bytes]]]
 
 
-def meeting_points(count: int) -> list[socket.socket]:
-    """A listening socket for each worker, to be made before there are any.
+def worker_sockets(count: int) -> list[socket.socket]:
+    """Return a listening socket for each worker; create them before the workers are forked.
 
-    Linux gives them names that are no files, and that nobody has to remove.
+    Linux gives them abstract names: no files that would have to be removed.
     """
-    found = []
+    sockets = []
     for _ in range(count):
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.bind("")
         one.listen()
-        found.append(one)
-    return found
+        sockets.append(one)
+    return sockets
 
 
-class Siblings:
-    """The other workers, as one of them sees them.
+class WorkerPeers:
+    """The other workers, from the view of one worker.
 
     Args:
-        points: from `meeting_points`.
-        number: of this worker among them.
+        sockets: from `worker_sockets`.
+        number: index of this worker's own socket.
     """
 
-    def __init__(self, points: Sequence[socket.socket], number: int) -> None:
-        self._points = points
+    def __init__(self, sockets: Sequence[socket.socket], number: int) -> None:
+        self._sockets = sockets
         self.number = number
 
-    async def answer(self, answers: Answers) -> asyncio.Server:
-        """Answer the others, until what is returned is closed."""
+    async def listen(self, handlers: MessageHandlers) -> asyncio.Server:
+        """Answer requests of the other workers until the returned server is closed."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                question = (await reader.read(_LONGEST)).decode("ascii")
-                writer.write(await answers[question]())
+                request = (await reader.read(_MAX_REQUEST)).decode("ascii")
+                writer.write(await handlers[request]())
                 await writer.drain()
-            except Exception:  # noqa: BLE001 - the one who asked goes on without
-                _log.exception("another worker was not answered")
+            except Exception:  # noqa: BLE001 - the worker that asks goes on without the answer
+                _log.exception("a request of another worker failed")
             finally:
                 writer.close()
 
-        # A copy, for the server closes what it is given, and others have still to find the name.
-        return await asyncio.start_unix_server(serve, sock=self._points[self.number].dup())
+        # A duplicate: the server closes its socket, whose name a restarted worker needs again.
+        return await asyncio.start_unix_server(serve, sock=self._sockets[self.number].dup())
 
-    async def ask(self, question: str, patience: float) -> dict[int, bytes]:
-        """What the others answer, by number. Who does not within `patience` seconds is left out."""
-        others = [number for number in range(len(self._points)) if number != self.number]
-        answers = await asyncio.gather(*(self._ask(at, question, patience) for at in others))
-        return {at: told for at, told in zip(others, answers, strict=True) if told is not None}
+    async def ask(self, request: str, patience: float) -> dict[int, bytes]:
+        """Ask all other workers; return the answers, by number, that came within `patience` s."""
+        others = [number for number in range(len(self._sockets)) if number != self.number]
+        answers = await asyncio.gather(*(self._ask(one, request, patience) for one in others))
+        return {
+            number: answer
+            for number, answer in zip(others, answers, strict=True)
+            if answer is not None
+        }
 
-    async def _ask(self, number: int, question: str, patience: float) -> bytes | None:
+    async def _ask(self, number: int, request: str, patience: float) -> bytes | None:
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(patience):
                 one.setblocking(False)
                 loop = asyncio.get_running_loop()
-                await loop.sock_connect(one, self._points[number].getsockname())
-                await loop.sock_sendall(one, question.encode("ascii"))
+                await loop.sock_connect(one, self._sockets[number].getsockname())
+                await loop.sock_sendall(one, request.encode("ascii"))
                 parts = []
                 while part := await loop.sock_recv(one, 1 << 16):
                     parts.append(part)
             return b"".join(parts) or None
         except OSError as error:
-            why = f"silent for {patience:g} s" if isinstance(error, TimeoutError) else str(error)
-            _log.warning("worker %d was not reached: %s", number, why)
+            reason = f"silent for {patience:g} s" if isinstance(error, TimeoutError) else str(error)
+            _log.warning("worker %d was not reached: %s", number, reason)
             return None
         finally:
             one.close()

@@ -50,7 +50,7 @@ def save_search_parameters(path: Path, encoder: str, fitted: SearchParameters) -
     every = {
         name: each.as_dict() for name, each in {**_read_parameters(path), encoder: fitted}.items()
     }
-    with durable_files.replacing(path) as file:
+    with durable_files.open_replacement(path) as file:
         file.write(json.dumps(every, indent=1).encode() + b"\n")
 
 

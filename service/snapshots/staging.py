@@ -35,7 +35,7 @@ class Staging:
         """Hold the lock of `root`. Raises Unavailable when another kept it for `timeout`."""
         with (
             contextlib.ExitStack() as stack,
-            durable_files.room("the disk of the model registry is full"),
+            durable_files.translate_disk_full("the disk of the model registry is full"),
         ):
             try:
                 stack.enter_context(durable_files.locked(self._lock, self._timeout))
@@ -51,7 +51,7 @@ class Staging:
             path.mkdir()
             held = durable_files.try_lock_directory(path)
         try:
-            with durable_files.room("the disk of the model registry is full"):
+            with durable_files.translate_disk_full("the disk of the model registry is full"):
                 yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)

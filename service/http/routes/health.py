@@ -16,7 +16,7 @@ from service.http.routes.context import Context, Engine, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import LiveOut, ReadyOut
 from service.http.telemetry import Family, Metrics, together
-from service.runtime.worker_messages import Siblings
+from service.runtime.worker_messages import WorkerPeers
 
 router = APIRouter(route_class=JsonRoute, tags=["run"])
 
@@ -62,7 +62,7 @@ async def ready(context: Context) -> Response:
 )
 async def metrics(context: Context) -> Response:
     """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
-    siblings: Siblings | None = context.app.state.siblings
+    siblings: WorkerPeers | None = context.app.state.siblings
     if siblings is None:
         own: Metrics = context.app.state.metrics
         text = own.render(await _gauges(context.engine))

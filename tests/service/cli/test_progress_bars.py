@@ -47,7 +47,7 @@ def test_messages_say_how_long_it_will_take(
     assert json.loads(third) == expected
     job = Job("j", "running", {}, 0)
     for line in (first, second, third):
-        job = job.heard(line)
+        job = job.with_stdout(line)
     assert job.progress == expected
     assert job.metrics == judged
     assert job.log == ()

@@ -17,10 +17,9 @@ import uvloop
 
 from service.domain.errors import Conflict, Invalid, ModelRejected, NotFound, StoreFull, Unavailable
 from service.jobs import runner as jobs_module
-from service.jobs.job import TAIL, WIDTH, Job
-from service.jobs.runner import Jobs
+from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
+from service.jobs.runner import JobRunner
 from service.runtime import child_process, durable_files
-from service.runtime.child_process import Lines
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[3]
@@ -51,7 +50,7 @@ def ended(root: Path, code: str, **settings: Any) -> Job:
     """The job that runs `code`, when it has ended."""
 
     async def main() -> Job:
-        jobs = Jobs(root, argv, **settings)
+        jobs = JobRunner(root, argv, **settings)
         job = await jobs.wait(await jobs.start({"code": code}))
         await jobs.close()
         return job
@@ -68,7 +67,7 @@ async def until(seen: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.02)
 
 
-async def hanging(jobs: Jobs, code: str = "hang()") -> tuple[str, int]:
+async def hanging(jobs: JobRunner, code: str = "hang()") -> tuple[str, int]:
     """A job that hangs, and its process, which has said so."""
     job_id = await jobs.start({"code": code})
 
@@ -120,7 +119,7 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
             public = await jobs.get(job.id)
             seen.append((job.state, public.state))
 
-        jobs = Jobs(tmp_path, argv, on_success=announce, clock=iter(range(5, 99)).__next__)
+        jobs = JobRunner(tmp_path, argv, on_success=announce, clock=iter(range(5, 99)).__next__)
         job_id = await jobs.start({"code": code})
         assert (await jobs.get(job_id)).state in {"queued", "running"}
         job = await jobs.wait(job_id)
@@ -139,7 +138,7 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
     assert job.started is not None
     assert job.finished is not None
     assert job.created < job.started < job.finished
-    again = Jobs(tmp_path, argv)
+    again = JobRunner(tmp_path, argv)
     assert asyncio.run(again.get(job.id)) == job
 
 
@@ -175,7 +174,7 @@ def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
     """A training that cannot even start is a failed job, and the next one is not held up."""
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, lambda options: [str(options["program"])])
+        jobs = JobRunner(tmp_path, lambda options: [str(options["program"])])
         for program in ("/no/such/program", "nul\0"):
             job = await jobs.wait(await jobs.start({"program": program}))
             assert job.state == "failed"
@@ -205,23 +204,24 @@ out.write(b"no newline at the end")
     assert job.log[-1] == "no newline at the end"
     assert '{"stage": 5}' in job.log
     assert "[1]" in job.log
-    assert len(job.log) <= TAIL
-    assert all(len(line) <= WIDTH for line in (*job.log, *job.stderr))
+    assert len(job.log) <= LOG_LINES
+    assert all(len(line) <= LOG_WIDTH for line in (*job.log, *job.stderr))
     json.dumps(on_disk(tmp_path, job.id), allow_nan=False, ensure_ascii=False).encode()
 
 
-def test_lines_are_cut_the_same_however_they_arrive() -> None:
-    """The lines do not depend on the chunks; overlong ones keep their head."""
+def test_lines_do_not_depend_on_how_they_arrive(tmp_path: Path) -> None:
+    """Lines come whole and in order, however the process cuts its writes."""
     generator = random.Random(11)
-    data = bytes(generator.choice(b"ab\n") for _ in range(5000)) + b"x" * 900 + b"\nend"
-    expected = [line[:100].decode() for line in data.split(b"\n") if line]
-    for _ in range(20):
-        lines, found, rest = Lines(100), [], data
-        while rest:
-            size = generator.randrange(1, 700)
-            found += list(lines.feed(rest[:size]))
-            rest = rest[size:]
-        assert [*found, *lines.flush()] == expected
+    data = bytes(generator.choice(b"ab\n") for _ in range(600)) + b"x" * 400 + b"\nend"
+    code = f"""
+rest, sizes = {data!r}, {[generator.randrange(1, 70) for _ in range(600)]!r}
+for size in sizes:
+    os.write(1, rest[:size])
+    rest = rest[size:]
+    time.sleep(0.0005)
+"""
+    expected = [line.decode() for line in data.split(b"\n") if line]
+    assert list(ended(tmp_path, code).log) == expected[-LOG_LINES:]
 
 
 def test_a_training_leaves_room_for_serving(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
     """Of many starts, in one or several services on one directory, exactly one succeeds."""
 
     async def main() -> None:
-        services = [Jobs(tmp_path, argv) for _ in range(3)]
+        services = [JobRunner(tmp_path, argv) for _ in range(3)]
         starts = [service.start({"code": "hang()"}) for service in services for _ in range(2)]
         results = await asyncio.gather(*starts, return_exceptions=True)
         (job_id,) = (result for result in results if isinstance(result, str))
@@ -279,7 +279,7 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
             await services[0].start({"code": SUCCEED})
         for service in services:
             await service.close()
-        after = Jobs(tmp_path, argv)
+        after = JobRunner(tmp_path, argv)
         assert (await after.wait(await after.start({"code": SUCCEED}))).state == "succeeded"
 
     asyncio.run(main())
@@ -291,9 +291,9 @@ def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
     """A job is cancelled from any service, be its process willing or deaf, and is reaped."""
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, argv, grace=0.2)
+        jobs = JobRunner(tmp_path, argv, grace=0.2)
         job_id, pid = await hanging(jobs, code)
-        job = await (Jobs(tmp_path, argv) if elsewhere else jobs).cancel(job_id)
+        job = await (JobRunner(tmp_path, argv) if elsewhere else jobs).cancel(job_id)
         assert (job.state, job.error) == ("cancelled", "cancelled on request")
         assert job.exit_code == (-signal.SIGKILL if code == DEAF else -signal.SIGTERM)
         assert is_reaped(pid)
@@ -311,7 +311,7 @@ def test_a_success_cannot_be_cancelled_away(tmp_path: Path) -> None:
     code = f"signal.signal(signal.SIGTERM, lambda *_: ({SUCCEED}, os._exit(0))); hang()"
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, argv)
+        jobs = JobRunner(tmp_path, argv)
         job_id, _ = await hanging(jobs, code)
         assert (await jobs.cancel(job_id)).state == "succeeded"
 
@@ -325,7 +325,7 @@ def test_shutdown_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
     family += "print(other.pid, flush=True)\n"
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, argv, grace=0.2)
+        jobs = JobRunner(tmp_path, argv, grace=0.2)
         job_id, pid = await hanging(jobs, family + code)
         other = int((await jobs.get(job_id)).log[0])
         await jobs.close()
@@ -344,11 +344,11 @@ def test_a_cancelled_loop_kills_the_training(tmp_path: Path) -> None:
     """When the loop ends without a close, the process goes with it and the job is interrupted."""
 
     async def main() -> tuple[str, int]:
-        return await hanging(Jobs(tmp_path, argv), DEAF)
+        return await hanging(JobRunner(tmp_path, argv), DEAF)
 
     job_id, pid = asyncio.run(main())
     assert is_reaped(pid)
-    job = asyncio.run(Jobs(tmp_path, argv).get(job_id))
+    job = asyncio.run(JobRunner(tmp_path, argv).get(job_id))
     assert job.state == "failed"
     assert "interrupted" in str(job.error)
 
@@ -357,7 +357,7 @@ def test_a_stranger_that_keeps_the_pipe_does_not_hold_up_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon that left the group and holds stdout open delays the end by a bounded time."""
-    monkeypatch.setattr(child_process, "_DRAIN", 0.1)
+    monkeypatch.setattr(child_process, "_DRAIN_TIMEOUT", 0.1)
     code = """
 daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
                           start_new_session=True)
@@ -388,10 +388,10 @@ say(result={"pid": other.pid})
 SERVICE = """
 import asyncio, sys
 from pathlib import Path
-from service.jobs.runner import Jobs
+from service.jobs.runner import JobRunner
 
 async def main():
-    jobs = Jobs(Path(sys.argv[1]), lambda options: [sys.executable, "-c", options["code"]])
+    jobs = JobRunner(Path(sys.argv[1]), lambda options: [sys.executable, "-c", options["code"]])
     job_id = await jobs.start({"code": sys.argv[2]})
     while not (job := await jobs.get(job_id)).progress:
         await asyncio.sleep(0.02)
@@ -414,7 +414,7 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
     async def main() -> None:
         assert service.stdout is not None
         job_id, pid = service.stdout.readline().split()
-        watcher = Jobs(tmp_path, argv)
+        watcher = JobRunner(tmp_path, argv)
         assert (await watcher.get(job_id)).state in {"queued", "running"}
         assert await until(lambda: asyncio.to_thread(on_disk(tmp_path, job_id).get, "progress"))
         assert (await watcher.get(job_id)).state == "running"
@@ -425,7 +425,7 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
         assert not is_dead(int(pid))  # deaf, and it has not written to the pipe that is gone
         job = await watcher.get(job_id)
         assert (job.state, job.error) == ("failed", "interrupted: the service that ran it is gone")
-        restarted = Jobs(tmp_path, argv)
+        restarted = JobRunner(tmp_path, argv)
         assert await restarted.get(job_id) == job
         done = await restarted.wait(await restarted.start({"code": SUCCEED}))
         assert done.state == "succeeded"
@@ -444,13 +444,13 @@ for step in range(50):
 say(result={})
 """
 
-    monkeypatch.setattr(jobs_module, "_SAVE", 0.0)
+    monkeypatch.setattr(jobs_module, "_SAVE_INTERVAL", 0.0)
 
     async def main() -> set[int | None]:
-        jobs = Jobs(tmp_path, argv)
+        jobs = JobRunner(tmp_path, argv)
         job_id = await jobs.start({"code": code})
         steps: set[int | None] = set()
-        while not (await jobs.get(job_id)).final:
+        while not (await jobs.get(job_id)).is_final:
             document = on_disk(tmp_path, job_id)
             steps.add((document["progress"] or {}).get("step"))
             await asyncio.sleep(0.005)
@@ -465,7 +465,7 @@ def test_a_damaged_record_is_told_and_does_not_stop_anything(tmp_path: Path) -> 
     path = tmp_path / f"jobs/{whole.id}.json"
     data = path.read_bytes()
     generator = random.Random(5)
-    jobs = Jobs(tmp_path, argv)
+    jobs = JobRunner(tmp_path, argv)
     for cut in [*range(0, len(data), 7), *(["x"] * 50)]:
         if isinstance(cut, int):
             path.write_bytes(data[:cut])
@@ -484,7 +484,7 @@ def test_ids_cannot_leave_the_directory(tmp_path: Path) -> None:
     job = ended(tmp_path, SUCCEED)
     canary = tmp_path / "canary.json"
     canary.write_bytes((tmp_path / f"jobs/{job.id}.json").read_bytes())
-    jobs = Jobs(tmp_path, argv)
+    jobs = JobRunner(tmp_path, argv)
     for job_id in ("../canary", f"../jobs/{job.id}", f"{job.id}\n", "", ".", "\0", "\ud800", "A"):
         with pytest.raises(NotFound):
             asyncio.run(jobs.get(job_id))
@@ -502,7 +502,7 @@ def test_what_cannot_start_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
         return argv(options)
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, picky)
+        jobs = JobRunner(tmp_path, picky)
         with pytest.raises(Invalid, match="/code"):
             await jobs.start({})
         for odd in (float("nan"), object()):
@@ -524,7 +524,7 @@ def test_a_disk_that_fills_up_does_not_stop_a_training(
     """When progress cannot be written any more, the job goes on and its service knows the end."""
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, argv)
+        jobs = JobRunner(tmp_path, argv)
         job_id, pid = await hanging(jobs, ON_ALARM)
         monkeypatch.setattr(durable_files, "write", no_room)
         os.kill(pid, signal.SIGALRM)
@@ -544,7 +544,7 @@ def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
     """Only the newest jobs are kept, and listed newest first."""
 
     async def main() -> None:
-        jobs = Jobs(tmp_path, lambda options: ["/bin/false"], keep=3)
+        jobs = JobRunner(tmp_path, lambda options: ["/bin/false"], keep=3)
         started = [await settle(jobs, jobs.start({})) for _ in range(5)]
         assert [job.id for job in await jobs.recent()] == started[:1:-1]
         assert [job.id for job in await jobs.recent(1)] == started[-1:]
@@ -554,5 +554,5 @@ def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-async def settle(jobs: Jobs, start: Coroutine[Any, Any, str]) -> str:
+async def settle(jobs: JobRunner, start: Coroutine[Any, Any, str]) -> str:
     return (await jobs.wait(await start)).id

@@ -8,18 +8,18 @@ import signal
 import subprocess
 import sys
 
-from service.runtime.worker_messages import Siblings, meeting_points
+from service.runtime.worker_messages import WorkerPeers, worker_sockets
 
 SHORT_LIVED = """
 import logging, os, sys
-from service.runtime.prefork import Workers
+from service.runtime.prefork import PreforkServer
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level="ERROR")
 def work(number, first):
     os.write(1, f"alive {number} {first}\\n".encode())  # in one piece, whoever else writes
     if number:
         os._exit(3)
     __import__("signal").pause()
-Workers(2, work, grace=5.0).run()
+PreforkServer(2, work, grace=5.0).run()
 print("stopped")
 """
 
@@ -48,15 +48,15 @@ def test_one_that_dies_young_is_followed_ever_later() -> None:
 
 def test_a_sibling_that_does_not_answer_is_left_out() -> None:
     """Of three, one answers, and one has died: the third hears from the one, and goes on."""
-    points = meeting_points(3)
+    points = worker_sockets(3)
 
     async def talk() -> dict[int, bytes]:
         async def told() -> bytes:
             return b"x" * 300_000
 
-        answering = await Siblings(points, 1).answer({"size": told})
+        answering = await WorkerPeers(points, 1).listen({"size": told})
         try:
-            return await Siblings(points, 0).ask("size", 0.5)
+            return await WorkerPeers(points, 0).ask("size", 0.5)
         finally:
             answering.close()
 
