@@ -93,7 +93,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.settings = settings
     app.state.traffic = traffic
     app.state.metrics = metrics
-    app.state.siblings = None
+    app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.
     for room in (ask, events, attend, batch, items, users, models, health, playground):
         app.include_router(room.router)

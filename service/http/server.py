@@ -100,9 +100,9 @@ async def _serve(
     examples: bool,
     loaded: PreloadedSnapshot | None = None,
     sockets: list[socket.socket] | None = None,
-    siblings: WorkerPeers | None = None,
+    peers: WorkerPeers | None = None,
 ) -> None:
-    """One process' part: all of it, unless it has siblings.
+    """One process' part: all of it, unless it has peers.
 
     Args:
         settings: of the service.
@@ -110,22 +110,22 @@ async def _serve(
         examples: whether to say what to try.
         loaded: what it was forked with.
         sockets: to listen on, where it shares the port.
-        siblings: with whom.
+        peers: with whom.
     """
     engine = await open_engine(settings, loaded=loaded)
     tries = await suggest(engine) if examples and console else []
     app = create_app(settings, engine=engine)
-    app.state.siblings = siblings
+    app.state.peers = peers
     # What is loaded by now stays: the collector need not walk it again at every generation,
     # which is a fifth of the time of ingestion otherwise.
     gc.collect()
     gc.freeze()
     config = configure(app, settings.host, settings.port, settings.drain_timeout)
     server = _Server(config, console, tries)
-    if siblings is None:
+    if peers is None:
         await server.serve(sockets)
         return
-    engine.tell(partial(siblings.ask, "follow", _FOLLOW))
+    engine.tell(partial(peers.ask, "follow", _FOLLOW))
 
     async def follow() -> bytes:
         await engine.follow()
@@ -134,7 +134,7 @@ async def _serve(
     async def measured() -> bytes:
         return orjson.dumps(await health.measured(app))
 
-    answering = await siblings.listen({"follow": follow, "metrics": measured})
+    answering = await peers.listen({"follow": follow, "metrics": measured})
     try:
         await server.serve(sockets)
     finally:
@@ -166,7 +166,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     examples=examples,
                     loaded=loaded,
                     sockets=[_bound(one.family, one.getsockname(), shared=True) for one in claimed],
-                    siblings=WorkerPeers(points, number),
+                    peers=WorkerPeers(points, number),
                 )
             )
 

@@ -62,14 +62,14 @@ async def ready(context: Context) -> Response:
 )
 async def metrics(context: Context) -> Response:
     """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
-    siblings: WorkerPeers | None = context.app.state.siblings
-    if siblings is None:
+    peers: WorkerPeers | None = context.app.state.peers
+    if peers is None:
         own: Metrics = context.app.state.metrics
         text = own.render(await _gauges(context.engine))
     else:
-        others = await siblings.ask("metrics", _PATIENCE)
+        others = await peers.ask("metrics", _PATIENCE)
         all_of_them = {number: orjson.loads(told) for number, told in others.items()}
-        text = together({**all_of_them, siblings.number: await measured(context.app)})
+        text = together({**all_of_them, peers.number: await measured(context.app)})
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

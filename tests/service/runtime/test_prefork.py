@@ -46,7 +46,7 @@ def test_one_that_dies_young_is_followed_ever_later() -> None:
     assert "stopped" in rest
 
 
-def test_a_sibling_that_does_not_answer_is_left_out() -> None:
+def test_a_worker_that_does_not_answer_is_left_out() -> None:
     """Of three, one answers, and one has died: the third hears from the one, and goes on."""
     points = worker_sockets(3)
 
