@@ -58,6 +58,8 @@ def test_a_key_is_asked_for_kept_and_changed(guarded: Page) -> None:
     expect(page.get_by_label("API key")).to_be_focused()
     expect(page.get_by_role("button", name="Change key")).to_be_hidden()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.get_by_label("User", exact=True).input_value() == ""
+    expect(page.locator("#history > li")).to_have_count(0)
 
     give(page, "guessed")
     expect(page.get_by_role("region", name="The key was not accepted")).to_be_visible()

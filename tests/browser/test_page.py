@@ -2,16 +2,78 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.support.driving import amounts, ask_why, choose, recommended, results, score
 from tests.support.server import Server
 from tests.support.tiny import World
+
+
+def test_the_page_opens_on_a_person_and_on_what_is_stored(page: Page, server: Server) -> None:
+    """A user with a history and recommendations, the counts of the store, and the model."""
+    expect(page.locator("#person")).to_have_attribute("data-shown", re.compile("^u"))
+    user = page.get_by_label("User", exact=True).input_value()
+    with server.client() as http:
+        history = http.get(f"/v1/users/{user}/history").json()["events"]
+        version = http.get("/health/ready").json()["checks"]["model"]
+    assert page.locator("#history > li").count() == len(history) > 0
+    expect(recommended(page).first).to_contain_text("because of")
+    stored = page.locator("#stored > div").all_inner_texts()
+    assert [text.split() for text in stored] == [
+        ["Items", "60"],
+        ["Events", "480"],
+        ["Users", "40"],
+        ["Model", version],
+    ]
+    expect(page.locator("#empty")).to_be_hidden()
+    recommended(page).first.get_by_role("button", name=re.compile("^Watch ")).click()
+    expect(page.locator("#stored-events")).to_have_text("481")
+
+
+def test_an_empty_store_says_what_to_do_next(browser: Browser, tmp_path: Path) -> None:
+    """Commands with the page's own address; once they were followed, it opens on a person."""
+    with Server(tmp_path / "empty") as server, server.client() as http:
+        page = browser.new_page(viewport={"width": 360, "height": 740})
+        page.goto(server.url)
+        expect(page.get_by_role("region", name="Nothing is stored yet")).to_be_visible()
+        expect(page.locator("#empty pre")).to_contain_text(f"curl -s {server.url}/v1/items -H")
+        expect(page.locator("#person-note")).to_contain_text("Nobody has a history yet")
+        expect(page.locator("#stored-items")).to_have_text("0")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        bodies = re.findall(r"-d '(.*)'", page.locator("#empty pre").inner_text())
+        for path, body in zip(("/v1/items", "/v1/events"), bodies, strict=True):
+            http.post(path, json=json.loads(body)).raise_for_status()
+        page.reload()
+        expect(page.locator("#person")).to_have_attribute("data-shown", "ada")
+        expect(page.locator("#history > li").first).to_contain_text("Asyncio from the ground up")
+        expect(page.locator("#empty")).to_be_hidden()
+        page.close()
+
+
+def test_what_lowers_a_score_is_no_reason_for_it(page: Page) -> None:
+    """Only events of positive contribution stand after "because of"."""
+
+    def answer(route: Route) -> None:
+        told = route.fetch().json()
+        first = told["items"][0]
+        kept, lowering = (dict(first["explanation"][0]) for _ in range(2))
+        lowering |= {"title": "a deterrent", "contribution": -1.0}
+        first["explanation"] = [kept | {"title": "an attraction", "contribution": 1.0}, lowering]
+        told["items"][1]["explanation"] = [lowering]
+        route.fulfill(json=told)
+
+    page.route("**/v1/recommend", answer)
+    choose(page, "u3")
+    expect(recommended(page).first).to_contain_text("because of an attraction")
+    expect(page.locator("#recommended")).not_to_contain_text("a deterrent")
+    expect(recommended(page).nth(1)).not_to_contain_text("because of")
 
 
 def test_results_come_while_typing(page: Page) -> None:
@@ -197,7 +259,7 @@ def test_the_page_is_small_and_asked_for_once(page: Page, server: Server) -> Non
     with server.client() as http:
         names = ["", *(f"playground/{name}" for name in
                        ("style.css", "main.js", "api.js", "dom.js", "search.js", "person.js",
-                        "key.js", "why.js", "running.js", "icon.svg"))]  # fmt: skip
+                        "key.js", "why.js", "running.js", "stored.js", "icon.svg"))]  # fmt: skip
         answers = [http.get(f"/{name}") for name in names]
         assert all(answer.status_code == 200 for answer in answers)
         assert sum(len(answer.content) for answer in answers) < 100_000

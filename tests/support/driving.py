@@ -21,6 +21,7 @@ def choose(page: Page, user: str) -> None:
     """Show a user and wait until everything about them is there."""
     page.get_by_label("User", exact=True).fill(user)
     page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.locator("#person")).to_have_attribute("data-shown", user)
     expect(recommended(page).first).to_be_visible()
 
 

@@ -5,6 +5,7 @@ import * as key from "./key.js";
 import * as person from "./person.js";
 import * as running from "./running.js";
 import * as search from "./search.js";
+import * as stored from "./stored.js";
 import * as why from "./why.js";
 
 key.begin();
@@ -33,7 +34,9 @@ const someone = person.begin({
   changed: () => {
     look();
     explained.again();
+    stored.refresh();
   },
 });
+stored.refresh();
 look = search.begin({ user: person.user, card });
 running.begin({ changed: () => someone.refresh() });

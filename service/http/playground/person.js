@@ -4,6 +4,7 @@ import { ask, get, post } from "./api.js";
 import { $, el, number, trouble, when } from "./dom.js";
 
 const LIMIT = 6;
+const TRIED = 5; // users who are looked at for one with a history
 const titles = new Map(); // item id -> title, as far as answers have told
 const named = new Map(); // event id -> what it was about
 let current = "";
@@ -20,17 +21,26 @@ export function begin({ card, changed }) {
     $("user").value = `guest-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
     choose($("user").value, card, changed);
   });
-  offer();
+  offer(card, changed);
   return {
     watch: (item) => act(() => watch(item), card, changed),
     refresh: () => act(async () => {}, card, changed),
   };
 }
 
-async function offer() {
+// Users to choose from. The page opens on the first of them who has a history.
+async function offer(card, changed) {
   try {
     const { users } = await get("v1/users?limit=50");
     $("users").replaceChildren(...users.map(({ user_id: id }) => el("option", { value: id })));
+    for (const { user_id: id } of users.slice(0, TRIED)) {
+      const { events } = await get(`${path(id)}/history?limit=1`);
+      if (current || $("user").value) return; // somebody was chosen meanwhile
+      if (!events.length) continue;
+      $("user").value = id;
+      return void (await choose(id, card, changed));
+    }
+    $("person-note").textContent = "Nobody has a history yet: make a guest, and watch something.";
   } catch (error) {
     trouble(error);
   }
@@ -47,8 +57,11 @@ async function act(work, card, changed) {
   if (!current) return;
   try {
     await work();
-    await Promise.all([history(card, changed), recommend(card)]);
+    const user = current;
+    await Promise.all([history(user, card, changed), recommend(user, card)]);
+    if (user !== current) return;
     trouble();
+    $("person").dataset.shown = user;
     changed();
   } catch (error) {
     trouble(error);
@@ -66,9 +79,10 @@ async function watch(item) {
 
 const path = (id) => `v1/users/${encodeURIComponent(id)}`;
 
-async function history(card, changed) {
-  const { events, cursor } = await get(`${path(current)}/history?limit=50`);
+async function history(user, card, changed) {
+  const { events, cursor } = await get(`${path(user)}/history?limit=50`);
   await name(events.map((event) => event.item_id));
+  if (user !== current) return;
   for (const event of events) named.set(event.event_id, titles.get(event.item_id) || event.item_id);
   $("person-note").textContent = events.length
     ? `${cursor ? "The newest " : ""}${events.length} events.`
@@ -96,10 +110,11 @@ async function forget(event, card, changed) {
   await act(() => ask("DELETE", gone), card, changed);
 }
 
-async function recommend(card) {
-  const answer = await post("v1/recommend", { user_id: current, limit: LIMIT, explain: 2 });
+async function recommend(user, card) {
+  const answer = await post("v1/recommend", { user_id: user, limit: LIMIT, explain: 2 });
   for (const item of answer.items) titles.set(item.item_id, item.title);
   await name(answer.items.flatMap((item) => (item.explanation ?? []).map((row) => row.item_id)));
+  if (user !== current) return;
   $("recommended").replaceChildren(...answer.items.map((item) => recommended(item, card)));
 }
 
