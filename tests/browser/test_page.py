@@ -44,7 +44,7 @@ def test_an_empty_store_says_what_to_do_next(browser: Browser, tmp_path: Path) -
         page.goto(server.url)
         expect(page.get_by_role("region", name="Nothing is stored yet")).to_be_visible()
         expect(page.locator("#empty pre")).to_contain_text(f"curl -s {server.url}/v1/items -H")
-        expect(page.locator("#person-note")).to_contain_text("Nobody has a history yet")
+        expect(page.locator("#person-note")).to_contain_text("No history to show")
         expect(page.locator("#stored-items")).to_have_text("0")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         bodies = re.findall(r"-d '(.*)'", page.locator("#empty pre").inner_text())

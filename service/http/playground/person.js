@@ -4,6 +4,7 @@ import { ask, get, post } from "./api.js";
 import { $, el, number, trouble, when } from "./dom.js";
 
 const LIMIT = 6;
+const LEAST = 5e-4; // of a contribution that is a reason: less is shown as 0.000
 const TRIED = 5; // users who are looked at for one with a history
 const titles = new Map(); // item id -> title, as far as answers have told
 const named = new Map(); // event id -> what it was about
@@ -40,7 +41,7 @@ async function offer(card, changed) {
       $("user").value = id;
       return void (await choose(id, card, changed));
     }
-    $("person-note").textContent = "Nobody has a history yet: make a guest, and watch something.";
+    $("person-note").textContent = "No history to show: choose a user, or make a guest and watch something.";
   } catch (error) {
     trouble(error);
   }
@@ -125,7 +126,7 @@ const REASONS = {
 };
 
 function recommended(item, card) {
-  const raising = (item.explanation ?? []).filter((row) => row.contribution > 0);
+  const raising = (item.explanation ?? []).filter((row) => row.contribution >= LEAST);
   const because = raising.map((row) => row.title || titles.get(row.item_id) || row.item_id);
   return card(item, {
     title: [item.title || item.item_id],
