@@ -36,7 +36,8 @@ async function offer(card, changed) {
     $("users").replaceChildren(...users.map(({ user_id: id }) => el("option", { value: id })));
     for (const { user_id: id } of users.slice(0, TRIED)) {
       const { events } = await get(`${path(id)}/history?limit=1`);
-      if (current || $("user").value) return; // somebody was chosen meanwhile
+      // Whoever chooses, or is about to, is not interrupted.
+      if (current || $("user").value || document.activeElement === $("user")) return;
       if (!events.length) continue;
       $("user").value = id;
       return void (await choose(id, card, changed));
