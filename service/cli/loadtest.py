@@ -98,30 +98,29 @@ def loadtest(
         if path is not None and not path.parent.is_dir():
             raise Invalid(option, f"there is no folder {path.parent}; make it first")
     threads(1)
-    from service import loadtest as loads
-    from service.loadtest.figures import Slo
-    from service.loadtest.material import parsed_headers
+    from service import loadtest as load_tests
+    from service.loadtest.options import parse_headers
     from service.loadtest.report import page
 
     if ramp and slo_ms is None:
         slo_ms = 50.0
-    found = loads.run(
+    report = load_tests.run(
         out,
-        loads.Options(
+        load_tests.Options(
             url=url.rstrip("/"),
             rate=rate,
             duration=duration,
             warmup=warmup,
             arrivals=arrivals,
             mix=mix,
-            headers=parsed_headers(header or ()),
+            headers=parse_headers(header or ()),
             users=users,
             targets=targets,
             limit=limit,
             connections=connections,
             timeout=timeout,
             silence=silence,
-            slo=None if slo_ms is None else Slo(slo_percentile, slo_ms / 1e3),
+            slo=None if slo_ms is None else load_tests.Slo(slo_percentile, slo_ms / 1e3),
             ramp=ramp,
             most=max_rate,
             write_to_users=write_to_users,
@@ -130,16 +129,18 @@ def loadtest(
         ),
     )
     if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
     if html is not None:
-        html.write_text(page.drawn(found), encoding="utf-8")
+        html.write_text(page.render(report), encoding="utf-8")
         out.print(f"{html} written.", highlight=False)
-    if found["ended"] == "silent":
+    if report["ended"] == "silent":
         err.print("[bold red]error:[/] the server stopped answering", highlight=False)
         raise typer.Exit(1)
-    if found["ended"] == "stopped":
+    if report["ended"] == "stopped":
         raise typer.Exit(130)
     objective = (
-        found["ramp"]["held"] if "ramp" in found else found["load"].get("slo", {}).get("held", True)
+        report["ramp"]["held"]
+        if "ramp" in report
+        else report["load"].get("slo", {}).get("held", True)
     )
     raise typer.Exit(int(not objective))

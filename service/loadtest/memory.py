@@ -1,89 +1,87 @@
-"""The server's memory while it is loaded, as its metrics say it."""
+"""Resident memory of the server under load, read from its metrics."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import httpx
 
-_RESIDENT = re.compile(r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_LOOKS = 60  # in the whole time: each takes the server a few milliseconds
+# prometheus_client's parser takes longer than a request, on the generator's core.
+_SAMPLE = re.compile(
+    r"^(heed_(?:items|users|events)|process_resident_memory_bytes)(?:\{[^}]*\})? (\S+)$",
+    re.MULTILINE,
+)
 _PATIENCE = 5.0  # seconds for one answer
 
 
-def resident(metrics: str) -> float | None:
-    """Bytes that all processes have resident, from the text of `/metrics`; None where it is silent.
+def read_metrics(http: httpx.Client) -> dict[str, float]:
+    """Sum the samples of each gauge over the workers; empty where `/metrics` does not answer."""
+    sums: dict[str, float] = {}
+    try:
+        text = http.get("/metrics", timeout=_PATIENCE).raise_for_status().text
+    except httpx.HTTPError:
+        return sums  # a server that is too busy shows in the latencies
+    for name, value in _SAMPLE.findall(text):
+        sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
 
-    What several workers share is counted for each of them.
-    """
-    found = _RESIDENT.findall(metrics)
-    return sum(map(float, found)) if found else None
 
+class MemorySampler:
+    """Reads the resident memory of all workers now and then, on a thread, until the block ends.
 
-class Watch:
-    """Looks at a service's memory now and then, on a thread, until the block ends.
+    Memory that workers share is counted for each of them.
 
     Args:
-        url: of the service.
-        headers: of every request.
-        seconds: that it lasts, about.
+        http: client of the service; closed when the block ends.
+        interval: seconds between two readings, each of which takes the server some milliseconds.
     """
 
-    def __init__(self, url: str, headers: Sequence[tuple[str, str]], seconds: float) -> None:
-        self._http = httpx.Client(base_url=url, headers=list(headers), timeout=_PATIENCE)
-        self._every = max(1.0, seconds / _LOOKS)
+    def __init__(self, http: httpx.Client, interval: float) -> None:
+        self._http = http
+        self._interval = interval
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="heed-loadtest-memory")
-        self.seen: list[tuple[float, float]] = []  # seconds since the first look, bytes
+        self._thread = threading.Thread(target=self._run, name="heed-loadtest-memory")
+        self.readings: list[tuple[float, float]] = []  # seconds since the first one, bytes
 
-    def __enter__(self) -> Watch:
-        self._began = time.monotonic()
-        self._look()
-        if self.seen:  # who says nothing now will not later
+    def __enter__(self) -> MemorySampler:
+        self._started = time.monotonic()
+        self._read()
+        if self.readings:  # a server without the metric is not asked again
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self.seen:
+        if self.readings:
             self._thread.join()
-            self._look()
+            self._read()
         self._http.close()
 
     def as_dict(self) -> dict[str, Any] | None:
-        """Bytes at the beginning, after a third of the time, at the end and at most; None unseen.
+        """Return bytes at the start, after a third of the time, at the end and at most.
 
-        In the first third caches fill; what grows after it goes on growing.
+        In the first third caches fill; growth after it does not end by itself. None without any
+        reading.
         """
-        if not self.seen:
+        if not self.readings:
             return None
-        third = self.seen[-1][0] / 3
+        third = self.readings[-1][0] / 3
         return {
-            "start": self.seen[0][1],
-            "third": next(size for at, size in self.seen if at >= third),
-            "end": self.seen[-1][1],
-            "most": max(size for _, size in self.seen),
-            "seen": self.seen,
+            "start": self.readings[0][1],
+            "third": next(size for at, size in self.readings if at >= third),
+            "end": self.readings[-1][1],
+            "most": max(size for _, size in self.readings),
+            "readings": self.readings,
         }
 
-    def _watch(self) -> None:
-        while not self._ended.wait(self._every):
-            self._look()
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            self._read()
 
-    def _look(self) -> None:
-        with suppress(httpx.HTTPError):  # a server that is too busy to say is seen elsewhere
-            answer = self._http.get("/metrics")
-            size = resident(answer.text) if answer.is_success else None
-            if size is not None:
-                self.seen.append((time.monotonic() - self._began, size))
+    def _read(self) -> None:
+        size = read_metrics(self._http).get("process_resident_memory_bytes")
+        if size is not None:
+            self.readings.append((time.monotonic() - self._started, size))

@@ -1,54 +1,47 @@
-"""The highest rate that an objective holds at: raised until it breaks, then closed in on."""
+"""Search for the highest rate at which an objective is met."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 FACTOR = 1.5  # from one step up to the next
-NEAR = 1.05  # a rate that broke is so near above one that held: it is found
+NEAR = 1.05  # the search ends when the lowest failing rate is so near above the highest passing one
 LEAST = 1.0  # request a second
 
 
-class Climbed(NamedTuple):
-    """Where a ramp ended."""
-
-    held: float | None  # the highest rate that held; None where not even the lowest did
-    broke: float | None  # the lowest that broke; None where none did up to the end
-
-
-async def climb(
+async def find_highest_rate(
     start: float, most: float, attempt: Callable[[float], Awaitable[bool | None]]
-) -> Climbed:
-    """Raise the rate by half until it breaks, then halve what is between.
+) -> tuple[float | None, float | None]:
+    """Raise the rate by half until it fails, then bisect on a logarithmic scale.
 
-    Where `start` breaks already, lower it by half instead until something holds.
+    Where `start` fails already, the rate is halved until it passes.
 
     Args:
-        start: the first rate, requests a second.
-        most: the highest to try.
-        attempt: whether a rate held; None ends the ramp.
+        start: first rate, requests a second.
+        most: highest rate to try.
+        attempt: whether a rate passes; None ends the search.
+
+    Returns:
+        The highest rate that passed and the lowest that failed, each None where there is none.
     """
     held: float | None = None
     broke: float | None = None
     rate = min(start, most)
-    while True:
-        found = await attempt(rate)
-        if found is None:
-            return Climbed(held, broke)
-        if found:
+    while (passed := await attempt(rate)) is not None:
+        if passed:
             held = rate
         else:
             broke = rate
-        if broke is None:
-            if rate >= most:
-                return Climbed(held, broke)
-            rate = min(rate * FACTOR, most)
-        elif held is None:
+        if held is None:
             if rate <= LEAST:
-                return Climbed(held, broke)
+                break
             rate = max(rate / 2, LEAST)
+        elif broke is None:
+            if rate >= most:
+                break
+            rate = min(rate * FACTOR, most)
         elif broke <= held * NEAR:
-            return Climbed(held, broke)
+            break
         else:
-            rate = (held * broke) ** 0.5  # halfway by ratio
+            rate = (held * broke) ** 0.5
+    return held, broke

@@ -32,7 +32,7 @@ from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
 from service.engine.search import Searched
-from service.loadtest.client import Load, closed_loop, connected, post
+from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks import suite
@@ -40,6 +40,7 @@ from tests.benchmarks.attention import kernels
 from tests.benchmarks.attention.kernels import Coarse, Kernels
 from tests.benchmarks.catalogue import candidates
 from tests.benchmarks.harness import conditions, machine, processes
+from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import Spread, alternate, ratios, spread
 from tests.benchmarks.http import ingest, latency
@@ -371,7 +372,7 @@ def test_a_connection_that_is_lost_is_an_error() -> None:
             port = server.sockets[0].getsockname()[1]
             async with connected(port, 1) as connections:
                 with pytest.raises(ConnectionError):
-                    await closed_loop(connections, [post("/", {})])
+                    await closed_loop(connections, [encode_post("/", {})])
 
     asyncio.run(ask())
 
@@ -556,7 +557,7 @@ def test_the_job_alone_is_what_is_answered() -> None:
             found = {}
             async with connected(server.port, 1) as (connection,):
                 for each in asked:
-                    answer = await connection.ask(post(f"/v1/{each.ask}", each.bodies[0]))
+                    answer = await connection.send(encode_post(f"/v1/{each.ask}", each.bodies[0]))
                     found[each.name] = [item["item_id"] for item in answer.json()["items"]]
             return found
 

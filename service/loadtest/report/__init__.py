@@ -1,1 +1,1 @@
-"""Reports of a load test: figures in words, tables on the terminal, and one HTML page."""
+"""Reports of a load test: tables, sentences and warnings, on the terminal and as an HTML page."""

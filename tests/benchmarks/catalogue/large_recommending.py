@@ -19,12 +19,13 @@ from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from service.domain.errors import Invalid, Unavailable
 from service.domain.records import Event, Item
-from service.loadtest.client import connected, post
+from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.catalogue.bare_index import Recalls, judged, nearest, wanted
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
+from tests.benchmarks.harness.closed_loop import connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import Told, silent
 from tests.benchmarks.http import latency
@@ -244,7 +245,7 @@ async def _answers(heed: Server, users: Sequence[str], body: Mapping[str, Any]) 
     found = []
     async with connected(heed.port, 1) as (connection,):
         for user in users:
-            answer = await connection.ask(post("/v1/recommend", {**body, "user_id": user}))
+            answer = await connection.send(encode_post("/v1/recommend", {**body, "user_id": user}))
             if answer.status != 200:
                 raise Unavailable(f"recommend was answered with {answer.status}: {answer.body!r}")
             found.append([item["item_id"] for item in answer.json()["items"]])

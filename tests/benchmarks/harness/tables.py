@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from service.loadtest.report.terminal import stage, table
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+
+from service.loadtest.report.content import ReportTable
+from service.loadtest.report.terminal import print_table
+from service.loadtest.report.terminal import progress as stage
 from tests.benchmarks.harness.timing import Spread
 
 __all__ = ["median", "ms", "part", "rate", "ratio", "seconds", "stage", "table"]
+
+
+def table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str = "",
+    left: int = 1,
+) -> None:
+    """Print a table whose first `left` columns are words."""
+    print_table(console, ReportTable(title, columns, rows, caption, left))
 
 
 def ratio(found: Spread) -> str:

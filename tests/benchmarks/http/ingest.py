@@ -15,10 +15,11 @@ import uvloop
 from service.domain.errors import Unavailable
 from service.domain.records import Event
 from service.domain.timestamps import to_rfc3339
-from service.loadtest.client import closed_loop, connected, post
+from service.loadtest.client import encode_post
 from service.stores.encoding import body_digest
 from service.stores.sqlite_file import EVENTS
 from service.stores.writer import CHECKPOINT_PAGES
+from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned
 from tests.benchmarks.harness.timing import Spread, Told, ratios, silent, spread
 from tests.benchmarks.workload.ground import Ground
@@ -127,7 +128,7 @@ def batches(ground: Ground, count: int, seed: int = 0) -> list[Batch]:
                 )
             )
         # Neighbours in the table are written together: the best that SQLite can be given.
-        made.append(Batch(post("/v1/events", {"events": body}), sorted(rows)))
+        made.append(Batch(encode_post("/v1/events", {"events": body}), sorted(rows)))
     return made
 
 

@@ -22,7 +22,8 @@ import orjson
 import uvloop
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import Load, closed_loop, connected, post
+from service.loadtest.client import encode_post
+from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import Spread, Told, ratios, silent
 from tests.benchmarks.workload.in_process import Job, timed
@@ -89,7 +90,7 @@ class Case:
         seen: dict[str, list[float]] = {}
         for load in self.loads["heed"]:
             for answer in load.answers:
-                for part in answer.timing.decode("ascii").split(", "):
+                for part in answer.server_timing.decode("ascii").split(", "):
                     name, _, milliseconds = part.partition(";dur=")
                     seen.setdefault(name, []).append(float(milliseconds) / 1e3)
         return {name: float(np.median(seconds)) for name, seconds in seen.items()}
@@ -176,7 +177,7 @@ async def _answers(heed: Server, asked: Sequence[Question]) -> dict[str, dict[st
     found = {}
     async with connected(heed.port, 1) as (connection,):
         for question in asked:
-            answer = await connection.ask(post(f"/v1/{question.ask}", question.bodies[0]))
+            answer = await connection.send(encode_post(f"/v1/{question.ask}", question.bodies[0]))
             if answer.status != 200:
                 raise Unavailable(
                     f"{question.name} was answered with {answer.status}: {answer.body[:300]!r}"
@@ -231,7 +232,7 @@ class _Run:
         paths |= {name: ("floor", f"/{name}/{question.name}") for name in FLOORS}
         paths[WORKING] = (WORKING, f"/typed/{question.name}")
         return {
-            name: (self.servers[server], [post(path, body) for body in question.bodies])
+            name: (self.servers[server], [encode_post(path, body) for body in question.bodies])
             for name, (server, path) in paths.items()
             if server in self.servers
         }
@@ -265,7 +266,7 @@ class _Run:
 async def _checked(server: Server, request: bytes, wanted: Any) -> int:
     """Bytes of the answer, which must be the wanted one. Raises `Unavailable`."""
     async with connected(server.port, 1) as (connection,):
-        answer = await connection.ask(request)
+        answer = await connection.send(request)
     if answer.status != 200 or answer.json() != wanted:
         path = request.split(b" ", 2)[1].decode()
         raise Unavailable(f"{path} answered {answer.status}, and not what it was to answer")

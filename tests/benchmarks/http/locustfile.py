@@ -20,28 +20,28 @@ from typing import Any
 
 from locust import HttpUser, between, events, task
 
-from service.loadtest.material import Written, clean, client, gather, parsed_headers
-from service.loadtest.mix import DEFAULT, DISTINCT, Requests, parsed
+from service.loadtest.options import DEFAULT_MIX, Options, parse_headers, parse_mix
+from service.loadtest.workload import PREPARED, Requests, delete_all, draw_sample, open_http
 
-SHARES = parsed(os.environ.get("HEED_LOADTEST_MIX", DEFAULT))
+SHARES = parse_mix(os.environ.get("HEED_LOADTEST_MIX", DEFAULT_MIX))
 logging.getLogger("httpx").setLevel(logging.WARNING)  # Locust shows what others log
-HEADERS = parsed_headers(os.environ.get("HEED_LOADTEST_HEADERS", "").splitlines())
+HEADERS = parse_headers(os.environ.get("HEED_LOADTEST_HEADERS", "").splitlines())
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]  # Locust is not installed
 def prepare(environment: Any, **_: Any) -> None:
     """Find out what to ask about."""
-    with client(environment.host, HEADERS) as http:
-        material = gather(http, users=200)
-    written = Written(len(material.users))
-    environment.heed = Requests(list(SHARES), material, written, targets=100, limit=20)
+    options = Options(environment.host, headers=HEADERS)
+    with open_http(options) as http:
+        sample = draw_sample(http, options.users, options.seed)
+    environment.heed = Requests(list(SHARES), sample, options)
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
 def forget(environment: Any, **_: Any) -> None:
     """Take away what was written."""
-    with client(environment.host, HEADERS) as http:
-        clean(http, environment.heed.written.paths())
+    with open_http(Options(environment.host, headers=HEADERS)) as http:
+        delete_all(http, environment.heed.written_paths())
 
 
 class Requester(HttpUser):  # type: ignore[misc]
@@ -57,5 +57,5 @@ class Requester(HttpUser):  # type: ignore[misc]
     def ask(self) -> None:
         """One request."""
         (kind,) = random.choices(list(SHARES), list(SHARES.values()))
-        body = self.environment.heed.body(kind, random.randrange(DISTINCT))
+        body = self.environment.heed.body(kind, random.randrange(PREPARED))
         self.client.post(f"/v1/{kind}", json=body)

@@ -7,7 +7,8 @@ import os
 import pytest
 from rich.console import Console
 
-from service.loadtest.client import Answer, Load
+from service.loadtest.client import Response
+from tests.benchmarks.harness.closed_loop import Load
 from tests.benchmarks.http import workers as several
 from tests.benchmarks.http.workers import Case, Round, Setup, setups
 from tests.benchmarks.workload.ground import prepared
@@ -54,7 +55,7 @@ def test_ratios_are_round_by_round_and_of_quiet_ones_where_that_is_asked() -> No
     """What else the machine did in a round keeps it from the ratio of quiet rounds."""
 
     def done(requests: int, others: float | None) -> Round:
-        return Round(Load(1.0, [], [Answer() for _ in range(requests)]), 0.5, 0.1, others)
+        return Round(Load(1.0, [], [Response() for _ in range(requests)]), 0.5, 0.1, others)
 
     case = Case(
         "score",

@@ -19,7 +19,8 @@ import uvloop
 from rich.table import Table
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import Load, closed_loop, connected, post
+from service.loadtest.client import encode_post
+from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.processes import Server, busy_seconds, pinned, serving
 from tests.benchmarks.harness.timing import Spread, Told, ratios, silent, spread
 from tests.benchmarks.workload.ground import Ground
@@ -213,7 +214,7 @@ async def _measure(
     }
     cases: list[Case] = []
     for question, (path, bodies) in asked.items():
-        sent = [post(f"/v1/{path}", bodies[at % len(bodies)]) for at in range(requests)]
+        sent = [encode_post(f"/v1/{path}", bodies[at % len(bodies)]) for at in range(requests)]
         found: dict[str, list[Round]] = {name: [] for name in servers}
         for turn in range(-1, rounds):  # the first warms up
             told(len(cases) * rounds + max(0, turn), len(asked) * rounds)

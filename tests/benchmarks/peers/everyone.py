@@ -11,7 +11,7 @@ from service.cli.console import one_store
 from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.engine.recommend_all import write_lists
-from service.loadtest.client import post
+from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -46,7 +46,7 @@ def measure(
                 rates[HEED].append(_heed(ground))
         else:
             peer = peers[at - 1]
-            said = answers(peer, [post("/everyone", {"user": 0, "limit": LIMIT})])[0].json()
+            said = answers(peer, [encode_post("/everyone", {"user": 0, "limit": LIMIT})])[0].json()
             rates[peer.name].append(said["users"] / said["seconds"])
     told(total, total)
     return rates

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.evaluation.metrics import gains, hits, standard_error
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
-from service.loadtest.client import Answer, post
+from service.loadtest.client import Response, encode_post
 from tests.benchmarks.harness.timing import Told, silent
 from tests.benchmarks.peers.ground import ASKED, USER, Ground
 from tests.benchmarks.peers.quality import ranks
@@ -60,19 +60,21 @@ def question(name: str, ground: Ground, user: int, targets: NDArray[np.int64] | 
     if name in (HEED, BARE):
         body: dict[str, Any] = {"user_id": USER(user), "at": to_rfc3339(ASKED)}
         if targets is None:
-            return post("/v1/recommend", body | {"limit": LIMIT})
-        return post("/v1/score", body | {"item_ids": [ground.item_ids[row] for row in targets]})
+            return encode_post("/v1/recommend", body | {"limit": LIMIT})
+        return encode_post(
+            "/v1/score", body | {"item_ids": [ground.item_ids[row] for row in targets]}
+        )
     wanted: dict[str, Any] = {"limit": LIMIT} if targets is None else {"targets": targets.tolist()}
     if name not in (ALONE, BATCHES):
-        return post("/ask", {"user": user, "fresh": name == FRESH} | wanted)
+        return encode_post("/ask", {"user": user, "fresh": name == FRESH} | wanted)
     items, times = ground.history(user)
     padding = [0] * (-len(items) % PADDING)
     history = {"items": items.tolist() + padding, "timestamps": times.tolist() + padding}
     asked = {"length": len(items), "at": ASKED}
-    return post("/predict", history | asked | wanted)
+    return encode_post("/predict", history | asked | wanted)
 
 
-def rows_of(name: str, ground: Ground, answer: Answer) -> list[int]:
+def rows_of(name: str, ground: Ground, answer: Response) -> list[int]:
     """The item rows that a peer answered, best first."""
     told = answer.json()["items"]
     if name not in (HEED, BARE):

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from service import __version__
 from service.domain.settings import Settings
-from service.loadtest.client import post
+from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from tests.benchmarks.harness import conditions
 from tests.benchmarks.harness.processes import Cores, Server, serving
@@ -163,7 +163,7 @@ def _peers(
     )
 
     def told(name: str) -> str:
-        settings = answers(Peer(name, theirs[name].port, {}, ""), [post("/settings", {})])
+        settings = answers(Peer(name, theirs[name].port, {}, ""), [encode_post("/settings", {})])
         return str(settings[0].json()["settings"])
 
     return [

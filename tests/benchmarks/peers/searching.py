@@ -21,7 +21,7 @@ from service.cli.console import one_store
 from service.domain.errors import NotFound
 from service.domain.records import Item
 from service.domain.settings import Settings
-from service.loadtest.client import post
+from service.loadtest.client import encode_post
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
@@ -215,12 +215,12 @@ def _served(data: Path) -> Catalogue:
 
 def _search(searched: Searched, at: int, mode: str = "auto") -> bytes:
     body = {"query": searched.texts[at], "limit": TOP, "retrieval": {"mode": mode}}
-    return post("/v1/search", body)
+    return encode_post("/v1/search", body)
 
 
 def _attend(searched: Searched, at: int) -> bytes:
     asked = {"memory": {"catalogue": True}, "query": {"vector": searched.queries[at].tolist()}}
-    return post("/v1/attend", asked | {"scorer": "cosine", "limit": TOP})
+    return encode_post("/v1/attend", asked | {"scorer": "cosine", "limit": TOP})
 
 
 def _of_itself(exact: Peer, peer: Peer, searched: Searched, later: Sequence[int]) -> float:
@@ -269,11 +269,11 @@ def _effort(
 
 def _asked(port: int, searched: Searched, rows: Sequence[int]) -> list[bytes]:
     """Queries of the one collection."""
-    named = [post(_PATH, {"name": "keys", "get_or_create": True})]
+    named = [encode_post(_PATH, {"name": "keys", "get_or_create": True})]
     made = answers(Peer(CHROMA, port, {}, ""), named)[0].json()["id"]
     wanted = {"n_results": TOP, "include": ["distances"]}
     return [
-        post(
+        encode_post(
             f"{_PATH}/{made}/query", {"query_embeddings": [searched.queries[at].tolist()], **wanted}
         )
         for at in rows

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import post
+from service.loadtest.client import encode_post
 from tests.benchmarks.harness.processes import serving
 from tests.benchmarks.harness.timing import Spread
 from tests.benchmarks.peers import __main__ as command
@@ -69,7 +69,12 @@ def ports(diary: Path) -> Iterator[dict[str, int]]:
 
 def peers(ports: dict[str, int], kinds: tuple[str, ...] = ("score",)) -> list[Peer]:
     return [
-        Peer(name, port, {kind: [post(f"/{kind}", n) for n in range(3)] for kind in kinds}, name)
+        Peer(
+            name,
+            port,
+            {kind: [encode_post(f"/{kind}", n) for n in range(3)] for kind in kinds},
+            name,
+        )
         for name, port in ports.items()
     ]
 
@@ -112,7 +117,7 @@ def test_each_kind_and_each_concurrency_is_a_case(diary: Path, ports: dict[str, 
 
 def test_an_answer_that_is_none_stops_everything(ports: dict[str, int]) -> None:
     """A peer that refuses is named with what it said: its speed would say nothing."""
-    refusing = Peer("two", ports["two"], {"score": [post("/nowhere", "?")]}, "")
+    refusing = Peer("two", ports["two"], {"score": [encode_post("/nowhere", "?")]}, "")
     with pytest.raises(Unavailable, match=r"two answered 404: b'\"\?\"'"):
         measure([refusing], (1,), rounds=1, requests=1)
     with pytest.raises(Unavailable, match="two answered 404"):

@@ -10,7 +10,8 @@ import numpy as np
 import uvloop
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import Answer, Load, closed_loop, connected
+from service.loadtest.client import Response
+from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.timing import Spread, Told, ratios, silent
 
 HEED = "Heed"
@@ -89,14 +90,14 @@ def measure(
     return uvloop.run(_measure(peers, concurrency, rounds, requests, told))
 
 
-def answers(peer: Peer, requests: Sequence[bytes], told: Told = silent) -> list[Answer]:
+def answers(peer: Peer, requests: Sequence[bytes], told: Told = silent) -> list[Response]:
     """What a peer answers to each, in order, one at a time. Raises as `measure`."""
 
-    async def ask() -> list[Answer]:
+    async def ask() -> list[Response]:
         found = []
         async with connected(peer.port, 1) as (connection,):
             for at, request in enumerate(requests):
-                found.append(await connection.ask(request))
+                found.append(await connection.send(request))
                 _check(peer, found[-1])
                 told(at + 1, len(requests))
         return found
@@ -152,7 +153,7 @@ async def _turn(peer: Peer, sent: Sequence[bytes], connections: int) -> Load:
     return load
 
 
-def _check(peer: Peer, answer: Answer) -> None:
+def _check(peer: Peer, answer: Response) -> None:
     if answer.status != 200:
         raise Unavailable(f"{peer.name} answered {answer.status}: {answer.body[:300]!r}")
 

@@ -1,13 +1,14 @@
-"""The server's memory under load, as it says itself."""
+"""Resident memory of a server under load, read from its metrics."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from typing import Any
 
-from service.loadtest.memory import Watch, resident
-from service.loadtest.report.words import verdicts
-from tests.support.loadtest_fake import Fake, faking, well
+import httpx
+
+from service.loadtest.memory import MemorySampler, read_metrics
+from service.loadtest.report.content import conclusions
 
 ONE = "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.5e+08\nx 3\n"
 SEVERAL = (
@@ -16,50 +17,48 @@ SEVERAL = (
 )
 
 
+def answering(*texts: str) -> httpx.Client:
+    """A client of a server with these metrics, the last one again and again; 404 without any."""
+    left = iter([*texts, *itertools.repeat(texts[-1], 1_000)] if texts else ())
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        text = next(left, None)
+        return httpx.Response(404) if text is None else httpx.Response(200, text=text)
+
+    return httpx.Client(base_url="http://heed", transport=httpx.MockTransport(answer))
+
+
 def test_all_processes_count() -> None:
     """One process has one series, several workers have one each, and others have none."""
-    assert resident(ONE) == 150_000_000
-    assert resident(SEVERAL) == 300_000_000
-    assert resident("heed_http_in_flight 1\n") is None
+    assert read_metrics(answering(ONE)) == {"process_resident_memory_bytes": 150_000_000}
+    assert read_metrics(answering(SEVERAL)) == {"process_resident_memory_bytes": 300_000_000}
+    assert read_metrics(answering("heed_http_in_flight 1\n")) == read_metrics(answering()) == {}
 
 
-def test_it_is_looked_at_until_the_end(monkeypatch: Any) -> None:
+def test_memory_is_read_until_the_end() -> None:
     """Growth is seen: at the beginning, after a third of the time, at the end and at most."""
-    sizes = iter(range(100, 10_000, 100))
-
-    def grown(self: Watch) -> None:
-        self.seen.append((time.monotonic() - self._began, float(next(sizes))))
-
-    monkeypatch.setattr(Watch, "_look", grown)
-    with Watch("http://127.0.0.1:9", (), 1.0) as watch:
-        watch._every = 0.05
-        time.sleep(1.5)
-    found = watch.as_dict()
+    sizes = [f"process_resident_memory_bytes {size}\n" for size in range(100, 10_000, 100)]
+    with MemorySampler(answering(*sizes), 0.02) as sampler:
+        while len(sampler.readings) < 5:
+            time.sleep(0.01)
+    found = sampler.as_dict()
     assert found is not None
     assert found["start"] == 100
-    assert found["start"] <= found["third"] <= found["end"] == found["most"] >= 300
-    assert found["end"] == found["seen"][-1][1]
-    lines = verdicts({"load": {"kinds": {"all": {"unfinished": 0}}}, "ended": "completed",
-                      "options": {"silence": 1}, "memory": {"start": 2**20, "third": 2**21,
-                                                            "end": 2**22}})  # fmt: skip
-    assert lines == [
+    assert found["start"] <= found["third"] <= found["end"] == found["most"] >= 600
+    assert found["end"] == found["readings"][-1][1] == 100 * len(found["readings"])
+    report = {
+        "load": {"kinds": {"all": {"unfinished": 0}}},
+        "ended": "completed",
+        "memory": {"start": 2**20, "third": 2**21, "end": 2**22},
+    }
+    assert conclusions(report) == [
         "The server held 1 MiB at the beginning, 2 after a third of the time and 4 at the end."
     ]
 
 
-def test_a_server_without_metrics_is_not_watched() -> None:
-    """It refuses once, is not asked again, and nothing is said."""
-
-    class Counting(Fake):
-        looks = 0
-
-        def listed(self, path: str) -> Any:
-            self.looks += path == "/metrics"
-            return super().listed(path)
-
-    with faking(well) as fake:
-        fake.__class__ = Counting
-        with Watch(fake.url, (), 1.0) as watch:
-            time.sleep(1.2)
-        assert watch.as_dict() is None
-        assert fake.looks == 1  # type: ignore[attr-defined]
+def test_a_server_without_metrics_is_asked_once() -> None:
+    """After the first reading fails there is no thread and no result."""
+    with MemorySampler(answering(), 0.001) as sampler:
+        time.sleep(0.02)
+    assert sampler.readings == []
+    assert sampler.as_dict() is None

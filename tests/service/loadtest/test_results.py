@@ -14,50 +14,45 @@ import pytest
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
-from service.loadtest import material, mix
-from service.loadtest.arrivals import Schedule, arrivals, schedule
-from service.loadtest.figures import (
+from service.loadtest.client import Target
+from service.loadtest.options import Slo, parse_headers, parse_mix
+from service.loadtest.ramp import FACTOR, LEAST, NEAR, find_highest_rate
+from service.loadtest.report import content, page
+from service.loadtest.results import (
     ALL,
     OUTSIDE,
     REST,
     WAITED,
-    Seen,
-    Slo,
-    figures,
-    parsed_timing,
+    Recording,
+    parse_server_timing,
     percentiles,
+    summarize,
 )
-from service.loadtest.ramp import FACTOR, LEAST, NEAR, climb
-from service.loadtest.report import page, words
-from service.loadtest.report.charts import Axis, Line, plot
-from service.loadtest.sending import Record
-from service.loadtest.target import Target
+from service.loadtest.schedule import Schedule, arrival_times, draw_schedule
 
 
 def record(
     latencies: Sequence[float] | NDArray[np.float64],
     *,
     late: float = 0.0,
-    kinds: Sequence[int] | None = None,
+    kinds: Sequence[str] = ("a",),
+    kind: Sequence[int] | None = None,
     status: Sequence[int] | None = None,
     timing: bytes = b"",
-) -> Record:
+    warmup: float = 0.0,
+) -> Recording:
     """Requests a tenth of a second apart, each answered after so long; status 0: refused."""
     n = len(latencies)
     due = 0.1 * np.arange(n, dtype=np.float64)
     found = np.array([200] * n if status is None else status, dtype=np.int16)
-    return Record(
-        Schedule(due, np.array(kinds or [0] * n, dtype=np.int8), np.zeros(n, dtype=np.int64)),
-        due + late,
-        due + late,
-        due + np.asarray(latencies, dtype=np.float64),
-        found,
-        [timing] * n,
-        dict.fromkeys(np.flatnonzero(found == 0).tolist(), "refused"),
-        {},
-        "all sent",
-        1,
-    )
+    indexes = np.array(kind or [0] * n, dtype=np.int8)
+    recording = Recording.empty(Schedule(kinds, due, indexes, np.zeros(n, dtype=np.int64), warmup))
+    recording.woke[:] = recording.sent[:] = due + late
+    recording.done[:] = due + np.asarray(latencies, dtype=np.float64)
+    recording.status[:] = found
+    recording.server_timing[:] = [timing] * n
+    recording.failures |= dict.fromkeys(np.flatnonzero(found == 0).tolist(), "refused")
+    return recording
 
 
 # ------------------------------------------------------------------------------ schedule
@@ -65,13 +60,13 @@ def record(
 
 def test_constant_arrivals_are_evenly_spaced() -> None:
     """One every 1/rate seconds, from the start on."""
-    due = arrivals(50.0, 2.0, "constant", np.random.default_rng(0))
+    due = arrival_times(50.0, 2.0, "constant", np.random.default_rng(0))
     np.testing.assert_allclose(due, [number / 50 for number in range(100)])
 
 
 def test_poisson_arrivals_have_exponential_gaps_at_the_rate() -> None:
     """Mean and standard deviation of the gaps are 1/rate, and they are as often short as e says."""
-    due = arrivals(200.0, 500.0, "poisson", np.random.default_rng(1))
+    due = arrival_times(200.0, 500.0, "poisson", np.random.default_rng(1))
     gaps = np.diff(due)
     assert len(due) == pytest.approx(100_000, rel=0.02)  # six standard deviations
     assert (gaps >= 0).all()
@@ -84,17 +79,17 @@ def test_poisson_arrivals_have_exponential_gaps_at_the_rate() -> None:
 def test_more_requests_than_memory_holds_are_refused() -> None:
     """A rate and a duration that no schedule is made for are named."""
     with pytest.raises(Invalid, match="--rate"):
-        arrivals(1e6, 1e6, "constant", np.random.default_rng(0))
+        arrival_times(1e6, 1e6, "constant", np.random.default_rng(0))
 
 
 def test_kinds_are_drawn_in_proportion() -> None:
     """Each kind's share of many requests is its share of the mix, and picks are within bounds."""
-    shares = list(mix.parsed("score=4,recommend=2,search=3,events=1").values())
-    drawn = schedule(np.zeros(100_000), shares, [7, 7, 3, 7], np.random.default_rng(2))
-    counts = Counter(drawn.kinds.tolist())
-    for kind, share in enumerate(shares):
+    shares = parse_mix("score=4,recommend=2,search=3,events=1")
+    drawn = draw_schedule(np.zeros(100_000), shares, 3, np.random.default_rng(2))
+    counts = Counter(drawn.kind.tolist())
+    for kind, share in enumerate(shares.values()):
         assert counts[kind] / 100_000 == pytest.approx(share / 10, abs=0.01)
-    assert set(drawn.picks[drawn.kinds == 2].tolist()) == {0, 1, 2}
+    assert set(drawn.pick.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -105,26 +100,27 @@ def test_kinds_are_drawn_in_proportion() -> None:
         ("score=much", "share of score"),
         ("score=-1", "share of score"),
         ("score=nan", "share of score"),
-        ("score=0", "asks for nothing"),
+        ("score=0", "has no request"),
         ("", "is no kind"),
     ],
 )
 def test_a_mix_that_is_none_is_refused(text: str, said: str) -> None:
     """The message names what was wrong and what there is."""
     with pytest.raises(Invalid, match=said):
-        mix.parsed(text)
+        parse_mix(text)
 
 
 def test_a_kind_without_a_share_is_not_asked() -> None:
     """Those with a share of 0 are as good as not named."""
-    assert mix.parsed("score=0, search=2.5") == {"search": 2.5}
+    assert parse_mix("score=0, search=2.5") == {"search": 2.5}
 
 
 def test_addresses_and_headers_are_read_or_refused() -> None:
     """Ports, prefixes and IPv6 are understood; what is none is named, without repeating a key."""
-    assert Target.of("http://[::1]:81/heed/") == Target("::1", 81, False, "/heed")
-    assert Target.of("https://heed.example").authority == "heed.example"
-    assert Target.of("http://[::1]:81").authority == "[::1]:81"
+    assert Target.parse("http://[::1]:81/heed/") == Target("::1", 81, "[::1]:81", "/heed", False)
+    assert Target.parse("https://heed.example") == Target(
+        "heed.example", 443, "heed.example", "", True
+    )
     for wrong in (
         "heed.example:80",
         "ftp://a",
@@ -134,12 +130,12 @@ def test_addresses_and_headers_are_read_or_refused() -> None:
         "http://a?b",
     ):
         with pytest.raises(Invalid, match="--url"):
-            Target.of(wrong)
+            Target.parse(wrong)
     given = ["Authorization: Bearer a:b", "X-Tenant:7"]
-    assert material.parsed_headers(given) == [("Authorization", "Bearer a:b"), ("X-Tenant", "7")]
+    assert parse_headers(given) == [("Authorization", "Bearer a:b"), ("X-Tenant", "7")]
     for bad in ("s3cret", "A B: s3cret", "A: s3cret\r\nB: c"):
         with pytest.raises(Invalid, match="--header") as error:
-            material.parsed_headers([bad])
+            parse_headers([bad])
         assert "s3cret" not in str(error.value)
 
 
@@ -152,9 +148,9 @@ def test_percentiles_are_numpys() -> None:
     took = rng.lognormal(-4, 1, 5_000)
     kinds = rng.integers(0, 2, 5_000)
     status = np.where(rng.random(5_000) < 0.1, 503, 200)
-    seen = Seen(record(took, kinds=kinds.tolist(), status=status.tolist()), ["a", "b"], 100.0)
+    seen = record(took, kinds=("a", "b"), kind=kinds.tolist(), status=status.tolist(), warmup=100.0)
     counts = 0.1 * np.arange(5_000) >= 100.0
-    found = figures(seen)["kinds"]
+    found = summarize(seen)["kinds"]
     for name, mask in ((ALL, counts), ("a", counts & (kinds == 0)), ("b", counts & (kinds == 1))):
         well = took[mask & (status == 200)]
         expected = np.percentile(well, [50, 95, 99, 99.9, 100])
@@ -167,7 +163,7 @@ def test_percentiles_are_numpys() -> None:
 def test_nothing_has_no_percentiles() -> None:
     """Where nothing was answered there is no latency, and no zero that looks like one."""
     assert set(percentiles(np.zeros(0)).values()) == {None}
-    found = figures(Seen(record([0.1, 0.1], status=[0, 500]), ["a"]))
+    found = summarize(record([0.1, 0.1], status=[0, 500]))
     assert found["kinds"]["a"]["errors"] == {"refused": 1, "500": 1}
     assert found["kinds"]["a"]["latency"]["p50"] is None
     assert found["curves"]["a"] == []
@@ -178,20 +174,20 @@ def test_an_objective_counts_failures_against_it() -> None:
     slo = Slo(90.0, 0.05)
     fast = [0.01] * 9
     for tenth, status in ((0.06, 200), (0.001, 503), (0.001, 0)):
-        within = Seen(record([*fast, tenth], status=[200] * 9 + [status]), ["a"]).within(slo)
+        within = record([*fast, tenth], status=[200] * 9 + [status]).share_within(slo)
         assert within == pytest.approx(0.9)
-        assert slo.held(within)
+        assert slo.is_met(within)
     assert slo.allowed(10) == 1
     assert Slo(99.9, 0.05).allowed(999) == 0
-    assert not Slo(99.0, 0.05).held(0.98)
+    assert not Slo(99.0, 0.05).is_met(0.98)
 
 
 def test_time_is_divided_between_stages_and_what_is_left() -> None:
     """What the server does not say is its rest; beyond its total it is the network and queues."""
     timing = b"store;dur=2, attend;dur=5;desc=x, total;dur=10"
-    assert parsed_timing(timing) == {"store": 0.002, "attend": 0.005, "total": 0.01}
-    assert parsed_timing(b"miss, a;dur=x, b;dur=1") == {"b": 0.001}
-    found = figures(Seen(record([0.03] * 20, late=0.004, timing=timing), ["a"]))["stages"]["a"]
+    assert parse_server_timing(timing) == {"store": 0.002, "attend": 0.005, "total": 0.01}
+    assert parse_server_timing(b"miss, a;dur=x, b;dur=1") == {"b": 0.001}
+    found = summarize(record([0.03] * 20, late=0.004, timing=timing))["stages"]["a"]
     expected = {"store": 2, "attend": 5, REST: 3, OUTSIDE: 16, WAITED: 4}  # milliseconds
     assert found.keys() == expected.keys()
     for stage, milliseconds in expected.items():
@@ -201,7 +197,7 @@ def test_time_is_divided_between_stages_and_what_is_left() -> None:
 
 def test_in_flight_is_what_left_and_was_not_over() -> None:
     """Requests every 100 ms of which each takes 350 ms are four at once."""
-    found = figures(Seen(record([0.35] * 50), ["a"]))
+    found = summarize(record([0.35] * 50))
     assert found["in_flight"]["max"] == 4
     assert found["in_flight"]["mean"] == pytest.approx((1 + 2 + 3 + 4 * 47) / 50)
     assert sum(part["requests"] for part in found["timeline"]) == 50
@@ -210,16 +206,16 @@ def test_in_flight_is_what_left_and_was_not_over() -> None:
 @pytest.mark.parametrize(("late", "warned"), [(0.0001, False), (0.02, True)])
 def test_a_generator_that_was_late_is_not_trusted(late: float, warned: bool) -> None:
     """When more than a tenth of a latency is its own delay, the report warns of it."""
-    load = figures(Seen(record([0.05] * 2_000, late=late), ["a"]))
+    load = summarize(record([0.05] * 2_000, late=late))
     assert load["generator"]["late"]["p99"] == pytest.approx(late)
     found = {"load": load, "options": {"url": "http://a", "connections": 5}}
-    said = [line for line in words.warnings(found) if "generator was late" in line]
+    said = [line for line in content.warnings(found) if "generator was late" in line]
     assert bool(said) is warned
 
 
 def test_a_ramp_of_few_requests_or_of_a_late_generator_is_not_trusted() -> None:
     """Steps that broke with sends that were late, and steps that say little, are named."""
-    load = figures(Seen(record([0.05] * 2_000), ["a"]))
+    load = summarize(record([0.05] * 2_000))
 
     def step(rate: float, held: bool, late: float, requests: int, ended: str) -> dict[str, Any]:
         return {
@@ -229,14 +225,17 @@ def test_a_ramp_of_few_requests_or_of_a_late_generator_is_not_trusted() -> None:
     def said(*steps: dict[str, Any]) -> str:
         ramp = {"steps": steps, "slo_seconds": 0.05, "slo_percentile": 99.0}
         options = {"url": "http://a", "connections": 5}
-        return " ".join(words.warnings({"load": load, "options": options, "ramp": ramp}))
+        return " ".join(content.warnings({"load": load, "options": options, "ramp": ramp}))
 
-    assert said(step(10, True, 0.02, 500, "all sent"), step(20, False, 0.001, 9, "enough")) == ""
+    assert (
+        said(step(10, True, 0.02, 500, "completed"), step(20, False, 0.001, 9, "objective missed"))
+        == ""
+    )
     assert "at 20.0 a second the objective broke" in said(
-        step(10, True, 0.02, 500, "all sent"), step(20, False, 0.02, 9, "enough")
+        step(10, True, 0.02, 500, "completed"), step(20, False, 0.02, 9, "objective missed")
     )
     assert "of a step of 499 requests 5.0 may be slow" in said(
-        step(10, True, 0.0, 499, "all sent"), step(20, False, 0.0, 9, "enough")
+        step(10, True, 0.0, 499, "completed"), step(20, False, 0.0, 9, "objective missed")
     )
 
 
@@ -252,10 +251,10 @@ def test_a_climb_closes_in_on_the_limit(limit: float) -> None:
         tried.append(rate)
         return rate <= limit
 
-    found = asyncio.run(climb(40.0, 1e5, attempt))
-    assert found.held is not None
-    assert found.broke is not None
-    assert found.held <= limit < found.broke <= found.held * NEAR
+    held, broke = asyncio.run(find_highest_rate(40.0, 1e5, attempt))
+    assert held is not None
+    assert broke is not None
+    assert held <= limit < broke <= held * NEAR
     assert len(tried) == len(set(tried)) < 30
 
 
@@ -271,9 +270,9 @@ def test_a_climb_ends_at_its_bounds() -> None:
     async def stopped(rate: float) -> bool | None:
         return True if rate < 40 * FACTOR else None
 
-    assert asyncio.run(climb(40.0, 100.0, all_hold)) == (100.0, None)
-    assert asyncio.run(climb(40.0, 100.0, none_holds)) == (None, LEAST)
-    assert asyncio.run(climb(40.0, 100.0, stopped)) == (40.0, None)
+    assert asyncio.run(find_highest_rate(40.0, 100.0, all_hold)) == (100.0, None)
+    assert asyncio.run(find_highest_rate(40.0, 100.0, none_holds)) == (None, LEAST)
+    assert asyncio.run(find_highest_rate(40.0, 100.0, stopped)) == (40.0, None)
 
 
 # ------------------------------------------------------------------------------ the page
@@ -293,7 +292,7 @@ class _Outline(HTMLParser):
         self.fetched += [
             str(value) for name, value in attrs if name in ("src", "href", "action", "data")
         ]
-        if tag != "meta":
+        if tag not in ("meta", "line", "polyline", "circle"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -308,8 +307,9 @@ def _report() -> dict[str, Any]:
     status = np.where(rng.random(300) < 0.1, 503, 200).tolist()
     kinds = rng.integers(0, 2, 300).tolist()
     timing = b"store;dur=2, attend;dur=5, total;dur=10"
-    some = record(rng.lognormal(-3, 1, 300), kinds=kinds, status=status, timing=timing)
-    load = figures(Seen(some, ["score", "search"]))
+    names = ("score", "search")
+    some = record(rng.lognormal(-3, 1, 300), kinds=names, kind=kinds, status=status, timing=timing)
+    load = summarize(some)
     load["details"] = {"score 503": "<script>alert(1)</script>"}
     options = {
         "url": "http://heed.example", "arrivals": "poisson", "ramp": False, "rate": 10.0,
@@ -317,11 +317,11 @@ def _report() -> dict[str, Any]:
         "timeout": 10.0, "silence": 10.0,
     }  # fmt: skip
     data = {
-        "heed": "1", "items": 5, "users": 5, "asked_items": 5, "asking_users": 5,
+        "heed": "1", "items": 5, "users": 5, "sampled_items": 5, "sampled_users": 5,
         "history_lengths": {"least": 1, "median": 2.0, "most": 3},
     }  # fmt: skip
-    machine = {"processor": "p", "cores": 2, "memory_bytes": 2**30, "system": "s"}
-    machine |= {"load_average": 1.0, "heed": "1", "python": "3", "uvicorn": "1", "orjson": "3"}
+    machine = {"processor": "p", "cores": 2, "system": "s", "load_average": 1.0}
+    machine |= {"heed": "1", "python": "3"}
     return {
         "options": options, "data": data, "machine": machine, "load": load, "ended": "completed",
         "mix": {"score": 1.0, "search": 1.0}, "distinct_requests": 9, "started": "now",
@@ -331,7 +331,7 @@ def _report() -> dict[str, Any]:
 
 def test_the_page_needs_no_network_and_escapes_what_it_shows() -> None:
     """Well formed, with plots, nothing to fetch, and no markup out of what a server answered."""
-    text = page.drawn(_report())
+    text = page.render(_report())
     outline = _Outline()
     outline.feed(text)
     outline.close()
@@ -346,14 +346,12 @@ def test_the_page_needs_no_network_and_escapes_what_it_shows() -> None:
     assert "&lt;script&gt;" in text
 
 
-def test_a_plot_puts_points_where_their_values_are() -> None:
+def test_a_chart_puts_points_where_their_values_are() -> None:
     """On linear and on log axes, in proportion; what a log axis cannot show is left out."""
-    line = Line("a", [(0.0, 1.0), (5.0, 10.0), (10.0, 100.0), (10.0, 0.0)], 0)
-    text = plot("t", [line], Axis("x"), Axis("y", "log"))
-    points = text.partition('points="')[2].partition('"')[0].split()
-    xs, ys = np.array([each.split(",") for each in points], dtype=float).T
-    assert len(xs) == 3
-    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
-    assert ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)
-    assert ys[0] > ys[1]  # up is more
-    assert plot("t", [Line("a", [], 0)], Axis("x"), Axis("y")) == ""
+    points = [(0.0, 1.0), (5.0, 10.0), (10.0, 100.0), (10.0, 0.0)]
+    chart = page.draw("t", ("x", "y"), {"a": points}, ("linear", "log"))
+    assert chart is not None
+    np.testing.assert_allclose(chart.lines["a"], [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
+    assert dict(chart.x_ticks) == {0.0: "0", 0.2: "2", 0.4: "4", 0.6: "6", 0.8: "8", 1.0: "10"}
+    assert [label for _, label in chart.y_ticks] == ["1", "2", "5", "10", "20", "50", "100"]
+    assert page.draw("t", ("x", "y"), {"a": []}) is None

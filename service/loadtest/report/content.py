@@ -1,0 +1,186 @@
+"""Tables, sentences and warnings of a report, which the terminal and the page both show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from service.loadtest.results import ALL, OUTSIDE, PERCENTILES, REST, WAITED
+
+Report = Mapping[str, Any]  # as `run` returns it
+
+_LATE = 0.1  # share of a latency above which the generator's own part is a warning
+_EXCEPTIONS = 5  # requests that a step of a ramp must allow to be slow, to say much
+_FEW = 1_000  # requests below which one in a thousand is none
+
+
+class ReportTable(NamedTuple):
+    """Rows of cells; the first `text_columns` are words, the others numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    note: str = ""
+    text_columns: int = 1
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template of the report; numbers have the filters `n`, `ms` and `mib`."""
+    return _TEMPLATES.get_template(template).render(**values)
+
+
+def setup(report: Report) -> ReportTable:
+    """Describe the server, its data, the load and the generator."""
+    lines = render("setup.txt", report=report).splitlines()
+    return ReportTable("Setup", ("", ""), [line.split(": ", 1) for line in lines], text_columns=2)
+
+
+def latencies(report: Report) -> ReportTable:
+    """Latency by kind of request, all kinds first."""
+    load = report["load"]
+    late, in_flight = load["generator"]["late"], load["in_flight"]
+    rows = [
+        [name, f"{each['requests']:,}", f"{sum(each['errors'].values()):,}"]
+        + [milliseconds(each["latency"][p]) for p in PERCENTILES]
+        for name, each in load["kinds"].items()
+    ]
+    note = (
+        f"{load['requests_per_second']:,.1f} requests a second were sent, "
+        f"{load['successes_per_second']:,.1f} succeeded; failures have no latency. In flight: "
+        f"{in_flight['mean']:.1f} on average, {in_flight['max']:,} at most, over "
+        f"{load['generator']['connections']:,} connections. The generator sent requests "
+        f"{milliseconds(late['p50'])} ms (p50), {milliseconds(late['p99'])} ms (p99) and "
+        f"{milliseconds(late['max'])} ms (max) late, which is part of every latency."
+    )
+    title = "Latency in ms, from the time at which each request was due to its complete response"
+    return ReportTable(title, ("request", "sent", "failed", *PERCENTILES), rows, note)
+
+
+def details(report: Report) -> list[ReportTable]:
+    """Errors and stages of the server, where there are any."""
+    load, tables = report["load"], []
+    errors = [
+        (name, error, load["details"].get(f"{name} {error}", ""), f"{count:,}")
+        for name, each in load["kinds"].items()
+        if name != ALL
+        for error, count in each["errors"].items()
+    ]
+    if errors:
+        columns = ("request", "status or error", "first response", "times")
+        tables.append(ReportTable("Errors", columns, errors, text_columns=3))
+    if load["stages"]:
+        rows = [
+            [stage]
+            + [
+                milliseconds(each[stage][p]) if stage in each else "–"
+                for each in load["stages"].values()
+                for p in ("p50", "p99")
+            ]
+            for stage in stage_names(load)
+        ]
+        headings = ("stage", *(f"{kind} {p}" for kind in load["stages"] for p in ("p50", "p99")))
+        note = (
+            "Percentiles of each stage alone do not add up to those of the latency. "
+            f"“{REST}” is its total less its stages, “{OUTSIDE}” the time of the response beyond "
+            f"that total, “{WAITED}” the time between due and sent."
+        )
+        tables.append(ReportTable("Time by stage (Server-Timing), in ms", headings, rows, note))
+    return tables
+
+
+def ramp(report: Report) -> ReportTable:
+    """Steps of a ramp, in the order in which they were made."""
+    columns = ("requests a second", "held", "sent", "% in time", "p50", "p99", "send delay p99")
+    rows = [
+        (
+            f"{step['rate']:,.1f}",
+            "yes" if step["held"] else "no",
+            f"{step['requests']:,}",
+            f"{100 * step['within']:.2f}",
+            milliseconds(step["latency"]["p50"]),
+            milliseconds(step["latency"]["p99"]),
+            milliseconds(step["late"]["p99"]),
+        )
+        for step in report["ramp"]["steps"]
+    ]
+    return ReportTable("Steps of the ramp, times in ms", columns, rows)
+
+
+def stage_names(load: Mapping[str, Any]) -> list[str]:
+    """Return the stages of all kinds, those of the server first."""
+    last = (REST, OUTSIDE, WAITED)
+    names = dict.fromkeys(name for each in load["stages"].values() for name in each)
+    return [*(name for name in names if name not in last), *last]
+
+
+def conclusions(report: Report) -> list[str]:
+    """Say how the load ended, whether the objective was met, and what was written."""
+    return [line for line in render("conclusions.txt", report=report).splitlines() if line.strip()]
+
+
+def warnings(report: Report) -> list[str]:
+    """Give reasons to doubt the figures."""
+    load, lines = report["load"], []
+    generator, latency = load["generator"], load["kinds"][ALL]["latency"]
+
+    def exceeds(delay: Mapping[str, float | None], p: str) -> bool:
+        mine, all_of_it = delay[p], latency[p]
+        return mine is not None and all_of_it is not None and mine > _LATE * all_of_it
+
+    late = [p for p in ("p50", "p95", "p99") if exceeds(generator["late"], p)]
+    if late:
+        delays = ", ".join(
+            f"{p} {milliseconds(generator['late'][p])} of {milliseconds(latency[p])} ms"
+            for p in late
+        )
+        lines.append(
+            f"the generator was late: its own delay is {delays}. Give it a core of its own or "
+            "another machine, or lower --rate"
+        )
+    if exceeds(waited := generator["waited_for_a_connection"], "p99"):
+        lines.append(
+            f"1 % of requests waited {milliseconds(waited['p99'])} ms or longer for a connection: "
+            f"{report['options']['connections']:,} (--connections) were busy, or new ones opened"
+        )
+    if "ramp" in report:
+        steps, allowed = report["ramp"]["steps"], _LATE * report["ramp"]["slo_seconds"]
+        lines += [
+            f"at {step['rate']:,.1f} a second the objective broke with sends up to "
+            f"{milliseconds(step['late']['p99'])} ms late (p99): the generator may be the limit"
+            for step in steps
+            if not step["held"] and (step["late"]["p99"] or 0.0) > allowed
+        ]
+        # Steps that ended early have fewer requests, and need no more.
+        whole = [step["requests"] for step in steps if step["ended"] == "completed"]
+        few = min(whole, default=_FEW)
+        slow = few * (1 - report["ramp"]["slo_percentile"] / 100)
+        if slow < _EXCEPTIONS:
+            lines.append(
+                f"of a step of {few:,} requests {slow:.1f} may be slow: chance decides; raise "
+                "--duration or --rate"
+            )
+    if 0 < load["kinds"][ALL]["successes"] < _FEW:
+        lines.append(f"fewer than {_FEW:,} responses: p99.9 is about the slowest; load for longer")
+    return lines
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Format a time in a cell; an unknown one is a dash."""
+    if seconds is None:
+        return "–"
+    return f"{1e3 * seconds:.2f}" if seconds < 0.1 else f"{1e3 * seconds:,.0f}"
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("service.loadtest"),
+    autoescape=select_autoescape(["html"]),
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "ms": milliseconds,
+    "n": lambda number: f"{number:,.0f}",
+    "mib": lambda size: f"{size / 2**20:,.0f}",
+}
