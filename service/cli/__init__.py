@@ -17,7 +17,7 @@ from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, run_training, train
-from service.cli.transfer import exports, imports, print_imported
+from service.cli.transfer import exports, import_dataset, imports
 from service.cli.versions import versions
 from service.domain.errors import HeedError
 from service.runtime.data_layout import CACHE_FOLDER, MODELS_FOLDER
@@ -59,7 +59,6 @@ def demo(
 ) -> None:
     """Fetch MovieLens, import it, train a model, and serve. Steps already done are skipped."""
     from service import datasets
-    from service.datasets import import_into_store
     from service.domain.settings import Settings
     from service.snapshots.registry import Registry
 
@@ -69,7 +68,7 @@ def demo(
             out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
             with out.status(f"fetching {dataset}"):
                 source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
-            print_imported(import_into_store.load(store, source, out))
+            import_dataset(store, source)
     if Registry(data / MODELS_FOLDER).current() is None:
         run_training(data, Settings.read().encoder)
     if not prepare:

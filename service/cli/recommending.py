@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, embeddings, one_store, out, threads
 
@@ -47,28 +46,15 @@ def recommend_all(
     """
     # Lists are made beside each other, one thread each; must be set before torch and FAISS load.
     threads(1)
+    from service.cli.row_bars import rate_bar
     from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
     from service.engine.recommend_all import write_lists
     from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER
     from service.snapshots.registry import Registry
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
     asked = time.time_ns() // 1_000 if at is None else _time(at)
-    with one_store(data) as store, Progress(*columns, console=out, transient=True) as bar:
-        task = bar.add_task("recommending", total=None, rate="")
-
-        def told(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            rate = f"{speed:,.0f} users/s" if speed else ""
-            bar.update(task, completed=done, total=total, rate=rate)
-
+    with one_store(data) as store, rate_bar(out, "recommending", "users") as progress:
         listed = asyncio.run(
             write_lists(
                 store,
@@ -78,7 +64,7 @@ def recommend_all(
                 RecommendQuery(Requester(), limit, exclude_seen=not include_seen),
                 at=asked,
                 exact_up_to=Settings.read().max_exact_rows,
-                told=told,
+                told=progress,
             )
         )
     rate = listed.users / max(listed.seconds, 1e-9)

@@ -182,11 +182,12 @@ def _searched(
     vectors = EmbeddingCache(reader, kept if data.exists() else None)
     with out.status("reading the items"):
         if folder is not None:
-            source = datasets.collection(folder, split, judgments)
-            judged, name = source.judged(), source.name
+            source = datasets.open_collection(folder, split)
+            name = source.name
+            judged = datasets.read_judgments(judgments) if judgments else source.judged_queries()
             items = list(source.items())
         elif judgments is not None:
-            judged, name = datasets.own_judgments(judgments), judgments.name
+            judged, name = datasets.read_judgments(judgments), judgments.name
             with one_store(data) as store:
                 items = asyncio.run(store.catalogue_changes(0)).upserted
     if not judged:

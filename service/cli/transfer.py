@@ -1,9 +1,8 @@
-"""Commands that bring records in and out: import and export."""
+"""Commands `heed import` and `heed export`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,28 +15,26 @@ imports = typer.Typer(
     help="Import a public data set or your own files. Importing twice changes nothing.",
     no_args_is_help=True,
 )
-exports = typer.Typer(help="Write what is stored as JSONL that import reads.", no_args_is_help=True)
+exports = typer.Typer(help="Write stored records as JSONL that import reads.", no_args_is_help=True)
 
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Report bad rows and go on, instead of stopping.")
 ]
 Times = Annotated[
     str,
-    typer.Option(help="How times are written: rfc3339, utc (no zone), or numbers in s, ms or us."),
+    typer.Option(help="Format of times: rfc3339, utc (no zone), or integers in s, ms or us."),
 ]
 DislikesBelow = Annotated[
     float | None,
-    typer.Option(
-        "--dislikes-below", help="Take ratings below this number for dislikes; else all are alike."
-    ),
+    typer.Option("--dislikes-below", help="Store ratings below this number as dislikes."),
 ]
 FileArgument = Annotated[Path, typer.Argument(help="JSONL, CSV or Parquet; .gz and .xz too.")]
 Exported = Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")]
 
-_BATCH = 1_000  # profiles that are under way to the store at once
+_BATCH = 1_000  # profiles stored concurrently
 
 
-# ---------------------------------------------------------------------------------- in
+# ---------------------------------------------------------------------------------- import
 
 
 @imports.command("ml-100k")
@@ -81,8 +78,8 @@ def import_items(
     """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
     from service import datasets
 
-    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.ItemsFile(file, **how), data)
+    options = datasets.ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(datasets.ItemsFile(file, **options), data)
 
 
 @imports.command("events")
@@ -95,78 +92,83 @@ def import_events(
 ) -> None:
     """Your event log: user_id, item_id, type, weight, timestamp, event_id, …
 
-    With --dislikes-below it may have a rating, too: events rated below are of the type dislike.
+    With --dislikes-below it may also have a rating: events rated below are of type dislike.
     """
     from service import datasets
 
-    how = datasets.Reading(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.EventsFile(file, dislikes_below=dislikes_below, **how), data)
+    options = datasets.ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(datasets.EventsFile(file, dislikes_below=dislikes_below, **options), data)
 
 
 @imports.command("users")
 def import_users(file: FileArgument, data: Data = DATA, skip_bad: SkipBad = False) -> None:
-    """Your users' profiles: user_id, attributes, interests; each replaces the one there was."""
+    """Your users' profiles: user_id, attributes, interests; each replaces the stored one."""
     from service import datasets
 
     source = datasets.UsersFile(file, skip_bad=skip_bad)
     with one_store(data) as store, out.status(f"reading {source.name}"):
         count = asyncio.run(_put_users(store, source))
-    told = f"{source.name}: {count:,} profiles stored"
-    out.print(told, highlight=False, markup=False, soft_wrap=True)
-    _print_skipped(source.skipped.first, source.skipped.count)
+    _print_line(f"{source.name}: {count:,} profiles stored")
+    _print_skipped(source.skipped)
 
 
-# ---------------------------------------------------------------------------------- out
+# ---------------------------------------------------------------------------------- export
 
 
 @exports.command("items")
 def export_items(file: Exported, data: Data = DATA) -> None:
-    """The catalogue, as `heed import items` reads it."""
+    """The catalogue, in the format of `heed import items`."""
     _export(file, data, "items")
 
 
 @exports.command("events")
 def export_events(file: Exported, data: Data = DATA) -> None:
-    """All histories, as `heed import events` reads them."""
+    """All histories, in the format of `heed import events`."""
     _export(file, data, "events")
 
 
 @exports.command("users")
 def export_users(file: Exported, data: Data = DATA) -> None:
-    """All profiles, as `heed import users` reads them."""
+    """All profiles, in the format of `heed import users`."""
     _export(file, data, "users")
 
 
 # ---------------------------------------------------------------------------------- the parts
 
 
-def print_imported(imported: Any) -> None:
-    """Say what an import did, and which rows it left out."""
-    out.print(
+def import_dataset(store: Any, source: Any) -> None:
+    """Import a data set behind a progress bar, and print the counts and the skipped rows."""
+    from service.cli.row_bars import reading_bar
+    from service.datasets import import_into_store
+
+    with reading_bar(out, source) as progress:
+        imported = import_into_store.import_dataset(store, source, progress)
+    _print_line(
         f"{imported.name}: {imported.items:,} items, {imported.events:,} events stored, "
-        f"{imported.duplicates:,} were there already, in {imported.seconds:.1f} s",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"{imported.duplicates:,} were there already, in {imported.seconds:.1f} s"
     )
-    _print_skipped(imported.skipped, imported.bad)
+    _print_skipped(imported.skipped)
 
 
-def _print_skipped(told: Sequence[str], count: int) -> None:
-    """The bad rows that were left out: the first ones described, and how many in all."""
-    for line in told:
+def _print_line(text: str) -> None:
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_skipped(skipped: Any) -> None:
+    """Print a message for each of the first skipped rows, and the number of all."""
+    for line in skipped.messages:
         err.print(f"skipped {line}", highlight=False, markup=False, soft_wrap=True)
-    if count > len(told):
-        err.print(f"skipped {count:,} rows in all", highlight=False)
+    if skipped.count > len(skipped.messages):
+        err.print(f"skipped {skipped.count:,} rows in all", highlight=False)
 
 
 async def _put_users(store: Any, source: Any) -> int:
-    """Put all profiles of a file; how many rows that were. Of one user the last row wins."""
+    """Store all profiles of a file and return their number. Of one user the last row wins."""
     from service import datasets
 
     count = 0
     for batch in datasets.batches(source.records(), _BATCH):
-        # All at once, for those that wait together share a commit; the writer keeps their order.
+        # Concurrently, since writes that wait together share a commit; the writer keeps the order.
         await asyncio.gather(*map(store.put_user, batch))
         count += len(batch)
     return count
@@ -182,10 +184,8 @@ def _import_movielens(name: str, data: Path, dislikes_below: float | None) -> No
 
 
 def _import(source: Any, data: Path) -> None:
-    from service.datasets import import_into_store
-
     with one_store(data) as store:
-        print_imported(import_into_store.load(store, source, out))
+        import_dataset(store, source)
 
 
 def _export(file: Path, data: Path, what: str) -> None:
@@ -193,17 +193,17 @@ def _export(file: Path, data: Path, what: str) -> None:
 
     with one_store(data) as store, out.status(f"writing {what}"):
         scans = {"items": store.scan_items, "events": store.scan_events, "users": store.scan_users}
-        count = datasets.write(file, scans[what]())
-    out.print(f"{count:,} {what} written to {file}", highlight=False, markup=False, soft_wrap=True)
+        count = datasets.export_records(file, scans[what]())
+    _print_line(f"{count:,} {what} written to {file}")
 
 
 def _dims() -> int:
-    """What every vector must have, as the service that is to serve them is set."""
+    """Return the dimensions of vectors, from the settings of the service."""
     from service.domain.settings import Settings, check_embedding_dim
 
     settings = Settings.read()
     if settings.model_fields_set & {"embedding_dim", "encoder"}:
-        # It takes seconds to load, so only what somebody set is compared with it.
+        # The encoder takes seconds to load: only explicit settings are compared with it.
         from service.snapshots.text_encoders import open_encoder
 
         encoder = open_encoder(settings.encoder)
@@ -214,7 +214,7 @@ def _dims() -> int:
 def _times(name: str) -> Any:
     from typing import get_args
 
-    from service.datasets import Times as Allowed
+    from service.datasets import TimeFormat as Allowed
 
     if name not in get_args(Allowed):
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(get_args(Allowed))}")

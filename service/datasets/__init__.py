@@ -1,38 +1,47 @@
-"""Readers of public data sets and of one's own files: all give `Item` and `Event` streams."""
+"""Readers of public data sets and of your own files, and writers of tables and exports.
 
-from service.datasets.base import Counts, Dataset, Progress, batches
-from service.datasets.collections import Collection, Judged, collection
-from service.datasets.collections import own as own_judgments
-from service.datasets.files import EventsFile, ItemsFile, Reading, Skipped, UsersFile, write
+Comes in: files in BEIR's, MovieLens' and other public formats, JSON lines, CSV, TSV, Parquet.
+Goes out: streams of `Item`, `Event` and `User`, judged queries, files.
+"""
+
+from service.datasets.base import Dataset, JudgedQuery, ReadProgress, RecordCounts, batches
+from service.datasets.collections import open_collection, read_judgments
+from service.datasets.files import (
+    EventsFile,
+    ItemsFile,
+    ReadOptions,
+    SkippedRows,
+    UsersFile,
+    export_records,
+)
 from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.datasets.movielens import MovieLens
 from service.datasets.movielens import fetch as fetch_movielens
 from service.datasets.online_retail import OnlineRetail
 from service.datasets.pyvideo import PyVideo
-from service.datasets.rows import Times, lines
-from service.datasets.tables import table
+from service.datasets.rows import TimeFormat, to_json_lines
+from service.datasets.tables import open_table
 
 __all__ = [
     "MOVIELENS_LICENCE",
-    "Collection",
-    "Counts",
     "Dataset",
     "EventsFile",
     "ItemsFile",
-    "Judged",
+    "JudgedQuery",
     "MovieLens",
     "OnlineRetail",
-    "Progress",
     "PyVideo",
-    "Reading",
-    "Skipped",
-    "Times",
+    "ReadOptions",
+    "ReadProgress",
+    "RecordCounts",
+    "SkippedRows",
+    "TimeFormat",
     "UsersFile",
     "batches",
-    "collection",
+    "export_records",
     "fetch_movielens",
-    "lines",
-    "own_judgments",
-    "table",
-    "write",
+    "open_collection",
+    "open_table",
+    "read_judgments",
+    "to_json_lines",
 ]

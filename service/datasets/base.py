@@ -1,4 +1,4 @@
-"""What every reader gives: `Item` and `Event` streams, counts, and bytes for a progress bar."""
+"""Base of all readers: streams of `Item` and `Event`, counts, and bytes for a progress bar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -17,21 +17,28 @@ from service.domain.records import Event, Item
 
 T = TypeVar("T")
 
-DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 
 
-class Counts(NamedTuple):
-    """How many records a reader will give; None where only reading tells."""
+class RecordCounts(NamedTuple):
+    """Number of records of a reader; None where it is unknown before reading."""
 
     items: int | None = None
     events: int | None = None
 
 
-class Progress:
-    """How many bytes on disk the stream being read has consumed, `done`, of how many, `total`.
+class JudgedQuery(NamedTuple):
+    """A query and the graded relevance of items to it."""
 
-    Both count compressed bytes where a file is compressed, so that the share is known before the
-    number of rows is. A bar may poll it between batches, or from another thread.
+    query: str
+    gains: Mapping[str, float]  # item id -> gain, above 0 where the item is relevant
+
+
+class ReadProgress:
+    """Bytes on disk that the current stream has consumed, `done`, of `total`.
+
+    Both count compressed bytes where a file is compressed, so that the fraction is known before the
+    number of rows is. A progress bar may poll it between batches, or from another thread.
     """
 
     def __init__(self) -> None:
@@ -63,47 +70,59 @@ class Progress:
 
 
 class Dataset:
-    """A source of items and events. Each call of a stream reads anew; one stream runs at a time.
+    """A source of items, events and judged queries.
 
-    Public fields: `name`; `counts`, as far as they are known before reading; `progress`, of the
-    stream being read.
+    Each call of a stream starts from the beginning; one stream may run at a time.
+
+    Attributes:
+        name: of the data set.
+        counts: of its records, as far as they are known before reading.
+        progress: of the current stream.
     """
 
-    def __init__(self, name: str, counts: Counts) -> None:
+    def __init__(self, name: str, counts: RecordCounts) -> None:
         self.name = name
         self.counts = counts
-        self.progress = Progress()
+        self.progress = ReadProgress()
 
     def items(self) -> Iterator[Item]:
-        """The items, in the order of the source; none unless a reader has some."""
+        """Iterate over the items in the order of the source; a reader may have none."""
         return iter(())
 
     def events(self) -> Iterator[Event]:
-        """The events, in the order of the source; none unless a reader has some."""
+        """Iterate over the events in the order of the source; a reader may have none."""
         return iter(())
 
     def event_batches(self, n: int) -> Iterator[list[Event]]:
-        """The events in lists of `n`, the last maybe shorter.
+        """Iterate over the events in lists of `n`; the last may be shorter.
 
-        When a row is bad, the error is raised instead of the batch that would hold it.
+        A bad row raises its error in place of the batch that would contain it.
         """
         return batches(self.events(), n)
 
+    def judged_queries(self) -> list[JudgedQuery]:
+        """Return the queries with a relevant item, in the order of the source.
+
+        Raises:
+            Invalid: the data set has no judgments, or they are damaged.
+        """
+        raise Invalid("", f"{self.name} has no judgments: give your own, --judgments")
+
 
 def batches(stream: Iterable[T], n: int) -> Iterator[list[T]]:
-    """Cut a stream into lists of `n`; the last may be shorter.
+    """Split a stream into lists of `n`; the last may be shorter.
 
     Raises:
         ValueError: `n` is below 1.
     """
     if n < 1:
-        raise ValueError(f"a batch holds at least 1 record, got n={n}")
+        raise ValueError(f"a batch has at least 1 record, got n={n}")
     iterator = iter(stream)
     return iter(lambda: list(islice(iterator, n)), [])
 
 
-def suffixes(path: Path) -> tuple[str, str]:
-    """The format and the packing that a file name states: `a.jsonl.gz` is `(".jsonl", ".gz")`."""
+def format_and_compression(path: Path) -> tuple[str, str]:
+    """Return the two suffixes of a file name: `(".jsonl", ".gz")` for `a.jsonl.gz`."""
     last = path.suffix.lower()
     if last in (".gz", ".xz"):
         return path.with_suffix("").suffix.lower(), last
@@ -111,15 +130,15 @@ def suffixes(path: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def packed(raw: BinaryIO, packing: str) -> Iterator[BinaryIO]:
-    """A stream that packs into `raw` as `.gz` or `.xz` say; `raw` itself for "".
+def compressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO]:
+    """Yield a stream that compresses into `raw` by ".gz" or ".xz"; `raw` itself for "".
 
-    The same content gives the same bytes.
+    Equal content gives equal bytes.
     """
-    if packing == ".gz":
+    if compression == ".gz":
         with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
             yield cast("BinaryIO", file)
-    elif packing == ".xz":
+    elif compression == ".xz":
         with lzma.LZMAFile(raw, "wb", preset=1) as xz:
             yield cast("BinaryIO", xz)
     else:
@@ -127,11 +146,11 @@ def packed(raw: BinaryIO, packing: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def opened(path: Path, progress: Progress) -> Iterator[BinaryIO]:
-    """Open a plain, `.gz` or `.xz` file for buffered binary reading, unpacked as it is read.
+def open_compressed(path: Path, progress: ReadProgress) -> Iterator[BinaryIO]:
+    """Open a plain, `.gz` or `.xz` file for buffered binary reading, decompressed on the fly.
 
     Raises:
-        Invalid: the file cannot be read, or its packed stream is damaged or ends early.
+        Invalid: the file cannot be read, or its compressed stream is damaged or ends early.
     """
     with ExitStack() as stack:
         try:
@@ -140,14 +159,14 @@ def opened(path: Path, progress: Progress) -> Iterator[BinaryIO]:
             raise Invalid("", f"{path} cannot be read: {error.strerror}") from error
         stack.enter_context(progress.following(raw, path.stat().st_size))
         buffered = io.BufferedReader(raw, 1 << 18)
-        packing = suffixes(path)[1]
-        if packing == ".gz":
+        compression = format_and_compression(path)[1]
+        if compression == ".gz":
             file = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=buffered)))
-        elif packing == ".xz":
+        elif compression == ".xz":
             file = cast("BinaryIO", stack.enter_context(lzma.LZMAFile(buffered)))
         else:
             file = buffered
         try:
             yield file
-        except DAMAGED as error:
+        except DECOMPRESSION_ERRORS as error:
             raise Invalid("", f"{path} is damaged or ends early: {error}") from error

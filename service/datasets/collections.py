@@ -1,13 +1,12 @@
-"""Texts with queries and judgments of what answers them: BEIR's form, Cranfield, and one's own."""
+"""Test collections of retrieval, items with judged queries: BEIR's format, Cranfield, your own."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from service.datasets.base import Counts, Dataset, opened
+from service.datasets.base import Dataset, JudgedQuery, RecordCounts, open_compressed
 from service.datasets.files import JudgmentsFile
 from service.datasets.formats import json_rows
 from service.datasets.pyvideo import FILE as PYVIDEO
@@ -19,41 +18,26 @@ CRANFIELD = ("cran.all.1400", "cran.qry", "cranqrel")
 _MARK = re.compile(rb"\.([A-Z])(?: (\d+))?\s*")
 
 
-class Judged(NamedTuple):
-    """A query, and what items are worth as its answer."""
+class Beir(Dataset):
+    """A folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv in BEIR's format.
 
-    query: str
-    gains: Mapping[str, float]  # item id -> above 0 where it is relevant
-
-
-class Collection(Dataset):
-    """Items, and queries that were judged."""
-
-    def judged(self) -> list[Judged]:
-        """The queries that have a relevant item, in the order of the source."""
-        raise NotImplementedError
-
-
-class Beir(Collection):
-    """A folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as BEIR has them.
-
-    The two JSON files may be packed with .gz or .xz.
+    The two JSON files may be compressed as .gz or .xz.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
-        super().__init__(folder.name, Counts(events=0))
+        super().__init__(folder.name, RecordCounts(events=0))
         self._folder, self._split = folder, split
 
     def items(self) -> Iterator[Item]:
-        """The documents in file order. Raises `Invalid`, naming the line."""
+        """Iterate over the documents in file order. Raises `Invalid`, naming the line."""
         for row in self._rows("corpus"):
             yield Item(row["_id"], title=row.get("title") or "", description=row["text"])
 
-    def judged(self) -> list[Judged]:
-        """The split's queries. Raises `Invalid`, naming the file and the line."""
+    def judged_queries(self) -> list[JudgedQuery]:
+        """Return the queries of the split. Raises `Invalid`, naming the file and the line."""
         path = self._folder / "qrels" / f"{self._split}.tsv"
         gains: dict[str, dict[str, float]] = {}
-        with opened(path, self.progress) as file:
+        with open_compressed(path, self.progress) as file:
             for number, line in enumerate(file, 1):
                 cells = line.decode(errors="replace").rstrip("\r\n").split("\t")
                 if number == 1 or cells == [""]:
@@ -68,11 +52,11 @@ class Beir(Collection):
         missing = gains.keys() - texts.keys()
         if missing:
             raise Invalid("", f"{path}: query {min(missing)!r} is not among the queries")
-        return _relevant(Judged(texts[query], gains[query]) for query in gains)
+        return _relevant(JudgedQuery(texts[query], gains[query]) for query in gains)
 
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
-        """The rows of a file, each with an `_id` and a `text`."""
-        paths = [self._folder / f"{name}.jsonl{packing}" for packing in ("", ".gz", ".xz")]
+        """Iterate over the rows of a file, each with an `_id` and a `text`."""
+        paths = [self._folder / f"{name}.jsonl{compression}" for compression in ("", ".gz", ".xz")]
         path = next((path for path in paths if path.exists()), paths[0])
         for number, row in json_rows(path, self.progress):
             place = f"{path}, line {number}"
@@ -84,28 +68,28 @@ class Beir(Collection):
             yield row
 
 
-class Cranfield(Collection):
+class Cranfield(Dataset):
     """A folder with cran.all.1400, cran.qry and cranqrel.
 
-    Grade 1 is the best and 4 the weakest: a document is worth 5 - grade, and nothing at -1. The
-    judgments number queries by their place in the file, not by the number that stands there.
+    Grade 1 is the best and 4 the weakest: the gain is 5 - grade, and 0 at grade -1. The judgments
+    number queries by their position in the file, not by the number printed there.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("cranfield", Counts(events=0))
+        super().__init__("cranfield", RecordCounts(events=0))
         self._folder = folder
 
     def items(self) -> Iterator[Item]:
-        """The abstracts in file order."""
+        """Iterate over the abstracts in file order."""
         for number, parts in self._marked(CRANFIELD[0]):
             yield Item(number, title=parts.get("T", ""), description=parts.get("W", ""))
 
-    def judged(self) -> list[Judged]:
-        """All queries. Raises `Invalid`, naming the file and the line."""
+    def judged_queries(self) -> list[JudgedQuery]:
+        """Return all queries. Raises `Invalid`, naming the file and the line."""
         texts = [parts.get("W", "") for _, parts in self._marked(CRANFIELD[1])]
         gains: list[dict[str, float]] = [{} for _ in texts]
         path = self._folder / CRANFIELD[2]
-        with opened(path, self.progress) as file:
+        with open_compressed(path, self.progress) as file:
             for number, line in enumerate(file, 1):
                 cells = line.split()
                 if not cells:
@@ -114,14 +98,14 @@ class Cranfield(Collection):
                     query, item, grade = int(cells[0]), cells[1].decode(), int(cells[2])
                     gains[query - 1][item] = 5.0 - grade if grade > 0 else 0.0
                 except (ValueError, IndexError) as error:
-                    problem = "must be the place of a query, a document and a grade"
+                    problem = "must be the position of a query, a document and a grade"
                     raise Invalid("", f"{path}, line {number}: {problem}") from error
-        return _relevant(Judged(*pair) for pair in zip(texts, gains, strict=True))
+        return _relevant(JudgedQuery(*pair) for pair in zip(texts, gains, strict=True))
 
     def _marked(self, name: str) -> Iterator[tuple[str, dict[str, str]]]:
-        """Each record's number, and its parts by the letter that begins them."""
+        """Iterate over the records: their number, and their sections by the letter of each."""
         number, parts, letter = "", dict[str, str](), ""
-        with opened(self._folder / name, self.progress) as file:
+        with open_compressed(self._folder / name, self.progress) as file:
             for line in file:
                 mark = _MARK.fullmatch(line)
                 if mark is None:
@@ -138,42 +122,16 @@ class Cranfield(Collection):
             yield number, parts
 
 
-class JudgedByOwn(Collection):
-    """Another data set's items, with judgments of one's own."""
-
-    def __init__(self, dataset: Dataset, judgments: Path) -> None:
-        super().__init__(dataset.name, dataset.counts)
-        self._dataset, self._judgments = dataset, judgments
-
-    def items(self) -> Iterator[Item]:
-        """The data set's. Raises what its reader raises."""
-        return self._dataset.items()
-
-    def judged(self) -> list[Judged]:
-        """Those of the file. Raises `Invalid`, naming the row and the field."""
-        return own(self._judgments)
-
-
-def collection(path: Path, split: str, judgments: Path | None = None) -> Collection:
-    """The collection in a folder, by the files that are there.
+def open_collection(path: Path, split: str) -> Dataset:
+    """Open the collection in a folder, recognised by its files.
 
     Args:
         path: the folder.
         split: of BEIR's judgments.
-        judgments: a file of one's own, in the place of those that are there.
 
     Raises:
-        Invalid: it is none, or has no judgments and none were given.
+        Invalid: the folder contains no known collection.
     """
-    dataset = _dataset(path, split)
-    if judgments is not None:
-        return JudgedByOwn(dataset, judgments)
-    if not isinstance(dataset, Collection):
-        raise Invalid("", f"{path}: {dataset.name} has no judgments: give your own, --judgments")
-    return dataset
-
-
-def _dataset(path: Path, split: str) -> Dataset:
     if all((path / name).exists() for name in CRANFIELD):
         return Cranfield(path)
     if (path / "qrels").is_dir():
@@ -187,8 +145,8 @@ def _dataset(path: Path, split: str) -> Dataset:
     )
 
 
-def own(path: Path) -> list[Judged]:
-    """The judged queries of a file of one's own: rows of `query`, `item_id` and `gain`, or 1.
+def read_judgments(path: Path) -> list[JudgedQuery]:
+    """Read judged queries from a file with rows of `query`, `item_id` and `gain` (default 1).
 
     Raises:
         Invalid: naming the row and the field.
@@ -196,8 +154,8 @@ def own(path: Path) -> list[Judged]:
     gains: dict[str, dict[str, float]] = {}
     for judgment in JudgmentsFile(path).records():
         gains.setdefault(judgment.query, {})[judgment.item_id] = judgment.gain
-    return _relevant(Judged(query, each) for query, each in gains.items())
+    return _relevant(JudgedQuery(query, each) for query, each in gains.items())
 
 
-def _relevant(judged: Iterator[Judged]) -> list[Judged]:
+def _relevant(judged: Iterator[JudgedQuery]) -> list[JudgedQuery]:
     return [each for each in judged if any(gain > 0 for gain in each.gains.values())]

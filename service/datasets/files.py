@@ -1,7 +1,7 @@
-"""Items, events and users from files of one's own: JSON lines, CSV, TSV and Parquet; and export.
+"""Items, events and users in your own files: JSON lines, CSV, TSV and Parquet; and export.
 
-Fields have the names and types of the HTTP contract (see `rows`). JSON lines, CSV and TSV may be
-packed with gzip or xz. A bad row stops the reading, or is left out and told of: never half read.
+Fields have the names and types of the HTTP API (see `rows`). JSON lines, CSV and TSV may be
+compressed with gzip or xz. A bad row stops the reading, or is skipped as a whole and reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypedDict, Unpack
 
 import orjson
 
-from service.datasets.base import Counts, Dataset, packed, suffixes
+from service.datasets.base import Dataset, RecordCounts, compressed, format_and_compression
 from service.datasets.formats import Rows, csv_rows, json_rows, parquet_rows, parquet_size
 from service.datasets.rows import (
     EVENT,
@@ -23,97 +23,103 @@ from service.datasets.rows import (
     JUDGMENT,
     USER,
     R,
-    Shape,
-    Times,
-    lines,
-    rated,
+    RecordSchema,
+    TimeFormat,
+    rated_events,
     shortened,
+    to_json_lines,
 )
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item, Judgment, User
 from service.runtime.durable_files import open_replacement
 
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-TOLD = 100  # bad rows that are described; all are counted
+MAX_MESSAGES = 100  # of skipped rows
 
 
 @dataclass(slots=True)
-class Skipped:
-    """The bad rows of one reading: how many, and the first `TOLD` of them in words."""
+class SkippedRows:
+    """Bad rows of one reading: their number, and a message for each of the first hundred."""
 
     count: int = 0
-    first: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
 
-class Reading(TypedDict, total=False):
-    """How a file is read: see `RecordFile`."""
+class ReadOptions(TypedDict, total=False):
+    """Keyword arguments of `RecordFile`."""
 
-    times: Times
+    times: TimeFormat
     skip_bad: bool
     dims: int | None
 
 
+def check_format(path: Path) -> tuple[str, str]:
+    """Return the format and the compression of a file name. Raises `Invalid` if it has none."""
+    form, compression = format_and_compression(path)
+    if form not in FORMATS or (form == ".parquet" and compression):
+        allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
+        raise Invalid("", f"{path}: the name must end in {allowed}")
+    return form, compression
+
+
 class RecordFile(Dataset, Generic[R]):
-    """One file of records of one kind; its name says the format.
+    """One file of records of one type, in the format of its suffix.
 
-    `times` says how times are written: "rfc3339", with their zone (the default); "utc", times or
-    dates without one; "s", "ms" or "us", integers since the Unix epoch. Nothing is guessed: a bare
-    number or a time without zone is an error that names the choice.
-
-    `dims` is how many dimensions a record's vectors must have; None allows any.
-
-    With `skip_bad` a bad row is left out and told of in `skipped`; otherwise it raises `Invalid`,
-    naming file, row, field, what was wrong and what is allowed.
+    Args:
+        path: the file.
+        times: format of timestamps: "rfc3339" (with zone), "utc" (times or dates without zone), or
+            "s", "ms" or "us" (integers since the Unix epoch). A timestamp in another format is an
+            error that names this choice.
+        skip_bad: skip bad rows and report them in `skipped`; otherwise the first raises `Invalid`,
+            naming file, row, field, the fault and what is allowed.
+        dims: required dimensions of vectors; None allows any.
 
     Raises:
-        Invalid: there is no such file, or its name has no known ending.
-        Unavailable: it is Parquet, and pyarrow is not installed.
+        Invalid: the file does not exist, or its suffix is unknown.
+        Unavailable: the file is Parquet and pyarrow is not installed.
     """
 
-    shape: Shape[Any]
+    schema: RecordSchema[Any]
 
     def __init__(
         self,
         path: Path,
         *,
-        times: Times = "rfc3339",
+        times: TimeFormat = "rfc3339",
         skip_bad: bool = False,
         dims: int | None = None,
     ) -> None:
-        super().__init__(path.name, Counts())
-        self.skipped = Skipped()
+        super().__init__(path.name, RecordCounts())
+        self.skipped = SkippedRows()
         self._path = path
-        self._times: Times = times
+        self._times: TimeFormat = times
         self._skip_bad = skip_bad
         self._dims = dims
-        self._vectors = () if dims is None else self.shape.vectors
-        self._format, packing = suffixes(path)
-        if self._format not in FORMATS or (self._format == ".parquet" and packing):
-            allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
-            raise Invalid("", f"{path}: the name must end in {allowed}")
+        self._vectors = () if dims is None else self.schema.vectors
+        self._format, _ = check_format(path)
         if not path.is_file():
             raise Invalid("", f"{path} is not a file")
         self._size = parquet_size(path) if self._format == ".parquet" else None
 
     def records(self) -> Iterator[R]:
-        """The records in file order. Each call reads anew, with a new `skipped`."""
+        """Iterate over the records in file order. Each call starts anew, with a new `skipped`."""
         return (record for _, _, record in self._parsed())
 
     def _parsed(self) -> Iterator[tuple[int, dict[str, Any], R]]:
-        self.skipped = Skipped()
+        self.skipped = SkippedRows()
         for number, row in self._rows():
             try:
                 if isinstance(row, Invalid):
                     raise row
-                record = self.shape.record(row, self._times)
+                record = self.schema.record(row, self._times)
                 self._check_dims(record)
             except Invalid as error:
-                told = self._told(number, row, error)
+                message = self._message(number, row, error)
                 if not self._skip_bad:
-                    raise Invalid("", told) from None
+                    raise Invalid("", message) from None
                 self.skipped.count += 1
-                if self.skipped.count <= TOLD:
-                    self.skipped.first.append(told)
+                if self.skipped.count <= MAX_MESSAGES:
+                    self.skipped.messages.append(message)
             else:
                 yield number, row, record
 
@@ -127,13 +133,13 @@ class RecordFile(Dataset, Generic[R]):
 
     def _rows(self) -> Rows:
         if self._format == ".parquet":
-            return parquet_rows(self._path, self.progress, self.shape)
+            return parquet_rows(self._path, self.progress, self.schema)
         if self._format in (".csv", ".tsv"):
             delimiter = "," if self._format == ".csv" else "\t"
-            return csv_rows(self._path, self.progress, self.shape, delimiter)
+            return csv_rows(self._path, self.progress, self.schema, delimiter)
         return json_rows(self._path, self.progress)
 
-    def _told(self, number: int, row: dict[str, Any] | Invalid, error: Invalid) -> str:
+    def _message(self, number: int, row: dict[str, Any] | Invalid, error: Invalid) -> str:
         place = f"{self._path}, {'row' if self._format == '.parquet' else 'line'} {number}"
         name = error.pointer.removeprefix("/")
         problem = f"{place}, {name}: {error.detail}" if name else f"{place}: {error.detail}"
@@ -144,30 +150,30 @@ class RecordFile(Dataset, Generic[R]):
 class EventsFile(RecordFile[Event]):
     """A file of events.
 
-    An event without `event_id` gets one made of the file's name, its line and its content, so that
-    importing a file again, whole or after an import that broke off, changes nothing.
+    An event without `event_id` gets one derived from the file's name, its line and its content, so
+    that importing a file again, also after an interrupted import, changes nothing.
 
-    With `dislikes_below` the file may have a field `rating`, a number: events rated below it are of
-    type "dislike", whatever type they name. The rating itself is not kept.
+    With `dislikes_below` the file may have a numeric field `rating`: events rated below it get the
+    type "dislike". The rating itself is not stored.
     """
 
     def __init__(
-        self, path: Path, *, dislikes_below: float | None = None, **how: Unpack[Reading]
+        self, path: Path, *, dislikes_below: float | None = None, **options: Unpack[ReadOptions]
     ) -> None:
-        self.shape = EVENT if dislikes_below is None else rated(dislikes_below)
-        super().__init__(path, **how)
-        self.counts = Counts(items=0, events=self._size)
+        self.schema = EVENT if dislikes_below is None else rated_events(dislikes_below)
+        super().__init__(path, **options)
+        self.counts = RecordCounts(items=0, events=self._size)
 
     def events(self) -> Iterator[Event]:
-        """The events in file order, each with an `event_id`."""
+        """Iterate over the events in file order, each with an `event_id`."""
         for number, row, event in self._parsed():
             if event.event_id is None:
-                yield replace(event, event_id=self._made_id(number, row))
+                yield replace(event, event_id=self._derived_id(number, row))
             else:
                 yield event
 
-    def _made_id(self, number: int, row: dict[str, Any]) -> str:
-        # `default`: Parquet's times are no JSON.
+    def _derived_id(self, number: int, row: dict[str, Any]) -> str:
+        # `default` serialises Parquet's times.
         content = orjson.dumps(row, default=str, option=orjson.OPT_SORT_KEYS)
         digest = blake2b(content, digest_size=16)
         digest.update(b"\0%d\0%s" % (number, os.fsencode(self.name)))
@@ -177,46 +183,46 @@ class EventsFile(RecordFile[Event]):
 class ItemsFile(RecordFile[Item]):
     """A file of items."""
 
-    shape = ITEM
+    schema = ITEM
 
-    def __init__(self, path: Path, **how: Unpack[Reading]) -> None:
-        super().__init__(path, **how)
-        self.counts = Counts(items=self._size, events=0)
+    def __init__(self, path: Path, **options: Unpack[ReadOptions]) -> None:
+        super().__init__(path, **options)
+        self.counts = RecordCounts(items=self._size, events=0)
 
     def items(self) -> Iterator[Item]:
-        """The items in file order."""
+        """Iterate over the items in file order."""
         return self.records()
 
 
 class UsersFile(RecordFile[User]):
-    """A file of profiles, which `records` gives."""
+    """A file of user profiles; iterate over them with `records`."""
 
-    shape = USER
+    schema = USER
 
 
 class JudgmentsFile(RecordFile[Judgment]):
-    """A file of judgments, which `records` gives."""
+    """A file of relevance judgments; iterate over them with `records`."""
 
-    shape = JUDGMENT
+    schema = JUDGMENT
 
 
-def write(path: Path, records: Iterable[Event | Item | User]) -> int:
-    """Export records as JSON lines, packed when the name says so; returns how many there were.
+def export_records(path: Path, records: Iterable[Event | Item | User]) -> int:
+    """Write records as JSON lines, compressed by the suffix; return their number.
 
-    The file appears, whole and durable, after the last record; one that was there is replaced only
-    then. The readers above give the same records back.
+    The file appears, complete and durable, after the last record, and only then replaces an
+    existing one. The readers above return the same records.
 
     Raises:
-        Invalid: the name does not end in .jsonl or .ndjson, with .gz or .xz or without.
+        Invalid: the suffix is not .jsonl or .ndjson, optionally followed by .gz or .xz.
         StoreFull: the disk is full.
     """
-    form, packing = suffixes(path)
+    form, compression = format_and_compression(path)
     if form not in (".jsonl", ".ndjson"):
         allowed = "in .jsonl or .ndjson, with .gz or .xz or without"
         raise Invalid("", f"{path}: the name must end {allowed}")
     count = 0
-    with open_replacement(path) as raw, packed(raw, packing) as out:
-        for line in lines(records):
+    with open_replacement(path) as raw, compressed(raw, compression) as out:
+        for line in to_json_lines(records):
             out.write(line)
             count += 1
     return count

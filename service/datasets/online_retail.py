@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.datasets.base import Counts, Dataset, opened
+from service.datasets.base import Dataset, RecordCounts, open_compressed
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item
 from service.domain.timestamps import from_rfc3339
@@ -25,33 +25,31 @@ COLUMNS = [
     "country",
 ]
 
-# Codes under which the shop booked postage, fees and corrections: real lines of a history, but
-# nothing to recommend.
+# Codes of postage, fees and corrections: part of a history, but nothing to recommend.
 CHARGES = frozenset({"AMAZONFEE", "B", "BANK CHARGES", "C2", "CRUK", "D", "DOT", "M", "POST", "S"})
 
 
 class OnlineRetail(Dataset):
-    """The purchases of a folder that holds `purchases.csv.xz`, or of that file.
+    """The purchases in `purchases.csv.xz`, given as a file or its folder.
 
-    One event of type "purchase" for each line, in file order. Its weight is 1 whatever the
-    quantity: many customers are wholesalers, and 2,880 of one item tell of the size of a shop, not
-    of 2,880 times the interest. Times carry no zone in the source and are taken as UTC. `event_id`
-    is `online-retail:ROW`, counted from 0, so that importing twice changes nothing; rows that
-    repeat others word for word are kept, as a till prints them.
+    Each line is one event of type "purchase", in file order. Its weight is 1 for any quantity: many
+    customers are wholesalers, and 2,880 of one item show the size of a shop, not 2,880 times the
+    interest. Times have no zone in the source and are taken as UTC. `event_id` is
+    `online-retail:ROW`, from 0, so that importing twice changes nothing; duplicate rows are kept.
 
-    An item's title is the one that most of its lines carry, the latest of equals. Charges, such as
+    An item's title is the most frequent of its lines, the latest of equals. Charges, such as
     postage, are hidden items.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__("online-retail", Counts())
+        super().__init__("online-retail", RecordCounts())
         self._path = path / FILE if path.is_dir() else path
 
     def items(self) -> Iterator[Item]:
-        """The stock, in order of first sale. Reads the whole file before it gives the first.
+        """Iterate over the items in order of first sale, after reading the whole file.
 
         Raises:
-            Invalid: a line is not a purchase; names the file and the line.
+            Invalid: a line is not a purchase; the message names the file and the line.
         """
         titles: defaultdict[str, Counter[str]] = defaultdict(Counter)
         last: dict[tuple[str, str], int] = {}
@@ -63,8 +61,8 @@ class OnlineRetail(Dataset):
             yield Item(item_id=item_id, title=best[2], hidden=item_id in CHARGES)
 
     def events(self) -> Iterator[Event]:
-        """The purchases in file order; raises as `items` does."""
-        known: dict[str, int] = {}  # the lines of an invoice share their minute: parse it once
+        """Iterate over the purchases in file order; raises as `items` does."""
+        known: dict[str, int] = {}  # lines of an invoice share their minute
         for number, (_, item_id, _, _, when, _, user_id, _) in self._rows():
             timestamp = known.get(when)
             if timestamp is None:
@@ -81,7 +79,7 @@ class OnlineRetail(Dataset):
             )
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        with opened(self._path, self.progress) as file:
+        with open_compressed(self._path, self.progress) as file:
             rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
             number = -1
             try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from service.datasets.base import Counts, Dataset, opened
+from service.datasets.base import Dataset, RecordCounts, open_compressed
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.timestamps import from_rfc3339
@@ -17,25 +17,25 @@ FILE = "videos.jsonl.gz"
 
 
 class PyVideo(Dataset):
-    """The talks of a folder that holds `videos.jsonl.gz`, or of that file. There are no events.
+    """The talks in `videos.jsonl.gz`, given as a file or its folder. There are no events.
 
-    A summary that the description does not repeat is put before it. Categories are the event's
-    title and the language. Attributes are `event` (its slug), `speakers`, `language`, `url`,
-    `youtube_id` and `duration` (seconds), each where it is known. `published_at` is when the talk
-    was recorded; a date alone is its midnight, and a time without a zone is taken as UTC.
+    A summary that the description does not contain is prepended to it. Categories are the title of
+    the conference and the language. Attributes are `event` (its slug), `speakers`, `language`,
+    `url`, `youtube_id` and `duration` (seconds), where known. `published_at` is the time of the
+    recording: midnight of a date alone, UTC without a zone.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__("pyvideo", Counts(events=0))
+        super().__init__("pyvideo", RecordCounts(events=0))
         self._path = path / FILE if path.is_dir() else path
 
     def items(self) -> Iterator[Item]:
-        """The talks in file order.
+        """Iterate over the talks in file order.
 
         Raises:
-            Invalid: a line is not a talk; names the file and the line.
+            Invalid: a line is not a talk; the message names the file and the line.
         """
-        with opened(self._path, self.progress) as file:
+        with open_compressed(self._path, self.progress) as file:
             for number, line in enumerate(file, 1):
                 try:
                     item = _item(orjson.loads(line))

@@ -1,7 +1,10 @@
-"""One record as one row of a file: the fields of the HTTP contract, their types, and the way back.
+"""Conversion between records and rows of files: the fields of the HTTP API and their types.
 
-A row holds JSON values. Formats without types (CSV) first turn their cells into them: lists are
-split on "|", attributes and vectors are JSON, an empty cell is absent.
+A row holds JSON values. Cells of formats without types (CSV) are parsed into JSON values first:
+lists are split at "|", attributes and vectors are JSON, an empty cell is absent.
+
+Pydantic models in place of the schemas were tried: parsing is no faster (4.9 µs an event, 4.4 here)
+and the formats of times, cells and messages would still be written here.
 """
 
 from __future__ import annotations
@@ -31,45 +34,45 @@ from service.domain.records import (
 )
 from service.domain.timestamps import from_datetime, from_rfc3339, to_rfc3339
 
-Times = Literal["rfc3339", "utc", "s", "ms", "us"]
-UNITS: Mapping[Times, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
+TimeFormat = Literal["rfc3339", "utc", "s", "ms", "us"]
+UNITS: Mapping[TimeFormat, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 R = TypeVar("R", Event, Item, User, Judgment)
 
 # ------------------------------------------------------------- JSON values to fields
 
 
-def _as_it_is(value: Any, _: Times) -> Any:
+def _unchanged(value: Any, _: TimeFormat) -> Any:
     return value
 
 
-def _number(value: Any, _: Times) -> float:
+def _number(value: Any, _: TimeFormat) -> float:
     return float(check_weight(value))
 
 
-def _rating(value: Any, _: Times) -> float:
+def _rating(value: Any, _: TimeFormat) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)
 
 
-def _names(value: Any, _: Times) -> tuple[str, ...]:
+def _names(value: Any, _: TimeFormat) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"must be a list of strings, not {type(value).__name__}")
     return tuple(value)
 
 
-def _vector(value: Any, _: Times) -> Vector:
+def _vector(value: Any, _: TimeFormat) -> Vector:
     if not isinstance(value, list) or not {type(member) for member in value} <= {int, float}:
         raise ValueError("must be a list of numbers")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite: the record's check
-        return np.asarray(value, np.float64).astype(np.float32)  # refuses that
+    with np.errstate(over="ignore"):  # overflow becomes infinite, which the record's check refuses
+        return np.asarray(value, np.float64).astype(np.float32)
 
 
-def _time(value: Any, times: Times) -> int:
+def _time(value: Any, times: TimeFormat) -> int:
     if times in UNITS:
         if type(value) is not int:
-            raise ValueError(f"must be an integer, as the file's times are said to be in {times}")
+            raise ValueError(f"must be an integer, because the file is read with times={times}")
         return value * UNITS[times]
     if isinstance(value, str):
         return from_rfc3339(value, zone_required=times == "rfc3339")
@@ -117,44 +120,44 @@ def _time_cell(cell: str) -> int | str:
     return int(cell) if cell.isascii() and cell.removeprefix("-").isdigit() else cell
 
 
-class Kind(NamedTuple):
-    """How a field is read: from a JSON value, and a JSON value from a cell of text."""
+class FieldType(NamedTuple):
+    """Type of a field: parsers of its JSON value and of its CSV cell."""
 
-    parse: Callable[[Any, Times], Any]
-    cell: Callable[[str], Any]
+    parse: Callable[[Any, TimeFormat], Any]  # JSON value -> value of the record
+    cell: Callable[[str], Any]  # text -> JSON value
 
 
-TEXT = Kind(_as_it_is, str)  # ids too: the records' own checks know the rules
-NUMBER = Kind(_number, _number_cell)
-FLAG = Kind(_as_it_is, _flag_cell)
-NAMES = Kind(_names, _names_cell)
-OBJECT = Kind(_as_it_is, _json_cell)
-VECTOR = Kind(_vector, _json_cell)
-TIME = Kind(_time, _time_cell)
+TEXT = FieldType(_unchanged, str)  # ids too: the checks of records know their rules
+NUMBER = FieldType(_number, _number_cell)
+FLAG = FieldType(_unchanged, _flag_cell)
+NAMES = FieldType(_names, _names_cell)
+OBJECT = FieldType(_unchanged, _json_cell)
+VECTOR = FieldType(_vector, _json_cell)
+TIME = FieldType(_time, _time_cell)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Generic[R]):
-    """What a row of one kind of record may and must hold."""
+class RecordSchema(Generic[R]):
+    """Schema of a type of record: its fields, which of them are required, and its checks."""
 
     build: Callable[..., R]
     check: Callable[[R], None]
     required: tuple[str, ...]
-    fields: Mapping[str, Kind]
+    fields: Mapping[str, FieldType]
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The fields that hold vectors."""
+        """Names of the fields with vectors."""
         return tuple(name for name, kind in self.fields.items() if kind is VECTOR)
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
-        """Raise `Invalid` at the first name that is no field."""
+        """Raise `Invalid` at the first name that is not a field."""
         for name in names:
             if name not in self.fields:
                 raise Invalid(f"/{name}", f"is unknown; allowed are {', '.join(self.fields)}")
 
-    def record(self, row: Mapping[str, Any], times: Times = "rfc3339") -> R:
-        """The record of a row of JSON values; null is absent.
+    def record(self, row: Mapping[str, Any], times: TimeFormat = "rfc3339") -> R:
+        """Build the record of a row of JSON values; null is absent.
 
         Raises:
             Invalid: at the field that breaks a rule.
@@ -180,10 +183,10 @@ class Shape(Generic[R]):
         return record
 
     def from_cells(self, cells: Mapping[str, str]) -> dict[str, Any]:
-        """The JSON values of cells of text; empty cells are left out.
+        """Parse cells of text into JSON values; empty cells are omitted.
 
         Raises:
-            Invalid: at the field whose cell cannot be read.
+            Invalid: at the field whose cell cannot be parsed.
         """
         row = {}
         name = ""
@@ -196,7 +199,7 @@ class Shape(Generic[R]):
         return row
 
 
-EVENT: Shape[Event] = Shape(
+EVENT: RecordSchema[Event] = RecordSchema(
     Event,
     check_event,
     ("user_id", "item_id"),
@@ -213,19 +216,19 @@ EVENT: Shape[Event] = Shape(
 )
 
 
-def rated(below: float) -> Shape[Event]:
-    """Events that may have a `rating` beside: those below this number are dislikes."""
+def rated_events(below: float) -> RecordSchema[Event]:
+    """Return the schema of events with an optional `rating`; below `below` they are dislikes."""
 
     def build(*, rating: float = math.inf, **fields: Any) -> Event:
         event = Event(**fields)
         return replace(event, type=DISLIKE) if rating < below else event
 
     return replace(
-        EVENT, build=build, fields={**EVENT.fields, "rating": Kind(_rating, _number_cell)}
+        EVENT, build=build, fields={**EVENT.fields, "rating": FieldType(_rating, _number_cell)}
     )
 
 
-ITEM: Shape[Item] = Shape(
+ITEM: RecordSchema[Item] = RecordSchema(
     Item,
     check_item,
     ("item_id",),
@@ -241,36 +244,36 @@ ITEM: Shape[Item] = Shape(
         "published_at": TIME,
     },
 )
-USER: Shape[User] = Shape(
+USER: RecordSchema[User] = RecordSchema(
     User,
     check_user,
     ("user_id",),
     {"user_id": TEXT, "attributes": OBJECT, "interests": NAMES},
 )
 
-JUDGMENT: Shape[Judgment] = Shape(
+JUDGMENT: RecordSchema[Judgment] = RecordSchema(
     Judgment,
     check_judgment,
     ("query", "item_id"),
-    {"query": TEXT, "item_id": TEXT, "gain": Kind(_rating, _number_cell)},
+    {"query": TEXT, "item_id": TEXT, "gain": FieldType(_rating, _number_cell)},
 )
 
 
 def shortened(value: object) -> str:
-    """The value as Python writes it, cut to a length that a message can hold."""
+    """Return the `repr` of a value, truncated for use in a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def row(record: Event | Item | User) -> dict[str, Any]:
-    """The JSON values of a record, in the order of its shape; what is empty is left out.
+def to_row(record: Event | Item | User) -> dict[str, Any]:
+    """Return the JSON values of a record in the order of its schema; empty ones are omitted.
 
-    `Shape.record` gives the same record back: a vector is written as the exact doubles of its
-    floats.
+    `RecordSchema.record` restores an equal record: a vector is written as the exact doubles of
+    its floats.
     """
-    shape = EVENT if isinstance(record, Event) else ITEM if isinstance(record, Item) else USER
+    schema = EVENT if isinstance(record, Event) else ITEM if isinstance(record, Item) else USER
     values: dict[str, Any] = {}
-    for name, kind in shape.fields.items():
+    for name, kind in schema.fields.items():
         value = getattr(record, name)
         if value is None:
             continue
@@ -286,7 +289,7 @@ def row(record: Event | Item | User) -> dict[str, Any]:
     return values
 
 
-def lines(records: Iterable[Event | Item | User]) -> Iterator[bytes]:
-    """The records as JSON lines, each with its newline, for export."""
+def to_json_lines(records: Iterable[Event | Item | User]) -> Iterator[bytes]:
+    """Serialise records as JSON lines, each with its newline."""
     for record in records:
-        yield orjson.dumps(row(record), option=orjson.OPT_APPEND_NEWLINE)
+        yield orjson.dumps(to_row(record), option=orjson.OPT_APPEND_NEWLINE)

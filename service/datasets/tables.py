@@ -1,4 +1,4 @@
-"""Rows that the service made, into a file: Parquet, CSV, TSV or JSON lines, by its name."""
+"""Tables written to Parquet, CSV, TSV or JSON lines, by the suffix of the file."""
 
 from __future__ import annotations
 
@@ -12,45 +12,43 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from service.datasets.base import packed, suffixes
-from service.datasets.files import FORMATS
+from service.datasets.base import compressed
+from service.datasets.files import check_format
 from service.datasets.formats import pyarrow_parquet
-from service.domain.errors import Invalid
 from service.runtime.durable_files import open_replacement
 
-Rows = Sequence[Sequence[Any]]  # each with one cell for each column
-Write = Callable[[Rows], None]
+TableRows = Sequence[Sequence[Any]]  # one cell for each column
+WriteRows = Callable[[TableRows], None]
 
 _ARROW = {str: "string", int: "int32", float: "float32"}
 
 
 @contextmanager
-def table(path: Path, kinds: Mapping[str, type], metadata: Mapping[str, str]) -> Iterator[Write]:
-    """A table to write to, many rows at a time: of each time Parquet makes a row group.
+def open_table(
+    path: Path, kinds: Mapping[str, type], metadata: Mapping[str, str]
+) -> Iterator[WriteRows]:
+    """Yield a function that writes rows to a table; each call makes one row group in Parquet.
 
-    The file appears, whole and durable, when the block ends; one that was there is replaced only
-    then, and stays where the block raises.
+    The file appears, complete and durable, when the block ends, and only then replaces an existing
+    one; it is discarded if the block raises.
 
     Args:
-        path: its name says the format; all but Parquet may be packed with .gz or .xz.
-        kinds: the columns, each of `str`, `int` (of 32 bits) or `float` (of 32 bits).
-        metadata: kept in Parquet's own; the other formats have no place for it.
+        path: the file; its suffix selects the format and, except for Parquet, the compression.
+        kinds: column name -> `str`, `int` (32 bits) or `float` (32 bits).
+        metadata: written to Parquet's schema metadata; ignored by the other formats.
 
     Raises:
-        Invalid: the name has no known ending.
-        Unavailable: it is Parquet, and pyarrow is not installed.
+        Invalid: the suffix is unknown.
+        Unavailable: the format is Parquet and pyarrow is not installed.
         StoreFull: the disk is full.
     """
-    form, packing = suffixes(path)
-    if form not in FORMATS or (form == ".parquet" and packing):
-        allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
-        raise Invalid("", f"{path}: the name must end in {allowed}")
+    form, compression = check_format(path)
     if form == ".parquet":
         parquet = pyarrow_parquet(path, "writing")
         with open_replacement(path) as raw, _parquet(parquet, raw, kinds, metadata) as write:
             yield write
         return
-    with open_replacement(path) as raw, packed(raw, packing) as file:
+    with open_replacement(path) as raw, compressed(raw, compression) as file:
         if form in (".csv", ".tsv"):
             with _csv(file, kinds, "," if form == ".csv" else "\t") as write:
                 yield write
@@ -61,7 +59,7 @@ def table(path: Path, kinds: Mapping[str, type], metadata: Mapping[str, str]) ->
 @contextmanager
 def _parquet(
     parquet: Any, raw: BinaryIO, kinds: Mapping[str, type], metadata: Mapping[str, str]
-) -> Iterator[Write]:
+) -> Iterator[WriteRows]:
     arrow = import_module("pyarrow")
     fields = [
         arrow.field(name, getattr(arrow, _ARROW[kind])(), nullable=False)
@@ -70,30 +68,26 @@ def _parquet(
     schema = arrow.schema(fields, metadata=dict(metadata))
     with parquet.ParquetWriter(raw, schema) as writer:
 
-        def write(rows: Rows) -> None:
+        def write(rows: TableRows) -> None:
             columns = list(zip(*rows, strict=True)) or [() for _ in kinds]
-            arrays = [
-                arrow.array(column, field.type)
-                for column, field in zip(columns, fields, strict=True)
-            ]
-            writer.write_table(arrow.table(arrays, schema=schema))
+            writer.write_table(arrow.table(dict(zip(kinds, columns, strict=True)), schema=schema))
 
         yield write
 
 
 @contextmanager
-def _csv(file: BinaryIO, kinds: Mapping[str, type], delimiter: str) -> Iterator[Write]:
+def _csv(file: BinaryIO, kinds: Mapping[str, type], delimiter: str) -> Iterator[WriteRows]:
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     rows = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     rows.writerow(kinds)
     try:
         yield rows.writerows
     finally:
-        text.detach()  # the file is closed by whoever opened it
+        text.detach()  # the caller closes the file
 
 
-def _lines(names: Iterable[str], rows: Rows) -> Iterator[bytes]:
-    """Each row as a line of JSON."""
+def _lines(names: Iterable[str], rows: TableRows) -> Iterator[bytes]:
+    """Serialise each row as a line of JSON."""
     for row in rows:
         cells = dict(zip(names, row, strict=True))
         yield orjson.dumps(cells, option=orjson.OPT_APPEND_NEWLINE)

@@ -21,7 +21,7 @@ import torch
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import build_memory
-from service.datasets import batches, table
+from service.datasets import batches, open_table
 from service.domain.queries import RecommendQuery
 from service.domain.timestamps import to_rfc3339
 from service.engine.recommend import recommended
@@ -106,7 +106,7 @@ async def write_lists(
         snapshot, done, count = serving.snapshot, 0, 0
         metadata = {"heed.model_version": snapshot.version, "heed.at": to_rfc3339(at)}
         started = time.monotonic()
-        with table(path, _COLUMNS, metadata) as write:
+        with open_table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
             options = attention_options(query.requester, exact_up_to)
             each = partial(_lists, snapshot, query, at=at, options=options, judges=judges)

@@ -25,7 +25,7 @@ from models.ranking.search import search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import Trained
 from models.text.bm25 import WordIndex
-from service.datasets import Judged, lines
+from service.datasets import JudgedQuery, to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.engine.search import matched
@@ -95,7 +95,7 @@ def searchable(
 def digest(items: Iterable[Item]) -> str:
     """What tells a catalogue from any other: of all that is in it, in its order."""
     hashed = hashlib.sha256()
-    for line in lines(items):
+    for line in to_json_lines(items):
         hashed.update(line)
     return hashed.hexdigest()
 
@@ -103,7 +103,7 @@ def digest(items: Iterable[Item]) -> str:
 def judge(
     snapshot: Snapshot,
     encode: Callable[[str], NDArray[np.float32]],
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedQuery],
     way: Way = "both",
     parameters: SearchParameters = DEFAULTS,
     *,
@@ -153,7 +153,7 @@ def _ranked(
 def tune(
     snapshot: Snapshot,
     encode: Callable[[str], NDArray[np.float32]],
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedQuery],
     *,
     start: SearchParameters = DEFAULTS,
     seed: int = 0,

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from models.text.static_encoder import StaticEncoder
 from service.cli.console import out
-from service.datasets import collection
-from service.datasets.collections import Collection
+from service.datasets import Dataset, open_collection
 from service.evaluation.search_quality import WAYS, Way, judge, searchable
 from service.snapshots.text_embeddings import EmbeddingCache
 
@@ -38,9 +37,9 @@ class Measured(NamedTuple):
     ndcg: float
 
 
-def measure(source: Collection) -> Iterator[Measured]:
+def measure(source: Dataset) -> Iterator[Measured]:
     """Search a collection in every combination of letter cases."""
-    items, judged = list(source.items()), source.judged()
+    items, judged = list(source.items()), source.judged_queries()
     for texts in ("as is", "capitals"):
         recased = CASES[texts]
         embeddings = EmbeddingCache(StaticEncoder())
@@ -62,7 +61,7 @@ def main(folder: Path, split: Annotated[str, typer.Option()] = "train") -> None:
     """Print the mean nDCG@10 of a judged collection for each letter case."""
     table = Table("read by", "texts", *(f"queries {case}" for case in CASES))
     rows: dict[tuple[str, str], list[str]] = {}
-    for each in measure(collection(folder, split)):
+    for each in measure(open_collection(folder, split)):
         rows.setdefault((each.way, each.texts), []).append(f"{each.ndcg:.4f}")
     for names, cells in rows.items():
         table.add_row(*names, *cells)

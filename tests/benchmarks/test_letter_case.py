@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets import collection
+from service.datasets import open_collection
 from tests.benchmarks.letter_case import CASES, measure
 from tests.support.judged import beir
 
@@ -39,7 +39,7 @@ def test_queries_in_capitals_and_in_lower_case_find_the_same(tmp_path: Path) -> 
         [(name, document, 1) for name, (_, document) in QUERIES.items()],
         split="train",
     )
-    found = list(measure(collection(folder, "train")))
+    found = list(measure(open_collection(folder, "train")))
     assert len(found) == 3 * 2 * len(CASES)
     plain = {each.way: each.ndcg for each in found if each.texts == each.queries == "as is"}
     assert plain["meaning alone"] > 0.8

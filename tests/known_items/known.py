@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from service.datasets import Judged, own_judgments
+from service.datasets import JudgedQuery, read_judgments
 
 LIST = Path(__file__).with_name("pyvideo.csv")
 RECORD = Path(__file__).with_name("pyvideo.json")
 
 
-def known() -> list[Judged]:
+def known() -> list[JudgedQuery]:
     """The queries, each with its talk."""
-    return own_judgments(LIST)
+    return read_judgments(LIST)
 
 
 def record() -> dict[str, Any]:

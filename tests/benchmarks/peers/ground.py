@@ -95,7 +95,7 @@ def prepared(
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         with one_store(temporary) as store:
-            import_into_store.load(store, _Shown(source, ground), console)
+            import_into_store.import_dataset(store, _Shown(source, ground))
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
         arrays: dict[str, Any] = _arrays(task, content)

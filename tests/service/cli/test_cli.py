@@ -17,7 +17,7 @@ import pytest
 
 from models.recommender.artifact import WEIGHTS
 from service import cli
-from service.datasets import lines
+from service.datasets import to_json_lines
 from service.domain.records import Event, Item, User
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
@@ -61,9 +61,9 @@ def heed(
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """The small world as files to import."""
-    (tmp_path / "items.jsonl").write_bytes(b"".join(lines(items())))
+    (tmp_path / "items.jsonl").write_bytes(b"".join(to_json_lines(items())))
     with gzip.open(tmp_path / "events.jsonl.gz", "wb") as packed:
-        packed.writelines(lines(events()))
+        packed.writelines(to_json_lines(events()))
     with (tmp_path / "events.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["user_id", "item_id", "timestamp"])
@@ -125,7 +125,7 @@ def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
         assert heed("export", what, files / f"{what}-2.jsonl", *copy).code == 0
         once = gzip.decompress((files / f"{what}-1.jsonl.gz").read_bytes())
         assert (files / f"{what}-2.jsonl").read_bytes() == once
-    assert sorted(once.splitlines()) == sorted(b"".join(lines(events())).splitlines())
+    assert sorted(once.splitlines()) == sorted(b"".join(to_json_lines(events())).splitlines())
     assert counts(files / "copy") == counts(files / "data")
 
 

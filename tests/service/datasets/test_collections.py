@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets import Judged, collection, own_judgments
+from service.datasets import JudgedQuery, open_collection, read_judgments
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from tests.support.judged import beir, cranfield
@@ -14,14 +14,14 @@ from tests.support.judged import beir, cranfield
 
 def test_cranfield_is_read_with_its_oddities(tmp_path: Path) -> None:
     """Grade 1 is the best and -1 nothing, and a query goes by its place, not by its number."""
-    found = collection(cranfield(tmp_path / "c"), "test")
+    found = open_collection(cranfield(tmp_path / "c"), "test")
     assert list(found.items()) == [
         Item("1", title="wings in a slipstream", description="an experimental study"),
         Item("7", title="shear flow"),
     ]
-    assert found.judged() == [
-        Judged("what of wings in slipstreams", {"1": 4.0, "7": 0.0}),
-        Judged("shear", {"7": 1.0}),
+    assert found.judged_queries() == [
+        JudgedQuery("what of wings in slipstreams", {"1": 4.0, "7": 0.0}),
+        JudgedQuery("shear", {"7": 1.0}),
     ]
 
 
@@ -30,12 +30,12 @@ def test_beir_is_read_by_split(tmp_path: Path) -> None:
     documents = {"a": ("A", "first"), "b": ("", "second")}
     queries = {"1": "one", "2": "two", "3": "three"}
     grades = [("2", "b", 2), ("2", "a", 0), ("1", "a", 0)]
-    found = collection(beir(tmp_path / "b", documents, queries, grades, "dev"), "dev")
+    found = open_collection(beir(tmp_path / "b", documents, queries, grades, "dev"), "dev")
     assert list(found.items()) == [
         Item("a", title="A", description="first"),
         Item("b", description="second"),
     ]
-    assert found.judged() == [Judged("two", {"b": 2.0, "a": 0.0})]
+    assert found.judged_queries() == [JudgedQuery("two", {"b": 2.0, "a": 0.0})]
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_a_damaged_collection_is_named_by_file_and_line(
     folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 1)])
     (folder / name).write_text(text)
     with pytest.raises(Invalid, match=told):
-        collection(folder, "test").judged()
+        open_collection(folder, "test").judged_queries()
 
 
 def test_a_damaged_cranfield_is_named_by_file_and_line(tmp_path: Path) -> None:
     """A query that is not there, and a grade that is none."""
     for number, line in enumerate(("9 1 1", "1 1 x", "1 1")):
         folder = cranfield(tmp_path / str(number), cranqrel=f"1 1 1\n{line}\n")
-        with pytest.raises(Invalid, match="cranqrel, line 2: must be the place of a query"):
-            collection(folder, "test").judged()
+        with pytest.raises(Invalid, match="cranqrel, line 2: must be the position of a query"):
+            open_collection(folder, "test").judged_queries()
 
 
 def test_what_has_no_judgments_is_searched_with_ones_own(tmp_path: Path) -> None:
@@ -80,29 +80,28 @@ def test_what_has_no_judgments_is_searched_with_ones_own(tmp_path: Path) -> None
         file.write(json.dumps(talk) + "\n")
     (tmp_path / "own.csv").write_text("query,item_id\nattributes,a\n")
     with pytest.raises(Invalid, match="pyvideo has no judgments: give your own, --judgments"):
-        collection(tmp_path, "test")
-    found = collection(tmp_path, "test", tmp_path / "own.csv")
-    assert [item.title for item in found.items()] == ["Descriptors"]
-    assert (found.name, found.judged()) == ("pyvideo", [Judged("attributes", {"a": 1.0})])
+        open_collection(tmp_path, "test").judged_queries()
+    assert [item.title for item in open_collection(tmp_path, "test").items()] == ["Descriptors"]
+    assert read_judgments(tmp_path / "own.csv") == [JudgedQuery("attributes", {"a": 1.0})]
 
 
 def test_what_is_no_collection_is_refused(tmp_path: Path) -> None:
     """The message says what files are looked for; a split that is not there is named."""
     with pytest.raises(Invalid, match=r"has neither BEIR's corpus\.jsonl"):
-        collection(tmp_path, "test")
+        open_collection(tmp_path, "test")
     folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 1)])
     with pytest.raises(Invalid, match=r"train.tsv cannot be read"):
-        collection(folder, "train").judged()
+        open_collection(folder, "train").judged_queries()
 
 
 def test_judgments_of_ones_own_are_rows(tmp_path: Path) -> None:
     """A gain that is left out is 1; queries without a relevant item are left out."""
     path = tmp_path / "own.csv"
     path.write_text("query,item_id,gain\nspace,a,3\nspace,b,\nsea,a,0\n")
-    assert own_judgments(path) == [Judged("space", {"a": 3.0, "b": 1.0})]
+    assert read_judgments(path) == [JudgedQuery("space", {"a": 3.0, "b": 1.0})]
     path.write_text("query,item_id,gain\nspace,a,much\n")
     with pytest.raises(Invalid, match="line 2, gain: must be a number"):
-        own_judgments(path)
+        read_judgments(path)
     path.write_text("query,gain\nspace,1\n")
     with pytest.raises(Invalid, match="item_id"):
-        own_judgments(path)
+        read_judgments(path)

