@@ -1,4 +1,4 @@
-"""The operator: a query attends over rows of (key, value).
+"""The attention operator: a query attends over rows of (key, value).
 
 For target t and row j, with `b` a bias on the score (never inside the value) and τ the temperature:
 
@@ -26,7 +26,7 @@ _FUSED_MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature may
 
 
 class Attention(NamedTuple):
-    """What attending gave.
+    """Weights and contexts of Q queries.
 
     weights: [..., Q, K] rows sum to 1; all zero where nothing is visible.
     rows: [..., Q, K] the memory row behind each weight (-1 = none), or None = all rows, in order.
@@ -40,9 +40,6 @@ class Attention(NamedTuple):
     mass: Tensor | None
 
 
-# ---------------------------------------------------------------------------- the operator
-
-
 def logits(
     query: Tensor,
     keys: Tensor,
@@ -51,7 +48,7 @@ def logits(
     visible: Tensor | None = None,
     score: Scorer = scaled_dot,
 ) -> Tensor:
-    """Scores plus bias [..., Q, K]; -inf where not visible. Arguments as for `attend`."""
+    """Compute scores plus bias [..., Q, K]; -inf where not visible. Arguments as for `attend`."""
     scores = score(query, keys)
     if bias is not None:
         scores = _plus(scores, bias)
@@ -128,7 +125,7 @@ def context_only(
     score: Scorer = scaled_dot,
     temperature: float = 1.0,
 ) -> Tensor:
-    """The context [..., Q, V] of `attend`, through the fused kernel: the weights are never stored.
+    """Compute the context [..., Q, V] of `attend` by the fused kernel, which stores no weights.
 
     Scorers that are not inner products (additive), and temperatures the kernel would overflow on,
     take the reference path. Arguments and errors as for `attend`.
@@ -180,7 +177,7 @@ def context_only(
 
 
 def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, -inf elsewhere: adding it is far faster than a broadcast masked_fill."""
+    """Return 0 where visible, -inf elsewhere; adding it is faster than a broadcast masked_fill."""
     if visible.dtype != torch.bool:
         raise ValueError(f"visible: must be bool (True = may be attended), got {visible.dtype}")
     hidden = torch.full(visible.shape, -math.inf, dtype=dtype, device=visible.device)
@@ -188,7 +185,7 @@ def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _plus(scores: Tensor, extra: Tensor) -> Tensor:
-    """The sum, in place where no gradient needs the old scores."""
+    """Add, in place where no gradient needs the old scores."""
     fits = np.broadcast_shapes(scores.shape, extra.shape) == scores.shape
     if fits and not (scores.requires_grad or extra.requires_grad):
         return scores.add_(extra)
@@ -205,7 +202,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def _lowest_winner(scores: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The row with the largest score [..., Q, 1]; of equal rows the lowest."""
+    """Find the row with the largest score [..., Q, 1]; of equal rows the lowest."""
     best = scores.argmax(-1, keepdim=True)  # torch returns the first of equal maxima
     tied = scores == torch.take_along_dim(scores, best, dim=-1)
     # A matrix product rounds identical keys differently by their place in the matrix, so rows that
@@ -220,7 +217,7 @@ def _lowest_winner(scores: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _fingerprints(keys: Tensor) -> Tensor:
-    """A hash of each key's bits: [..., K, d] -> [..., K]."""
+    """Hash each key's bits: [..., K, d] -> [..., K]."""
     integers = torch.int16 if keys.element_size() == 2 else torch.int32
     bits = (keys.detach() + 0.0).contiguous().view(integers).long()  # + 0.0 turns -0.0 into 0.0
     generator = torch.Generator().manual_seed(0)
@@ -228,30 +225,6 @@ def _fingerprints(keys: Tensor) -> Tensor:
     return bits @ odd.to(keys.device)
 
 
-# ---------------------------------------------------------------------------- masks
-
-
-def causal(n: int, *, window: int | None = None, device: torch.device | None = None) -> Tensor:
-    """[n, n]: row i sees rows ≤ i, and of those only the last `window` when one is given."""
-    distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)[None, :]
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
-
-
-def padding(lengths: Tensor, n: int) -> Tensor:
-    """From lengths [...] to [..., 1, n]: the first `length` rows of each sequence are visible."""
-    return (torch.arange(n, device=lengths.device) < lengths[..., None])[..., None, :]
-
-
-def exclude_self(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """From query_ids [..., Q] and key_ids [..., K] to [..., Q, K]: a target does not see itself."""
-    return query_ids[..., :, None] != key_ids[..., None, :]
-
-
-def within(times: Tensor, since: int | None = None, until: int | None = None) -> Tensor:
-    """Where since ≤ time < until, shaped and in units as `times`; None = unbounded."""
-    visible = torch.ones_like(times, dtype=torch.bool)
-    if since is not None:
-        visible &= times >= since
-    if until is not None:
-        visible &= times < until
-    return visible
+def exclude_self(targets: Tensor, rows: Tensor) -> Tensor:
+    """Mask [..., T, n] of items [..., T] over the items of rows [..., n]: False on itself."""
+    return targets[..., :, None] != rows[..., None, :]

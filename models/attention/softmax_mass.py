@@ -1,4 +1,4 @@
-"""How much of the full softmax some rows hold, from a sample of the others."""
+"""Softmax mass: the share of the full softmax that some rows hold, from a sample of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from models.attention.memory_query import MemoryQuery
 
 SAMPLE = 2048
-"""Rows scored for an estimate; a memory of no more rows has an exact one."""
+"""Rows scored for an estimate; the mass of a memory with no more rows is exact."""
 
 
 class SoftmaxMass(NamedTuple):
@@ -30,28 +30,28 @@ def estimate_mass(
     hard: bool = False,
     sample: int = SAMPLE,
 ) -> SoftmaxMass:
-    """The share of the full softmax that `rows` [T, H, k] (-1 = none) hold: each [T, H].
+    """Estimate the share of the full softmax that `rows` [T, H, k] (-1 = none) hold: each [T, H].
 
-    Of the rows that some target may see, one in each of `sample` equal stretches is scored, always
-    the same ones. Those outside `rows` stand for all rows outside; their spread gives the standard
-    error. With no more than `sample` rows the result is exact. A target that sees nothing has
-    lost nothing: 1. For `hard`, 1 where no sampled row beats the retrieved ones, else 0.
+    Of the rows visible to some head, one in each of `sample` equal stretches is scored, always the
+    same ones. The sampled rows outside `rows` stand for all rows outside; their spread gives the
+    standard error. With no more than `sample` rows the result is exact. A head that sees nothing
+    has lost nothing: 1. For `hard`, 1 where no sampled row beats the retrieved ones, else 0.
     """
-    seen, n = lookup.seen, len(lookup.memory)
+    visible, n = lookup.visible, len(lookup.memory)
     pool = torch.arange(n, device=rows.device)
-    if seen is not None:
-        pool = pool[seen.flatten(0, 1).any(0)]
-    picked = pool[stratified_rows(len(pool), sample).to(pool.device)]
+    if visible is not None:
+        pool = pool[visible.any(0)]
+    chosen = pool[stratified_rows(len(pool), sample).to(pool.device)]
 
-    inside = lookup.logits_at(rows)
-    outside = lookup.logits_of(picked)  # (T, H, m)
-    if len(picked):
-        place = torch.searchsorted(picked, rows.contiguous()).clamp(max=len(picked) - 1)
-        hits = (picked[place] == rows).int()
-        taken = torch.zeros_like(outside, dtype=torch.int32).scatter_add(2, place, hits)
-        outside = outside.masked_fill(taken > 0, -math.inf)
+    inside = lookup.logits_of_each(rows)
+    outside = lookup.logits_of_all(chosen)  # (T, H, m)
+    if len(chosen):
+        place = torch.searchsorted(chosen, rows.contiguous()).clamp(max=len(chosen) - 1)
+        hits = (chosen[place] == rows).int()
+        retrieved = torch.zeros_like(outside, dtype=torch.int32).scatter_add(2, place, hits)
+        outside = outside.masked_fill(retrieved > 0, -math.inf)
     # How many rows each target may see outside of `rows`.
-    rest = (n if seen is None else seen.sum(2)) - (inside > -math.inf).sum(2)
+    rest = (n if visible is None else visible.sum(1)) - (inside > -math.inf).sum(2)
     return mass_from_sample(inside, outside, rest, temperature=temperature, hard=hard)
 
 
@@ -64,11 +64,11 @@ def mass_from_sample(
     temperature: float = 1.0,
     hard: bool = False,
 ) -> SoftmaxMass:
-    """The same from scores, where others have chosen the sample.
+    """Estimate the mass from the scores of a sample.
 
     Args:
-        inside: of the rows whose share is asked for, [T, H, k]; -inf is no row.
-        outside: of a sample of the others, [T, H, m]; -inf is no row.
+        inside: scores of the rows whose share is wanted, [T, H, k]; -inf is no row.
+        outside: scores of a sample of the others, [T, H, m]; -inf is no row.
         rest: how many others there are, [T, H].
         temperature: of the softmax.
         hard: as in `estimate_mass`.
@@ -91,22 +91,21 @@ def mass_from_sample(
     blind = (sampled == 0) & (rest > 0)
     least = inside.masked_fill(inside == -math.inf, math.inf).amin(2, keepdim=True)
     mean = torch.where(blind, ((least - peak) / temperature).exp().squeeze(2), mean)
-    whole = held + rest * mean
-    share = torch.where(rest == 0, 1.0, held / whole)
+    total = held + rest * mean
+    share = torch.where(rest == 0, 1.0, held / total)
 
-    spread = (terms.square().sum(2) / m - mean.square()).clamp(min=0)
-    missed = (1 - sampled / rest.clamp(min=1)).clamp(min=0)  # of a whole population nothing is
-    error = (
-        share / whole * rest * (spread * missed / m).sqrt()
-    )  # |d share / d tail| = share / whole
+    variance = (terms.square().sum(2) / m - mean.square()).clamp(min=0)
+    missed = (1 - sampled / rest.clamp(min=1)).clamp(min=0)  # finite population correction
+    # |d share / d tail| = share / total
+    error = share / total * rest * (variance * missed / m).sqrt()
     error = torch.where(blind, share * (1 - share), error)
     return SoftmaxMass(share, error.masked_fill(rest == 0, 0.0))
 
 
 def stratified_rows(n: int, sample: int = SAMPLE) -> Tensor:
-    """One row from each of `sample` equal stretches of n rows, the same ones at every call.
+    """Draw one row from each of `sample` equal stretches of n rows, the same at every call.
 
-    Which one of a stretch is drawn from a seed: a fixed stride would beat with periods in the data.
+    A seed draws the row of each stretch: a fixed stride would beat with periods in the data.
     """
     if n <= sample:
         return torch.arange(n)

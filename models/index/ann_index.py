@@ -1,17 +1,16 @@
-"""Coarse retrieval: the k rows whose keys have the largest inner product (or cosine) with a query.
+"""Approximate nearest-neighbour index: the k rows whose keys have the largest score with a query.
 
-One protocol over five FAISS structures. An index never changes once built: adding to a FAISS index
-while it is searched crashes, so a new one is built and swapped in by reference. Everything a search
-varies travels in that search's own parameters, so any number may run at once.
+One protocol over five FAISS structures; the score is the inner product or the cosine, plus a bias.
+An index never changes once built: adding to a FAISS index while it is searched crashes, so a new
+one is built and swapped in by reference. Parameters of a search travel with that search, so any
+number may run at once.
 
-How many threads FAISS uses is the caller's affair.
+The caller chooses how many threads FAISS uses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -28,23 +27,23 @@ IndexKind = Literal["flat", "ivf", "pq", "hnsw", "lsh"]
 Metric = Literal["dot", "cosine"]
 RowArray = NDArray[np.int64]
 
-_faiss: Any = faiss  # what its type stubs leave out: selectors, search parameters, generators
+_faiss: Any = faiss  # its type stubs leave out selectors and search parameters
 
 # With so few rows allowed, or so small a share of them, all are scanned: it costs little, and
-# graphs and lists answer badly when most of what they find is barred.
+# graphs and lists answer badly when most of their rows are filtered out.
 _NARROW_ROWS = 2048
 _NARROW_SHARE = 1 / 20
-_RANKED, _RANKED_LEAST = 4, 1_000  # codes ranked exactly: for each row wanted, and at least
-_BLOCK = 65_536  # rows that are looked at at once
-_RANK_BLOCK = 1 << 22  # floats gathered at once when codes are ranked exactly: 16 MiB
+_RERANKED, _MIN_RERANKED = 4, 1_000  # codes re-ranked exactly: for each row wanted, and at least
+_BLOCK = 65_536  # rows checked at once
+_RERANK_BLOCK = 1 << 22  # floats gathered at once when codes are re-ranked exactly: 16 MiB
 
 
 class Candidates(NamedTuple):
     """The best rows of each query, best first.
 
     rows: int64 [Q, k], -1 where fewer than k were found.
-    scores: float32 [Q, k], inner product or cosine plus the row's bias; -inf beside a -1. Of ivf
-        over many rows they are of keys in half precision.
+    scores: float32 [Q, k], inner product or cosine plus the row's bias; -inf for a row of -1. An
+        inverted file over many rows scores keys in half precision.
     """
 
     rows: RowArray
@@ -52,36 +51,28 @@ class Candidates(NamedTuple):
 
 
 class CoarseIndex(Protocol):
-    """Immutable, and safe to search from many threads."""
+    """An immutable index, safe to search from many threads."""
 
     def __len__(self) -> int: ...
 
     def search(
-        self,
-        queries: Floats,
-        k: int,
-        *,
-        allow: Mask | None = None,
-        exclude: RowArray | None = None,
-        probes: int | None = None,
+        self, queries: Floats, k: int, *, allow: Mask | None = None, probes: int | None = None
     ) -> Candidates:
-        """The k best rows for each of queries [Q, d]; see `FaissIndex.search`."""
+        """Find the k best rows for each of queries [Q, d]; see `FaissIndex.search`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaissIndex:
-    """What `build` made."""
+    """A FAISS structure over the keys of a memory, from `build_index`."""
 
     kind: IndexKind
     metric: Metric
     points: Floats  # [n, D] the keys as indexed: of unit length for cosine
-    bias_column: (
-        Floats | None
-    )  # [n] their bias, where it is not in the points but indexed with them
+    bias_column: Floats | None  # [n] their bias, where it is not in the points but indexed too
     offset: float | None  # taken from every bias, so that it adds spread and no length; None = none
     hidden: Mask | None  # [n] rows with a bias of -inf
-    index: Any  # faiss.Index; for lsh, what turns points into codes. None when there are no rows
+    index: Any  # faiss.Index; for lsh, the encoder of points. None when there are no rows
     codes: Any  # faiss.IndexBinaryFlat of lsh; None otherwise
 
     def __len__(self) -> int:
@@ -93,15 +84,9 @@ class FaissIndex:
         return int(self.points.shape[1]) - (self.offset is not None and self.bias_column is None)
 
     def search(
-        self,
-        queries: Floats,
-        k: int,
-        *,
-        allow: Mask | None = None,
-        exclude: RowArray | None = None,
-        probes: int | None = None,
+        self, queries: Floats, k: int, *, allow: Mask | None = None, probes: int | None = None
     ) -> Candidates:
-        """The k best rows for each query.
+        """Find the k best rows for each query.
 
         Few allowed rows are scanned exactly, and so is everything when k covers it.
 
@@ -109,9 +94,8 @@ class FaissIndex:
             queries: float32 [Q, d].
             k: at least 1; more than there are rows is padded with -1.
             allow: bool [n], True = may be found; None = all.
-            exclude: rows that may not be found, whatever `allow` says.
-            probes: how hard to look: clusters scanned (ivf), efSearch (hnsw), codes ranked exactly
-                (pq, lsh); flat has no use for it. None = a default that grows as `allow` narrows.
+            probes: search effort: clusters scanned (ivf), efSearch (hnsw), codes re-ranked exactly
+                (pq, lsh); flat ignores it. None = a default that grows as `allow` narrows.
 
         Raises:
             ValueError: naming the argument that is out of range, misshapen or not finite.
@@ -130,78 +114,61 @@ class FaissIndex:
         if self.offset is not None:
             points = np.hstack([points, np.ones((len(points), 1), np.float32)])
 
-        allowed = self._allowed(allow, exclude)
         n = len(self)
+        if allow is not None and (allow.dtype != np.bool_ or allow.shape != (n,)):
+            raise ValueError(f"allow: must be bool [{n}], got {allow.dtype} {list(allow.shape)}")
+        allowed = allow
+        if self.hidden is not None:
+            allowed = ~self.hidden if allow is None else allow & ~self.hidden
         count = n if allowed is None else int(np.count_nonzero(allowed))
         if count == 0 or len(points) == 0:
             return _padded(np.empty((len(points), 0), np.int64), None, k)
         narrow = allowed is not None and count <= max(_NARROW_ROWS, n * _NARROW_SHARE)
         if narrow or k >= count:
-            within = None if allowed is None else np.flatnonzero(allowed)
-            rows, scores = self._scan(points, min(k, count), within)
+            chosen = None if allowed is None else np.flatnonzero(allowed)
+            rows, scores = self._scan(points, min(k, count), chosen)
         else:
-            rows, scores = self._find(points, k, allowed, probes, n / count)
+            rows, scores = self._approximate(points, k, allowed, probes, n / count)
         return _padded(rows, scores + np.float32(self.offset or 0.0), k)
 
-    def _allowed(self, allow: Mask | None, exclude: RowArray | None) -> Mask | None:
-        n = len(self)
-        if allow is not None and (allow.dtype != np.bool_ or allow.shape != (n,)):
-            raise ValueError(f"allow: must be bool [{n}], got {allow.dtype} {list(allow.shape)}")
-        if exclude is not None and len(exclude) == 0:
-            exclude = None
-        if exclude is not None and not (exclude.min() >= 0 and exclude.max() < n):
-            raise ValueError(f"exclude: rows must be within 0..{n - 1}")
-        if exclude is None and (allow is None or self.hidden is None):
-            return allow if self.hidden is None else ~self.hidden
-        allowed = np.ones(n, np.bool_) if allow is None else allow.copy()
-        if self.hidden is not None:
-            allowed &= ~self.hidden
-        if exclude is not None:
-            allowed[exclude] = False
-        return allowed
-
-    def _scan(self, queries: Floats, k: int, within: RowArray | None) -> tuple[RowArray, Floats]:
-        points = self._at(slice(None) if within is None else within)
+    def _scan(self, queries: Floats, k: int, chosen: RowArray | None) -> tuple[RowArray, Floats]:
+        """Compare every row, or every chosen one."""
+        points = self._full_points(slice(None) if chosen is None else chosen)
         scores, rows = faiss.knn(queries, points, k, metric=faiss.METRIC_INNER_PRODUCT)
-        return (rows if within is None else within[rows]), scores
+        return (rows if chosen is None else chosen[rows]), scores
 
-    def _at(self, rows: RowArray | slice) -> Floats:
-        """The points of some rows, with their bias."""
+    def _full_points(self, rows: RowArray | slice) -> Floats:
+        """Points of some rows, with their bias as the last dimension."""
         if self.bias_column is None:
             return self.points[rows]
         return np.concatenate([self.points[rows], self.bias_column[rows][..., None]], -1)
 
-    def _rank(self, queries: Floats, rows: RowArray, k: int) -> tuple[RowArray, Floats]:
-        """The k best of rows [Q, m], by their points."""
+    def _rerank(self, queries: Floats, rows: RowArray, k: int) -> tuple[RowArray, Floats]:
+        """Keep the k best of rows [Q, m], by their points."""
         scores = np.empty(rows.shape, np.float32)
-        block = max(1, _RANK_BLOCK // (rows.shape[1] * queries.shape[1]))
+        block = max(1, _RERANK_BLOCK // (rows.shape[1] * queries.shape[1]))
         for at in range(0, len(queries), block):
             part = slice(at, at + block)
-            own, wide = queries[part], self.points.shape[1]
-            scores[part] = (self.points[rows[part]] @ own[:, :wide, None])[..., 0]
+            own, width = queries[part], self.points.shape[1]
+            scores[part] = (self.points[rows[part]] @ own[:, :width, None])[..., 0]
             if self.bias_column is not None:
-                scores[part] += self.bias_column[rows[part]] * own[:, wide:]
+                scores[part] += self.bias_column[rows[part]] * own[:, width:]
         scores[rows < 0] = -np.inf
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
 
-    def _find(
-        self,
-        queries: Floats,
-        k: int,
-        allowed: Mask | None,
-        probes: int | None,
-        widen: float,
+    def _approximate(
+        self, queries: Floats, k: int, allowed: Mask | None, probes: int | None, widen: float
     ) -> tuple[RowArray, Floats]:
         """Search the structure; `widen` is how many rows there are for each one allowed."""
         if self.kind == "pq":
-            # Its scan cannot pass over rows, so that those that are barred are sifted after it.
-            wanted = max(k, probes or max(_RANKED * k, _RANKED_LEAST))
+            # Its scan cannot skip rows, so rows that are not allowed are dropped after it.
+            wanted = max(k, probes or max(_RERANKED * k, _MIN_RERANKED))
             ranked = min(len(self), math.ceil(wanted * widen))
             _, rows = self.index.search(faiss_structures.pad_to_even(queries), ranked)
             if allowed is not None:
                 rows = np.where(allowed[rows] & (rows >= 0), rows, -1)
-            return self._rank(queries, rows, k)
+            return self._rerank(queries, rows, k)
         selector = None
         if allowed is not None:
             selector = _faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
@@ -210,7 +177,7 @@ class FaissIndex:
             ranked = max(k, min(len(self), probes or max(20 * k, 512)))
             codes = self.index.sa_encode(equal_norms(queries, query=True))
             _, rows = self.codes.search(codes, ranked, params=params)
-            return self._rank(queries, rows, k)
+            return self._rerank(queries, rows, k)
         if self.kind == "ivf":
             lists = self.index.nlist
             effort = probes or math.ceil(max(32, lists // 16) * widen)
@@ -229,10 +196,6 @@ def build_index(
     *,
     metric: Metric = "dot",
     bias: Floats | None = None,
-    seed: int = 0,
-    lists: int | None = None,
-    links: int = 32,
-    construction: int = 80,
     copy: bool = True,
     reuse_clusters: CoarseIndex | None = None,
 ) -> FaissIndex:
@@ -241,19 +204,15 @@ def build_index(
     The same arguments give the same index, whatever the number of threads.
 
     Args:
-        kind: `flat` is exact. `ivf` scans the clusters nearest to the query. `pq` scans short codes
-            of all, then ranks the best exactly. `hnsw` walks a graph. `lsh` compares the signs of
-            random projections, then ranks the closest exactly.
+        kind: `flat` is exact. `ivf` scans the √n clusters nearest to the query. `pq` scans short
+            codes of all, then re-ranks the best exactly. `hnsw` walks a graph. `lsh` compares the
+            signs of random projections, then re-ranks the closest exactly.
         keys: float32 [n, d], finite; n may be 0.
         metric: `dot` or `cosine`; a zero vector has cosine 0 with everything.
         bias: float32 [n], in the units of the metric. It enters as one more dimension,
             (k, b)·(q, 1) = q·k + b, so the order stays exact. -inf keeps a row out of every answer.
-        seed: of k-means (ivf, pq), levels (hnsw), projections (lsh).
-        lists: clusters of ivf; None = √n; never more than n.
-        links: edges a row of hnsw.
-        construction: efConstruction of hnsw.
-        own: False where nobody ever writes to `keys`, so that the index need not copy them.
-        like: an earlier index of much the same keys, whose clusters (ivf) are taken over.
+        copy: False where `keys` are never written to, so that the index can share them.
+        reuse_clusters: an earlier index of much the same keys, whose clusters (ivf) are reused.
 
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
@@ -268,68 +227,40 @@ def build_index(
         raise ValueError("keys: must be finite")
     if metric == "cosine":
         points = normalize_rows(points)
-    offset = hidden = beside = None
+    offset = hidden = column = None
     if bias is not None and kind in ("ivf", "pq"):
-        # FAISS has its own copy: what the caller has need not be there twice.
-        beside, offset, hidden = centre_bias(bias, len(points))
+        # FAISS copies the points of these: the caller's array need not be extended as well.
+        column, offset, hidden = centre_bias(bias, len(points))
     elif bias is not None:
         points, offset, hidden = augment(points, bias)
     if len(points) == 0:
-        return FaissIndex(kind, metric, points, beside, offset, hidden, None, None)
+        return FaissIndex(kind, metric, points, column, offset, hidden, None, None)
     codes = None
-    with _one_thread():
+    with faiss_structures.one_thread():
         match kind:
             case "flat":
                 index = faiss_structures.flat(points)
             case "ivf":
-                index = faiss_structures.ivf(
-                    points, beside, seed, lists, _structure(reuse_clusters)
-                )
+                earlier = getattr(reuse_clusters, "index", None)
+                index = faiss_structures.ivf(points, column, earlier)
             case "pq":
-                index = faiss_structures.pq(points, beside, seed)
+                index = faiss_structures.pq(points, column)
             case "hnsw":
-                index = faiss_structures.hnsw(points, seed, links, construction)
+                index = faiss_structures.hnsw(points)
             case "lsh":
-                index, codes = faiss_structures.lsh(points, seed)
-    points = _shared(kind, points, index)
+                index, codes = faiss_structures.lsh(points)
+    if kind in ("flat", "hnsw"):
+        points = faiss_structures.stored_points(index)  # so that there is only one copy
     if copy and np.may_share_memory(points, keys):
         points = points.copy()  # the caller may write over its own
-    return FaissIndex(kind, metric, points, beside, offset, hidden, index, codes)
-
-
-def _structure(index: CoarseIndex | None) -> Any:
-    """FAISS's own of an IVF index; None of others."""
-    return index.index if isinstance(index, FaissIndex) and index.kind == "ivf" else None
-
-
-def _shared(kind: IndexKind, points: Floats, index: Any) -> Floats:
-    """FAISS's own copy of the points where it keeps them in order, so that there is only one."""
-    if index is None or kind not in ("flat", "hnsw"):
-        return points
-    store = index if kind == "flat" else _faiss.downcast_index(index.storage)
-    view: Floats = faiss.rev_swig_ptr(store.get_xb(), store.ntotal * store.d)
-    return view.reshape(store.ntotal, store.d)
+    return FaissIndex(kind, metric, points, column, offset, hidden, index, codes)
 
 
 def _padded(rows: RowArray, scores: Floats | None, k: int) -> Candidates:
-    """Fill up to k with -1; where FAISS says -1 the score is -inf."""
+    """Pad to k with -1; where FAISS says -1 the score is -inf."""
     shape = (len(rows), k)
     all_rows, all_scores = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
     if scores is not None:
         all_rows[:, : rows.shape[1]] = rows
         all_scores[:, : rows.shape[1]] = np.where(rows < 0, np.float32(-np.inf), scores)
     return Candidates(all_rows, all_scores)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Build on one thread: the graph of HNSW depends on the order in which rows arrive.
-
-    OpenMP keeps this number for each thread of the process, so only this build is slowed.
-    """
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)

@@ -1,8 +1,10 @@
-"""FAISS's structures over points, as `models.index.ann_index` builds them."""
+"""FAISS structures over points, as `models.index.ann_index` builds them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,121 +15,144 @@ from models.index.mips import Floats, equal_norms
 
 import faiss  # isort: skip
 
-_faiss: Any = faiss  # what its type stubs leave out
+_faiss: Any = faiss  # its type stubs leave out parameters and generators
 
+_SEED = 0  # of k-means, graph levels and projections: the same points give the same index
 _LSH_BITS = 256
 _PQ_BITS = 4
-_SEEN = 65_536  # points that codes are made after
-_PART = 65_536  # points that are added at once
-_OUTGROWN = 1.5  # times as many clusters as there are would be right, from which new ones are found
+_PQ_SAMPLE = 65_536  # points that codebooks are trained on
+_BATCH = 65_536  # points added at once
+_GROWTH = 1.5  # k-means runs anew when √n is so many times the number of clusters to reuse
+_LINKS, _CONSTRUCTION = 32, 80  # edges a row of HNSW, and efConstruction
 # Of many rows k-means takes minutes, and lists gigabytes: fewer samples and rounds, and numbers of
 # half the precision, cost hardly any recall.
-MANY, _POINTS, _ROUNDS = 200_000, 64, 10
+MANY, _POINTS_PER_CLUSTER, _ROUNDS = 200_000, 64, 10
 
 
 def flat(points: Floats) -> Any:
-    """All points [n, D], each compared."""
+    """Store all points [n, D]; each is compared."""
     index = faiss.IndexFlatIP(points.shape[1])
     index.add(points)
     return index
 
 
-def ivf(points: Floats, beside: Floats | None, seed: int, lists: int | None, like: Any) -> Any:
-    """Clusters, of which the nearest to a query are scanned.
+def ivf(points: Floats, column: Floats | None, earlier: Any) -> Any:
+    """Build an inverted file: √n clusters, of which the nearest to a query are scanned.
 
     Args:
         points: float32 [n, D], n at least 1.
-        beside: [n], one more dimension of the points; or None.
-        seed: of k-means.
-        lists: how many clusters; None = √n.
-        like: an earlier one of much the same points, whose clusters are taken over; or None.
+        column: [n], one more dimension of the points; or None.
+        earlier: a FAISS index of much the same points, whose clusters are reused if it is an
+            inverted file; or None.
     """
-
-    def at(rows: slice | NDArray[np.int64]) -> Floats:
-        part = points[rows]
-        return part if beside is None else np.column_stack([part, beside[rows]])
-
-    n, dim = len(points), points.shape[1] + (beside is not None)
-    lists = max(1, min(n, lists or round(math.sqrt(n))))
-    if like is not None and like.d == dim and lists <= _OUTGROWN * like.nlist:
-        quantizer, lists = faiss.clone_index(like.quantizer), like.nlist
+    n, dim = len(points), points.shape[1] + (column is not None)
+    lists = max(1, min(n, round(math.sqrt(n))))
+    inverted = isinstance(earlier, faiss.IndexIVF) and earlier.d == dim
+    if inverted and lists <= _GROWTH * earlier.nlist:
+        quantizer, lists = faiss.clone_index(earlier.quantizer), earlier.nlist
     else:
         quantizer = faiss.IndexFlatIP(dim)
     many, metric = n > MANY, faiss.METRIC_INNER_PRODUCT
     index: Any
     if many:
         half = faiss.ScalarQuantizer.QT_fp16
-        # Not of what is left when a cluster's middle is taken out: that would be for distances.
+        # Not of residuals to a cluster's centre: that would be for distances.
         index = faiss.IndexIVFScalarQuantizer(quantizer, dim, lists, half, metric, False)
     else:
         index = faiss.IndexIVFFlat(quantizer, dim, lists, metric)
-    index.cp.seed = seed
+    index.cp.seed = _SEED
     index.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
     if many:
-        index.cp.max_points_per_centroid, index.cp.niter = _POINTS, _ROUNDS
-    drawn: slice | NDArray[np.int64] = slice(None)
-    if n > lists * _POINTS and many:
-        chosen = np.random.default_rng(seed).choice(n, lists * _POINTS, replace=False)
-        drawn = np.sort(chosen)
-    index.train(at(drawn))  # of a quantizer that is trained it takes the clusters
-    # Part by part: a copy of all takes gigabytes, and stops the whole process when it is let go of.
-    for begin in range(0, n, _PART):
-        index.add(at(slice(begin, begin + _PART)))
+        index.cp.max_points_per_centroid, index.cp.niter = _POINTS_PER_CLUSTER, _ROUNDS
+    limit = lists * _POINTS_PER_CLUSTER if many else n
+    index.train(_sample(points, column, limit))  # a trained quantizer keeps its clusters
+    # In batches: a copy of all takes gigabytes, and stops the whole process when it is freed.
+    for begin in range(0, n, _BATCH):
+        index.add(_with_column(points, column, slice(begin, begin + _BATCH)))
     return index
 
 
-def pq(points: Floats, beside: Floats | None, seed: int) -> Any:
-    """Codes of four bits for each two dimensions, of all points: scanned whole, within registers.
+def pq(points: Floats, column: Floats | None) -> Any:
+    """Build codes of four bits for each two dimensions of all points, scanned within registers.
 
     After André, Kermarrec and Le Scouarnec, "Cache locality is not enough: high-performance nearest
     neighbor search with product quantization fast scan" (VLDB 2015). Its dimensions are even.
 
     Args:
         points: float32 [n, D], n at least 1.
-        beside: [n], one more dimension of the points; or None.
-        seed: of k-means, and of the points that it sees.
+        column: [n], one more dimension of the points; or None.
     """
-    n, dim = len(points), points.shape[1] + (beside is not None)
-
-    def at(rows: slice | NDArray[np.int64]) -> Floats:
-        part = points[rows] if beside is None else np.column_stack([points[rows], beside[rows]])
-        return pad_to_even(part)
-
+    n, dim = len(points), points.shape[1] + (column is not None)
     parts = -(-dim // 2)
     index = _faiss.IndexPQFastScan(2 * parts, parts, _PQ_BITS, faiss.METRIC_INNER_PRODUCT)
-    index.pq.cp.seed = seed
+    index.pq.cp.seed = _SEED
     index.pq.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
-    drawn = np.resize(np.arange(n), max(n, 2**_PQ_BITS))  # of fewer there are no clusters
-    if n > _SEEN:
-        drawn = np.sort(np.random.default_rng(seed).choice(n, _SEEN, replace=False))
-    index.train(at(drawn))
-    for begin in range(0, n, _PART):
-        index.add(at(slice(begin, begin + _PART)))
+    sample = _sample(points, column, _PQ_SAMPLE)
+    # Repeated up to the number of codes: k-means refuses fewer points than clusters.
+    index.train(pad_to_even(np.resize(sample, (max(len(sample), 2**_PQ_BITS), dim))))
+    for begin in range(0, n, _BATCH):
+        index.add(pad_to_even(_with_column(points, column, slice(begin, begin + _BATCH))))
     return index
 
 
 def pad_to_even(points: Floats) -> Floats:
-    """Points [n, D] with one more dimension of zeros where they have an odd number of them."""
+    """Append a zero to points [n, D] of an odd number of dimensions."""
     odd = points.shape[1] % 2
     padded: Floats = np.pad(points, ((0, 0), (0, 1))) if odd else points
     return np.ascontiguousarray(padded)
 
 
-def hnsw(points: Floats, seed: int, links: int, construction: int) -> Any:
-    """A graph over points [n, D], walked from the query's neighbourhood to its nearest."""
+def hnsw(points: Floats) -> Any:
+    """Build a graph over points [n, D], walked towards the query's nearest."""
     # Over inner products themselves: over distances of points raised to equal norms, recall on
     # keys of unequal norm was .23 where this had .95.
-    index = _faiss.IndexHNSWFlat(points.shape[1], links, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = construction
-    index.hnsw.rng = _faiss.RandomGenerator(seed)
+    index = _faiss.IndexHNSWFlat(points.shape[1], _LINKS, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = _CONSTRUCTION
+    index.hnsw.rng = _faiss.RandomGenerator(_SEED)
     index.add(points)
     return index
 
 
-def lsh(points: Floats, seed: int) -> tuple[Any, Any]:
-    """What turns points [n, D] into signs of random projections, and those of the points."""
+def lsh(points: Floats) -> tuple[Any, Any]:
+    """Build an encoder of points [n, D] to signs of random projections, and the points' codes."""
     index = faiss.IndexLSH(points.shape[1] + 1, _LSH_BITS, True, False)
-    index.rrot.init(seed)
+    index.rrot.init(_SEED)
     codes = faiss.IndexBinaryFlat(_LSH_BITS)  # IndexLSH itself cannot search a selection of rows
     codes.add(index.sa_encode(equal_norms(points)))
     return index, codes
+
+
+def stored_points(index: Any) -> Floats:
+    """View the points that a flat index or a graph stores, in order, as [n, D]."""
+    store = index if isinstance(index, faiss.IndexFlat) else _faiss.downcast_index(index.storage)
+    view: Floats = faiss.rev_swig_ptr(store.get_xb(), store.ntotal * store.d)
+    return view.reshape(store.ntotal, store.d)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Build on one thread: the graph of HNSW depends on the order in which rows arrive.
+
+    OpenMP keeps this number for each thread of the process, so only this build is slowed.
+    """
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _with_column(points: Floats, column: Floats | None, rows: slice | NDArray[np.int64]) -> Floats:
+    """Points of some rows, with one more dimension where there is a column."""
+    part = points[rows]
+    return part if column is None else np.column_stack([part, column[rows]])
+
+
+def _sample(points: Floats, column: Floats | None, limit: int) -> Floats:
+    """At most `limit` points to train on, in their order."""
+    rows: slice | NDArray[np.int64] = slice(None)
+    if len(points) > limit:
+        chosen = np.random.default_rng(_SEED).choice(len(points), limit, replace=False)
+        rows = np.sort(chosen)
+    return _with_column(points, column, rows)

@@ -1,4 +1,4 @@
-"""Keys and queries as an index wants them: points whose inner product is the score."""
+"""Maximum inner product search: keys and queries as points whose inner product is the score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Mask = NDArray[np.bool_]
 
 
 def normalize_rows(vectors: Floats) -> Floats:
-    """Each of vectors [n, d] divided by its length; a zero vector stays zero."""
+    """Divide each of vectors [n, d] by its length; a zero vector stays zero."""
     wide = vectors.astype(np.float64)  # the square of any float32 fits
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     np.divide(wide, length, out=wide, where=length > 0)
@@ -18,10 +18,10 @@ def normalize_rows(vectors: Floats) -> Floats:
 
 
 def augment(points: Floats, bias: Floats) -> tuple[Floats, float, Mask | None]:
-    """A bias on the score as one more dimension: (k, b - offset)·(q, 1) = q·k + b - offset.
+    """Append a bias on the score as one more dimension: (k, b - o)·(q, 1) = q·k + b - o.
 
-    The offset is the middle of the biases: taken out of all of them it changes no order, and what
-    is left adds no more length to the points than it must.
+    The offset o is the middle of the biases: subtracted from all of them it changes no order, and
+    the rest adds no more length to the points than it must.
 
     Args:
         points: float32 [n, d].
@@ -38,7 +38,7 @@ def augment(points: Floats, bias: Floats) -> tuple[Floats, float, Mask | None]:
 
 
 def centre_bias(bias: Floats, count: int) -> tuple[Floats, float, Mask | None]:
-    """That dimension alone [n], the offset, and which rows are hidden; as `augment`.
+    """Return the dimension [n] that `augment` appends, the offset, and the hidden rows.
 
     Args:
         bias: float32 [n]; -inf hides its row.
@@ -56,7 +56,7 @@ def centre_bias(bias: Floats, count: int) -> tuple[Floats, float, Mask | None]:
 
 
 def equal_norms(points: Floats, *, query: bool = False) -> Floats:
-    """One more dimension that raises all norms to the largest, and is 0 for a query.
+    """Append a dimension that raises all norms to the largest, and is 0 for a query.
 
     The order of angles is then the order of inner products (Bachrach et al. 2014, section 3).
     """

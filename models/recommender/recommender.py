@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.attention.multihead import MultiHeadAttention, split_heads
+from models.attention.multihead import HeadProjections, split_heads
 from models.encoder.event_types import EventKinds, KindBias
 from models.encoder.history_encoder import HistoryEncoder
 from models.encoder.recency_bias import POSITION_BUCKETS, RecencyBias
@@ -59,7 +59,7 @@ class Recommender(nn.Module):
         self.register_buffer("counts", torch.zeros(shape))
         self.register_buffer("horizon", torch.tensor(UNBOUNDED))  # microseconds, see `within`
         self.norm = nn.LayerNorm(dim)
-        self.cross = MultiHeadAttention(dim, config.heads, tied=config.tied)
+        self.cross = HeadProjections(dim, config.heads, tied=config.tied)
         nn.init.zeros_(self.cross.w_o.weight)  # nothing is attended before something is learned
         self.recency = RecencyBias(config.heads)
         apart = (config.dislike, config.dislike_heads)

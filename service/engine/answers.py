@@ -226,7 +226,7 @@ class Answering:
 
         def answer() -> tuple[AttendResult, UserMemory]:
             user = build_memory(snapshot, past.history, at)  # every event is a row
-            return attend_user(query, snapshot, user, asked, exact_up_to), user
+            return attend_user(query, snapshot, user, asked), user
 
         attended, user = await self._compute(stages, "attend", answer)
         sources = [int(user.source[row]) for row in attended.rows]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,6 @@ from service.domain.errors import Invalid, NotFound
 from service.domain.queries import AttendQuery, AttendResult, VectorMemory
 
 Vector = NDArray[np.float32]
-
-
-class _Operands(NamedTuple):
-    query: Tensor  # [1, H, d]
-    memory: KeyValueMemory
-    visible: Tensor | None  # [n]
 
 
 def attend_vectors(
@@ -50,12 +44,11 @@ def attend_vectors(
         if width % heads:
             raise Invalid("/heads", f"must divide the dimension of the {name}, {width}")
     bias = None if memory.bias is None else torch.from_numpy(memory.bias)
-    rows = KeyValueMemory(
-        _split(memory.keys, heads), _split(memory.values, heads), bias=bias
-    )  # fmt: skip
-    visible = None if memory.visible is None else torch.from_numpy(memory.visible)
-    operands = _Operands(_split(asked[None], heads), rows, visible)
-    return _attend(query, operands, exact_up_to)
+    if memory.visible is not None:
+        bias = torch.zeros(len(memory.keys)) if bias is None else bias
+        bias = bias.masked_fill(~torch.from_numpy(memory.visible), -math.inf)
+    rows = KeyValueMemory(_split(memory.keys, heads), _split(memory.values, heads), bias)
+    return _attend(query, _split(asked[None], heads), rows, exact_up_to)
 
 
 def attend_user(
@@ -63,16 +56,14 @@ def attend_user(
     snapshot: Snapshot,
     user: UserMemory,
     asked: Vector | int,
-    exact_up_to: int,
 ) -> AttendResult:
-    """Attend over a user's memory through the model's projections.
+    """Attend over every row of a user's memory through the model's projections.
 
     Args:
         query: the request.
         snapshot: the model.
         user: from `build_memory` with the same snapshot.
         asked: an item row, or a vector of the content space.
-        exact_up_to: see `attend_vectors`.
 
     Raises:
         Invalid: when another number of heads than the model's is asked for, or a vector is not of
@@ -81,15 +72,15 @@ def attend_user(
     heads = user.memory.heads
     if query.heads not in {None, heads}:
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
+    memory = user.memory
     if isinstance(asked, int):
         vector = snapshot.tables.queries[:, asked]  # (H, d)
-        visible = user.rows != asked if query.exclude_self else None
+        if query.exclude_self:
+            memory = replace(memory, bias=user.bias.masked_fill(user.rows == asked, -math.inf))
     else:
         _check_content(snapshot, asked)
         vector = snapshot.projected(asked).queries[:, 0]
-        visible = None
-    operands = _Operands(vector[None], user.memory, visible)
-    return _attend(query, operands, exact_up_to, snapshot.version)
+    return _attend(query, vector[None], memory, None, snapshot.version)
 
 
 def attend_catalogue(
@@ -124,8 +115,7 @@ def attend_catalogue(
     if len(places) < len(vectors):
         vectors = vectors[places]
     memory = KeyValueMemory(_split(vectors, heads), _split(catalogue.content[owners], heads))
-    operands = _Operands(_split(vector[None], heads), memory, None)
-    found = _attend(query, operands, exact_up_to, snapshot.version)
+    found = _attend(query, _split(vector[None], heads), memory, exact_up_to, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
     return replace(found, ids=ids)
 
@@ -144,22 +134,25 @@ def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
 
 def _attend(
     query: AttendQuery,
-    operands: _Operands,
-    exact_up_to: int,
+    vector: Tensor,
+    memory: KeyValueMemory,
+    exact_up_to: int | None,
     version: str | None = None,
 ) -> AttendResult:
-    memory, count = operands.memory, len(operands.memory)
+    """Attend by a vector [1, H, d]; always over every row where `exact_up_to` is None."""
+    count = len(memory)
     score = _scorer(query, memory.keys.shape[2])
-    options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
-    coarse = options.resolve_mode(count) == "coarse"
+    coarse = False
+    if exact_up_to is not None:
+        options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
+        coarse = options.resolve_mode(count) == "coarse"
     with torch.inference_mode():
         if coarse and count:
             found = attend_retrieved(
-                operands.query,
+                vector,
                 memory,
                 index_heads(memory, "flat", score=score),
                 min(query.retrieval.k or DEFAULT_K, count),
-                visible=operands.visible,
                 score=score,
                 temperature=query.temperature,
                 hard=query.hard,
@@ -167,12 +160,7 @@ def _attend(
             )
         else:
             found = attend_exact(
-                operands.query,
-                memory,
-                visible=operands.visible,
-                score=score,
-                temperature=query.temperature,
-                hard=query.hard,
+                vector, memory, score=score, temperature=query.temperature, hard=query.hard
             )
         weights = found.weights[0]  # (H, k)
         if found.rows is not None:  # each head has rows of its own: laid over all rows

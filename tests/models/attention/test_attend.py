@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention.attend import attend, causal, context_only, exclude_self, padding, within
+from models.attention.attend import attend, context_only, exclude_self
 from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
 from tests.support import reference
 
@@ -407,27 +407,6 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 
 
 # ---------------------------------------------------------------------------- masks
-
-
-def test_causal_hides_the_future_and_the_far_past() -> None:
-    """Row i sees itself and what came before, within the window."""
-    wanted = [[j <= i for j in range(4)] for i in range(4)]
-    assert causal(4).tolist() == wanted
-    wanted = [[j <= i and i - j < 2 for j in range(4)] for i in range(4)]
-    assert causal(4, window=2).tolist() == wanted
-
-
-def test_padding_shows_each_sequence_its_own_length() -> None:
-    """One mask per sequence, with room for a dimension of targets."""
-    assert padding(torch.tensor([2, 0]), 3).tolist() == [[[True, True, False]], [[False] * 3]]
-
-
-def test_within_bounds_times() -> None:
-    """Since is inclusive, until is not, and both may be left open."""
-    times = torch.tensor([1, 2, 3])
-    assert within(times).tolist() == [True, True, True]
-    assert within(times, since=2).tolist() == [False, True, True]
-    assert within(times, since=2, until=3).tolist() == [False, True, False]
 
 
 def test_a_target_does_not_win_by_being_itself() -> None:

@@ -65,7 +65,6 @@ class Case:
     metric: Metric
     biased: bool
     masked: bool
-    excluded: int
     seed: int
 
 
@@ -76,7 +75,6 @@ cases = st.builds(
     metric=st.sampled_from(get_args(Metric)),
     biased=st.booleans(),
     masked=st.booleans(),
-    excluded=st.integers(0, 5),
     seed=st.integers(0, 2**16),
 )
 
@@ -94,12 +92,10 @@ def test_candidates_keep_the_contract(kind: IndexKind, case: Case) -> None:
     if bias is not None:
         bias[rng.random(n) < 0.2] = -np.inf
     allow = rng.random(n) < 0.6 if case.masked else None
-    exclude = rng.integers(0, n, case.excluded) if n else None
     index = build_index(kind, keys, metric=metric, bias=bias)
-    found = index.search(queries, k, allow=allow, exclude=exclude)
+    found = index.search(queries, k, allow=allow)
 
     may = np.ones(n, bool) if allow is None else allow.copy()
-    may[[] if exclude is None else exclude] = False
     if bias is not None:
         may &= bias > -np.inf
     scores = true_scores(queries, keys, metric, bias)
@@ -196,10 +192,8 @@ def test_a_wide_filter_is_honoured(kind: IndexKind) -> None:
     allow = np.random.default_rng(2).random(6000) < 0.5
     allow[-1] = False
     index = build_index(kind, keys)
-    found = index.search(queries, 10, allow=allow, exclude=np.array([1, 2, 3]))
+    found = index.search(queries, 10, allow=allow)
     assert allow[found.rows].all()
-    assert not np.isin(found.rows, [1, 2, 3]).any()
-    allow[[1, 2, 3]] = False
     wanted = best(true_scores(queries, keys), 10, allow)
     assert recall(found.rows, wanted) > 0.8
     assert recall(index.search(queries, 10, allow=allow, probes=6000).rows, wanted) > 0.95
@@ -243,20 +237,19 @@ def test_recall_counts_only_what_was_wanted() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_index(kind: IndexKind) -> None:
-    """Byte for byte, on one thread or on two; another seed gives another, but for flat."""
+def test_the_same_keys_give_the_same_index(kind: IndexKind) -> None:
+    """Byte for byte, on one thread or on two."""
     keys = gaussian(1500)
     before = faiss.omp_get_max_threads()
     try:
         built = []
         for threads in (1, 2, 2):
             faiss.omp_set_num_threads(threads)
-            built.append(written(build_index(kind, keys, seed=7)))
+            built.append(written(build_index(kind, keys)))
             assert faiss.omp_get_max_threads() == threads
     finally:
         faiss.omp_set_num_threads(before)
     assert built[0] == built[1] == built[2]
-    assert (written(build_index(kind, keys, seed=8)) == built[0]) == (kind == "flat")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,8 +279,8 @@ def test_searches_at_once_do_not_disturb_each_other(kind: IndexKind) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 def test_few_rows_train_ivf_in_silence(n: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """More lists than rows, or rows too few to train on, is neither an error nor a warning."""
-    index = build_index("ivf", gaussian(n), lists=64)
+    """Rows too few to train on are neither an error nor a warning."""
+    index = build_index("ivf", gaussian(n))
     found = index.search(gaussian(2, seed=1), 3)
     assert (found.rows >= 0).sum(1).tolist() == [min(3, n)] * 2
     assert capfd.readouterr() == ("", "")
@@ -301,7 +294,6 @@ def test_no_rows_and_no_queries_are_no_trouble(kind: IndexKind) -> None:
     index = build_index(kind, gaussian(9))
     assert index.search(gaussian(0), 3).rows.shape == (0, 3)
     assert (index.search(gaussian(2), 3, allow=np.zeros(9, bool)).rows == -1).all()
-    assert (index.search(gaussian(2), 3, exclude=np.arange(9)).rows == -1).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -345,7 +337,6 @@ def test_what_cannot_be_built_is_named(change: dict[str, Any], message: str) -> 
         ({"queries": np.full((1, 2), np.inf, np.float32)}, "queries: must be finite"),
         ({"allow": np.ones(4, bool)}, r"allow: must be bool \[3\], got bool \[4\]"),
         ({"allow": np.ones(3)}, "allow: must be bool"),
-        ({"exclude": np.array([-1])}, r"exclude: rows must be within 0\.\.2"),
     ],
 )
 def test_what_cannot_be_asked_is_named(change: dict[str, Any], message: str) -> None:

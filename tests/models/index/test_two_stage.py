@@ -1,4 +1,4 @@
-"""Two stages: what k rows give, and how much of the whole they are."""
+"""Two-stage attention over k retrieved rows against a float64 loop, and the mass they hold."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention.attend import exclude_self
 from models.attention.kv_memory import KeyValueMemory
 from models.attention.memory_query import MemoryQuery
 from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
 from models.attention.softmax_mass import estimate_mass
-from models.index import two_stage
 from models.index.ann_index import IndexKind
 from models.index.two_stage import attend_exact, attend_retrieved, index_heads
 from tests.support import reference
@@ -56,8 +54,6 @@ class Case:
 
     query: Tensor
     memory: KeyValueMemory
-    bias: Tensor | None
-    visible: Tensor | None
     scorer: str
     temperature: float
     hard: bool
@@ -66,31 +62,21 @@ class Case:
     @property
     def options(self) -> dict[str, Any]:
         return {
-            "bias": self.bias,
-            "visible": self.visible,
             "score": SCORERS[self.scorer],
             "temperature": self.temperature,
             "hard": self.hard,
         }
 
-    def full(self, x: Tensor | None, fill: float) -> np.ndarray[Any, Any]:
-        """Something of [n] or three dimensions as [T, H, n] in float64 (or bool)."""
-        shape = (len(self.query), self.memory.heads, len(self.memory))
-        if x is None:
-            return np.full(shape, fill)
-        return x.double().expand(shape).numpy()
-
     def logits(self) -> np.ndarray[Any, Any]:
         """The loop's logits [T, H, n]."""
-        bias, seen = self.full(self.bias, 0.0), self.full(self.visible, 1.0)
-        out = np.zeros(bias.shape)
+        out = np.zeros((len(self.query), self.memory.heads, len(self.memory)))
         for h in range(self.memory.heads):
-            own = self.memory.head_bias(h)
+            own, bias = self.memory.head_bias(h), np.zeros(out[:, h].shape)
             out[:, h] = reference.logits(
                 self.query[:, h].double().numpy(),
                 self.memory.keys[:, h].double().numpy(),
-                bias[:, h] + (0 if own is None else own.double().numpy()),
-                seen[:, h],
+                bias if own is None else bias + own.double().numpy(),
+                np.ones(bias.shape),
                 LOOPS[self.scorer],
             )
         return out
@@ -126,21 +112,11 @@ def cases(
     biases = draw(st.sampled_from(["none", "row", "head"]))
     memory = random_memory(n, heads, seed=seed, bias=biases)
     if memory.bias is not None and draw(st.booleans()):
-        memory.bias[..., torch.from_numpy(rng.random(n) < 0.3)] = -INF
-    shapes = [(n,), (1, heads, n), (targets, 1, n), (targets, heads, n)]
-    bias = visible = None
-    if draw(st.booleans()):
-        bias = torch.from_numpy(rng.standard_normal(draw(st.sampled_from(shapes)))).float()
-        if draw(st.booleans()):
-            bias[torch.from_numpy(rng.random(bias.shape) < 0.3)] = -INF
-    if draw(st.booleans()):
-        share = draw(st.sampled_from([0.0, 0.4, 0.8]))
-        visible = torch.from_numpy(rng.random(draw(st.sampled_from(shapes))) < share)
+        hidden = rng.random(memory.bias.shape) < draw(st.sampled_from([0.3, 0.6, 1.0]))
+        memory.bias[torch.from_numpy(hidden)] = -INF
     return Case(
         query=torch.from_numpy(rng.standard_normal((targets, heads, 4))).float(),
         memory=memory,
-        bias=bias,
-        visible=visible,
         scorer=draw(st.sampled_from(sorted(SCORERS))),
         temperature=draw(st.sampled_from([1.0, 0.5, 3.0])),
         hard=draw(st.booleans()),
@@ -203,8 +179,7 @@ def test_few_rows_give_exact_attention_over_them(case: Case, k: int) -> None:
 @quick
 @given(cases(largest=14, kinds=("flat",)), st.integers(1, 8))
 def test_a_flat_index_finds_the_best_rows(case: Case, k: int) -> None:
-    """Over a flat index the k rows are those of highest logit, under any mask."""
-    case.bias = None
+    """Over a flat index the k rows are those of highest logit, whatever rows are hidden."""
     if case.scorer == "additive":
         case.scorer = "scaled_dot"
     indexes = index_heads(case.memory, "flat", score=case.options["score"])
@@ -219,67 +194,18 @@ def test_a_flat_index_finds_the_best_rows(case: Case, k: int) -> None:
         np.testing.assert_allclose(kept, wanted[wanted > -INF], atol=1e-5)
 
 
-@pytest.mark.parametrize("spare", [0, 256])
-def test_every_target_may_have_its_own_mask(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searched together with rows to spare or group by group, each target gets its best rows."""
-    monkeypatch.setattr(two_stage, "_SPARE", spare)
-    memory = random_memory(400)
-    rng = np.random.default_rng(0)
-    query = torch.from_numpy(rng.standard_normal((6, 2, 4))).float()
-    visible = torch.from_numpy(rng.random((6, 1, 400)) < 0.5)
-    visible[3] = visible[1]
-    visible[4] = False
-    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 5, visible=visible)
-    case = Case(query, memory, None, visible, "scaled_dot", 1.0, False, "flat")
-    wanted = np.sort(np.argsort(-case.logits(), axis=2)[:, :, :5], axis=2)
-    wanted[4] = -1
-    assert found.rows is not None
-    assert np.array_equal(found.rows.numpy(), wanted)
-
-
-def test_targets_in_the_history_do_not_retrieve_themselves() -> None:
-    """exclude_self through the coarse stage: k other rows for each target."""
-    memory = random_memory(300)
-    items = torch.arange(300) % 100
-    query = memory.keys[:40]
-    visible = exclude_self(items[:40], items)[:, None]
-    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 7, visible=visible)
-    assert found.rows is not None
-    assert (found.rows >= 0).all()
-    assert (items[found.rows] != items[:40, None, None]).all()
-
-
 def test_nothing_visible_gives_nothing() -> None:
     """No rows, zero weights, zero context; and nothing was lost, so the mass is 1."""
     memory = random_memory(50)
     query = torch.ones(3, 2, 4)
-    visible = torch.zeros(50, dtype=torch.bool)
-    found = attend_retrieved(query, memory, index_heads(memory, "hnsw"), 4, visible=visible)
+    memory = replace(memory, bias=torch.full((50,), -INF))
+    found = attend_retrieved(query, memory, index_heads(memory, "hnsw"), 4)
     assert found.rows is not None
     assert found.mass is not None
     assert (found.rows == -1).all()
     assert (found.weights == 0).all()
     assert (found.context == 0).all()
     assert (found.mass == 1).all()
-
-
-def test_rows_newer_than_the_index_are_always_attended() -> None:
-    """An event appended after the index was built is seen by the next query."""
-    old = random_memory(60)
-    indexes = index_heads(old, "flat")
-    new = old.merge(random_memory(3, seed=1))
-    query = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(2))
-    found = attend_retrieved(query, new, indexes, 5, temperature=0.5)
-    assert found.rows is not None
-    assert found.rows.shape == (2, 2, 8)
-    assert (found.rows[:, :, 5:] == torch.tensor([60, 61, 62])).all()
-    case = Case(query, new, None, None, "scaled_dot", 0.5, False, "flat")
-    weights, context, mass = case.attended(found.rows)
-    near(found.weights, weights)
-    near(found.context, context)
-    near(found.mass, mass)
-    with pytest.raises(ValueError, match="indexes: more rows than the memory's 60"):
-        attend_retrieved(query, old, index_heads(new, "flat"), 5)
 
 
 def test_gradients_flow_through_what_was_retrieved() -> None:
@@ -349,7 +275,7 @@ def test_a_small_tail_is_counted_exactly() -> None:
     query = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0))
     rows = torch.randint(500, (4, 2, 1), generator=torch.Generator().manual_seed(1))
     rows = torch.cat([rows, torch.full_like(rows, -1)], dim=2)
-    case = Case(query, memory, None, None, "scaled_dot", 0.7, False, "flat")
+    case = Case(query, memory, "scaled_dot", 0.7, False, "flat")
     _, _, true = case.attended(rows)
     mass = estimate_mass(MemoryQuery(query, memory), rows, temperature=0.7, sample=500)
     near(mass.share, true)
@@ -359,33 +285,33 @@ def test_a_small_tail_is_counted_exactly() -> None:
 
 
 def test_a_narrow_mask_is_sampled_within() -> None:
-    """The sample is drawn from visible rows, so a mask shared by all leaves the mass exact."""
+    """The sample is drawn from visible rows, so that of few visible ones the mass is exact."""
     query, memory = shaped_memory(1.0)
-    visible = torch.zeros(20_000, dtype=torch.bool)
-    visible[5_000:6_500] = True
-    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 16, visible=visible)
+    bias = torch.full((20_000,), -INF)
+    bias[5_000:6_500] = 0
+    memory = replace(memory, bias=bias)
+    found = attend_retrieved(query, memory, index_heads(memory, "flat"), 16)
     assert found.rows is not None
     near(
         found.mass,
-        attend_exact(query, memory, visible=visible).weights.gather(2, found.rows).sum(2),
+        attend_exact(query, memory).weights.gather(2, found.rows).sum(2),
     )
 
 
 def test_a_tail_that_escapes_the_sample_is_not_forgotten() -> None:
     """A target whose other rows were all missed counts them as no better than the worst it has."""
     n = 100
-    memory = KeyValueMemory(torch.zeros(n, 1, 4), torch.zeros(n, 1, 3))  # all logits are equal
-    visible = torch.ones(n + 1, 1, n, dtype=torch.bool)  # the last target sees every row
-    visible[:n, 0] = False
+    bias = torch.full((n + 1, n), -INF)
+    bias[n] = 0  # the last head sees every row
     for row in range(n):
-        visible[row, 0, [row, (row + 1) % n]] = True  # the others two each, one of them retrieved
-    rows = torch.arange(n + 1).clamp(max=n - 1)[:, None, None]
-    mass = estimate_mass(
-        MemoryQuery(torch.zeros(n + 1, 1, 4), memory, visible=visible), rows, sample=5
-    )
-    assert (mass.error[:n] > 0).sum() == n - 5
-    near(mass.share[:n, 0], np.full(n, 0.5))
-    near(mass.share[n, 0], 1 / n)
+        bias[row, [row, (row + 1) % n]] = 0  # the others two each, one of them retrieved
+    keys, values = torch.zeros(n, n + 1, 4), torch.zeros(n, n + 1, 3)  # all logits are equal
+    rows = torch.arange(n + 1).clamp(max=n - 1)[None, :, None]
+    lookup = MemoryQuery(torch.zeros(1, n + 1, 4), KeyValueMemory(keys, values, bias))
+    mass = estimate_mass(lookup, rows, sample=5)
+    assert (mass.error[0, :n] > 0).sum() == n - 5
+    near(mass.share[0, :n], np.full(n, 0.5))
+    near(mass.share[0, n], 1 / n)
 
 
 def test_hard_mass_says_whether_the_winner_is_there() -> None:
@@ -432,22 +358,9 @@ def test_the_additive_proxy_is_rescored() -> None:
         )
         proxy = attend_retrieved(query, memory, index_heads(memory, "flat"), 40).rows
         assert proxy is not None
-        kept = MemoryQuery(query, memory, score=score).logits_at(proxy).topk(10, dim=2).indices
+        kept = MemoryQuery(query, memory, score=score).logits_of_each(proxy).topk(10, dim=2).indices
     assert found.rows is not None
     assert torch.equal(found.rows, proxy.gather(2, kept).sort(dim=2).values)
-
-
-def test_a_bias_of_the_request_reorders_the_candidates() -> None:
-    """A bias that the index has not seen still decides among four times as many rows."""
-    memory = random_memory(200)
-    query = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
-    indexes = index_heads(memory, "flat")
-    without = attend_retrieved(query, memory, indexes, 3)
-    assert without.rows is not None
-    bias = torch.zeros(2, 2, 200).scatter(2, without.rows, -5.0)
-    found = attend_retrieved(query, memory, indexes, 3, bias=bias)
-    assert found.rows is not None
-    assert not torch.isin(found.rows[0, 0], without.rows[0, 0]).any()
 
 
 # ---------------------------------------------------------------------------- what does not fit
@@ -459,13 +372,9 @@ def test_a_bias_of_the_request_reorders_the_candidates() -> None:
         ({"k": 0}, "k: must be at least 1, got 0"),
         ({"query": torch.zeros(5, 3, 4)}, r"query: must be \[T, 2, d\], got \[5, 3, 4\]"),
         ({"query": torch.zeros(5, 4)}, "query: must be"),
-        ({"indexes": []}, "indexes: 0 for 2 heads"),
+        ({"indexes": []}, "indexes: must be 2 of 9 rows each"),
+        ({"indexes": index_heads(random_memory(8), "flat")}, "indexes: must be 2 of 9 rows each"),
         ({"temperature": -1.0}, "temperature: must be finite and greater than 0"),
-        ({"visible": torch.ones(9)}, "visible: must be bool"),
-        ({"visible": torch.ones(8).bool()}, r"visible: must be \[9\]"),
-        ({"visible": torch.ones(5, 9).bool()}, r"visible: must be \[9\], or three-dimensional"),
-        ({"bias": torch.ones(5, 1, 1)}, r"bias: must be \[9\]"),
-        ({"bias": torch.ones(4, 2, 9)}, r"broadcastable to \[5, 2, 9\]"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
@@ -485,8 +394,6 @@ def test_ties_go_to_the_lowest_row_retrieved() -> None:
     """Hard retrieval among equal rows is the lookup of the first."""
     memory = random_memory(30)
     same = replace(memory, keys=memory.keys[:1].expand(30, -1, -1).contiguous())
-    visible = torch.arange(30) >= 12
-    found = attend_retrieved(
-        same.keys[:1], same, index_heads(same, "flat"), 18, visible=visible, hard=True
-    )
+    same = replace(same, bias=torch.zeros(30).masked_fill(torch.arange(30) < 12, -INF))
+    found = attend_retrieved(same.keys[:1], same, index_heads(same, "flat"), 18, hard=True)
     assert torch.equal(found.context[0], same.values[12])

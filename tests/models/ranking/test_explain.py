@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention.attend import attend
-from models.attention.multihead import MultiHeadAttention, merge_heads, split_heads
+from models.attention.multihead import HeadProjections, merge_heads, split_heads
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
@@ -83,15 +83,16 @@ def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> N
 def test_explaining_a_whole_module_adds_up() -> None:
     """Through projections and W_O: ⟨target, output⟩ is the sum of signed contributions."""
     torch.manual_seed(0)
-    module = MultiHeadAttention(12, 3)
+    module = HeadProjections(12, 3)
     target, history = torch.randn(4, 12), torch.randn(9, 12)
     with torch.inference_mode():
-        output = module(target, history)
+        attended = attend(module.queries(target), module.keys(history), module.values(history))
+        output = module.w_o(merge_heads(attended.context))  # [T, 12]
         outward = split_heads(target @ module.w_o.weight, 3)  # o^h of each target (H, T, d)
         values = module.values(history)  # (H, n, d)
         gain = outward @ values.mT  # (H, T, n)
-        found = contributions(output.weights.transpose(0, 1), gain.transpose(0, 1))
-        score = (target * output.context).sum(-1)
+        found = contributions(attended.weights.transpose(0, 1), gain.transpose(0, 1))
+        score = (target * output).sum(-1)
         assert torch.allclose(found.sum(-1), score, atol=1e-4)
         assert (found < 0).any()
         assert merge_heads(outward).shape == (4, 12)
