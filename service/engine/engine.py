@@ -159,9 +159,9 @@ class Engine(Answering):
 
     # ------------------------------------------------------------------ write
 
-    async def put_items(self, items: Sequence[Item]) -> int:
-        """Insert or replace, all or nothing; how many."""
-        return await self._serving.put_items(items)
+    async def put_items(self, items: Sequence[Item], *, unhurried: bool = False) -> int:
+        """Insert or replace, all or nothing; how many. See `LiveSnapshot.put_items`."""
+        return await self._serving.put_items(items, unhurried=unhurried)
 
     async def get_item(self, item_id: str) -> Item:
         """One item. Raises `NotFound`."""

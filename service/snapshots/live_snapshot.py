@@ -1,4 +1,4 @@
-"""What is served now: the snapshot, kept up with the store's catalogue and the registry."""
+"""The served snapshot, kept up with the store's catalogue and with the registry's current model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -19,31 +19,27 @@ import torch
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
-from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
+from models.catalogue.snapshot import INDEX_FROM, Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory
-from models.ranking.scoring import score
-from models.recommender.artifact import Trained
 from models.text.bm25 import WordIndex
-from service.domain.errors import HeedError, ModelRejected
+from service.domain.errors import HeedError
 from service.domain.records import Item
 from service.runtime import durable_files
 from service.runtime.daemon_thread import run_in_daemon_thread
-from service.snapshots.item_entries import to_entry
+from service.snapshots.catalogue_updates import CatalogueUpdates
+from service.snapshots.catalogue_versions import UnacknowledgedWrites, VersionWaiters
+from service.snapshots.model_loading import load_snapshot
 from service.snapshots.registry import PointerToken, Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.unacknowledged_writes import UnacknowledgedWrites
-from service.stores.base import Changes, OnCatalogueChange, Store
+from service.stores.base import OnCatalogueChange, Store
 
 _log = logging.getLogger(__name__)
 
 _READ_BATCH = 20_000  # items that are read at once at the start
 _REFRESH_BATCH = 2_000  # items that one refresh takes over, about
-_PROGRESS_INTERVAL = 5.0  # seconds between two words on how far reading is
-_ENCODING_LOG_INTERVAL = 10.0  # seconds of encoding after which the log says how far it is
-
+_PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
+_STEADY = 1.0  # seconds without a change after which indexes are brought up to date
+_CHANGING = 5  # times as many rows may stand beside the indexes while the catalogue changes
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -55,7 +51,7 @@ class _CatalogueWrite(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreloadedSnapshot:
-    """What is served, for processes to begin with that are forked to share its memory."""
+    """State of a `LiveSnapshot` that forked processes start from, and whose memory they share."""
 
     embeddings: EmbeddingCache
     vocabulary: Vocabulary
@@ -66,10 +62,23 @@ class PreloadedSnapshot:
 
 
 class LiveSnapshot:
-    """Holds the one snapshot that requests read, and replaces it; it never changes one.
+    """Holds the snapshot that requests read, and replaces it; a snapshot itself never changes.
 
     Vocabulary rows belong to the process: they keep their meaning across model versions, so
     neither the catalogue's vectors nor the cached histories are rebuilt by a swap.
+
+    Changes of the catalogue are taken over beside requests, batch by batch, on a thread of their
+    own. A write is acknowledged once they are, and a request waits for acknowledged changes alone.
+
+    Args:
+        store: holds the items.
+        registry: holds the models.
+        embeddings: of the items' texts.
+        executor: where models are loaded.
+        index_from: number of rows from which on an index is built.
+        preloaded: state to start from, in a forked process.
+        indexing_lock: a file that processes of one catalogue lock while they build indexes.
+        write_wait: seconds after which a write is acknowledged although its refresh takes longer.
     """
 
     def __init__(
@@ -104,12 +113,15 @@ class LiveSnapshot:
             self._snapshot = preloaded.snapshot
         self._degraded = False
         self._unfinished: set[asyncio.Task[Snapshot]] = set()
-        # A thread of its own, for requests shall not queue behind a refresh.
+        # Not the executor's threads, where requests would queue behind a refresh.
         self._refresher = ThreadPoolExecutor(
             1, "heed-catalogue", initializer=torch.set_num_threads, initargs=(1,)
         )
         self._refreshing: asyncio.Task[None] | None = None
-        self._awaited: list[tuple[int, asyncio.Future[None]]] = []  # catalogue versions
+        self._indexing_timer: asyncio.TimerHandle | None = None
+        self._encoding: asyncio.Task[None] | None = None
+        self._updates = CatalogueUpdates(embeddings)
+        self._waiters = VersionWaiters()
         self._unacknowledged = UnacknowledgedWrites()
         self._write_wait = write_wait
         self._indexing: asyncio.Task[None] | None = None
@@ -169,9 +181,11 @@ class LiveSnapshot:
 
     def close(self) -> None:
         """Abandon indexes and refreshes in the making."""
-        for task in (self._indexing, self._refreshing):
+        for task in (self._indexing, self._refreshing, self._encoding):
             if task is not None:
                 task.cancel()
+        if self._indexing_timer is not None:
+            self._indexing_timer.cancel()
         self._refresher.shutdown(wait=False, cancel_futures=True)
 
     async def current(self) -> Snapshot:
@@ -184,13 +198,17 @@ class LiveSnapshot:
             await self._reach(self._unacknowledged.acknowledged_at(stored))
         return self.snapshot
 
-    async def put_items(self, items: Sequence[Item]) -> int:
+    async def put_items(self, items: Sequence[Item], *, unhurried: bool = False) -> int:
         """`Store.put_items`, acknowledged once the snapshot has the items.
 
-        Where that takes longer than `write_wait`, as with a slow text encoder, the items are
-        acknowledged as they are durable, and the refresh goes on beside requests.
+        Where that takes longer than `write_wait`, the items are acknowledged as they are durable,
+        and the refresh goes on beside requests.
+
+        Args:
+            items: as for the store.
+            unhurried: wait for the refresh however long it takes; for requests without a deadline.
         """
-        return await self._write(partial(self._store.put_items, items))
+        return await self._write(partial(self._store.put_items, items), unhurried=unhurried)
 
     async def delete_item(self, item_id: str) -> bool:
         """`Store.delete_item`, acknowledged as `put_items` is."""
@@ -259,73 +277,72 @@ class LiveSnapshot:
 
     # ------------------------------------------------------------------ the parts
 
-    async def _write(self, write: _CatalogueWrite[T]) -> T:
+    async def _write(self, write: _CatalogueWrite[T], *, unhurried: bool = False) -> T:
         limit = asyncio.get_running_loop().time() + self._write_wait
         with self._unacknowledged.track() as on_change:
             try:
                 outcome = await write(on_change=on_change)
-                # What others wrote meanwhile included: the same item may be among it.
-                stored = await self._store.catalogue_version()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(limit):
+                with suppress(Exception):  # the write is durable, whatever becomes of its refresh
+                    # Includes what others wrote meanwhile, for the same item may be among it.
+                    stored = await self._store.catalogue_version()
+                    async with asyncio.timeout_at(None if unhurried else limit):
                         await self._reach(stored)
+                    if self._encoding is not None:
+                        async with asyncio.timeout_at(limit):
+                            await asyncio.wait([self._encoding])
             finally:
-                self._begin_refresh()  # also of a write that nobody waits for any more
+                self._begin_refresh()  # also for a write whose request was given up
         return outcome
 
     async def _reach(self, version: int) -> None:
         """Return once the snapshot has this version of the catalogue. Raises what a refresh did."""
-        if self._catalogue_version >= version:
-            return
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited.append((version, reached))
-        self._begin_refresh()
-        await reached
+        if self._catalogue_version < version:
+            self._begin_refresh()
+            await self._waiters.wait(version)
 
     def _begin_refresh(self) -> None:
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh())
 
     async def _refresh(self) -> None:
-        """Take over changes of the catalogue, batch by batch, until there are none left."""
+        """Take over the changes of the catalogue, batch by batch, until there are none left."""
         try:
             while await self._store.catalogue_version() > self._catalogue_version:
                 async with self._lock:
-                    await self._refresh_batch()
-                self._wake()
-                if self._indexing is None and self.snapshot.needs_reindex(
-                    index_from=self._index_from
-                ):
-                    self._indexing = asyncio.create_task(self._index())
+                    changes = await self._store.catalogue_changes(
+                        self._catalogue_version, _REFRESH_BATCH
+                    )
+                    apply = partial(self._updates.apply, changes=changes, defer=True)
+                    await self._update_catalogue(apply)
+                    self._catalogue_version = changes.version
+                self._waiters.wake(self._catalogue_version)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            if not self._wake(error):
-                _log.exception("the catalogue was not refreshed")
+            _log.exception("the catalogue was not refreshed")
+            self._waiters.fail(error)
 
-    async def _refresh_batch(self) -> None:
-        changes = await self._store.catalogue_changes(self._catalogue_version, _REFRESH_BATCH)
+    async def _update_catalogue(self, update: Callable[[Catalogue], Catalogue]) -> None:
+        """Replace the snapshot by one over the updated catalogue. Call it under the lock."""
         base, loop = self.snapshot, asyncio.get_running_loop()
 
         def refreshed() -> Snapshot:
-            return base.refreshed(self._with_changes(base.catalogue, changes), self._counts)
+            return base.refreshed(update(base.catalogue), self._counts)
 
         self._snapshot = await loop.run_in_executor(self._refresher, refreshed)
-        self._catalogue_version = changes.version
+        if self._updates.deferred and self._encoding is None:
+            self._encoding = asyncio.create_task(self._encode_deferred())
+        self._schedule_indexing()
 
-    def _wake(self, error: Exception | None = None) -> bool:
-        """Resume those whose version is reached, or all of them with an error; whether any was."""
-        due = [
-            each
-            for each in self._awaited
-            if error is not None or each[0] <= self._catalogue_version
-        ]
-        self._awaited = [each for each in self._awaited if each not in due]
-        waiting = [reached for _, reached in due if not reached.done()]
-        for reached in waiting:
-            if error is None:
-                reached.set_result(None)
-            else:
-                reached.set_exception(error)
-        return bool(waiting)
+    async def _encode_deferred(self) -> None:
+        """Encode the texts that refreshes left out, and give their items the keys."""
+        try:
+            while self._updates.deferred:
+                await run_in_daemon_thread(self._updates.encode_deferred, "heed-encoding")
+                async with self._lock:
+                    await self._update_catalogue(self._updates.apply_encoded)
+        except Exception:  # noqa: BLE001 - the items are found by their words
+            _log.exception("texts of %d items were not encoded", self._updates.deferred)
+        finally:
+            self._encoding = None
 
     async def _run_detached(self, work: Coroutine[None, None, Snapshot]) -> Snapshot:
         """The outcome of work that goes on when the request that began it runs out of time.
@@ -345,24 +362,37 @@ class LiveSnapshot:
         told = time.monotonic()
         while await self._store.catalogue_version() != self._catalogue_version:
             changes = await self._store.catalogue_changes(self._catalogue_version, _READ_BATCH)
-            catalogue = await loop.run_in_executor(
-                self._executor, self._with_changes, catalogue, changes
-            )
+            apply = partial(self._updates.apply, catalogue, changes, defer=False)
+            catalogue = await loop.run_in_executor(self._executor, apply)
             self._catalogue_version = changes.version
             if time.monotonic() > told + _PROGRESS_INTERVAL:
                 told = time.monotonic()
                 _log.info("read %s of %s items", f"{len(catalogue):,}", f"{whole:,}")
         return catalogue
 
-    def _with_changes(self, catalogue: Catalogue, changes: Changes) -> Catalogue:
-        entries = self._entries(changes.upserted)
-        return catalogue.updated(entries, changes.deleted, self._encode)
+    def _schedule_indexing(self) -> None:
+        """Have new indexes built where they are due, once the catalogue has stopped changing.
+
+        During a bulk import, indexes of a moment would take the processor from requests: they are
+        built only when many more rows stand beside them.
+        """
+        loop = asyncio.get_running_loop()
+        if self._indexing_timer is not None:
+            self._indexing_timer.cancel()
+        if self._indexing is not None or not self.snapshot.needs_reindex(
+            index_from=self._index_from
+        ):
+            return
+        urgent = self.snapshot.needs_reindex(index_from=_CHANGING * self._index_from)
+        delay = 0.0 if urgent else _STEADY
+        self._indexing_timer = loop.call_later(delay, self._begin_indexing)
+
+    def _begin_indexing(self) -> None:
+        if self._indexing is None and self.snapshot.needs_reindex(index_from=self._index_from):
+            self._indexing = asyncio.create_task(self._index())
 
     async def _index(self) -> None:
-        """New indexes, made on a thread of their own while requests are answered from the old.
-
-        Processes that serve the same catalogue do so one after the other.
-        """
+        """Build new indexes on a thread of their own while requests are answered from the old."""
         base = self.snapshot
         started = time.monotonic()
         try:
@@ -381,11 +411,8 @@ class LiveSnapshot:
             self._indexing = None
 
     def _indexed(self, base: Snapshot) -> Snapshot:
-        with (
-            nullcontext()
-            if self._indexing_lock is None
-            else durable_files.locked(self._indexing_lock, math.inf)
-        ):
+        lock = self._indexing_lock
+        with nullcontext() if lock is None else durable_files.locked(lock, math.inf):
             return base.reindexed(index_from=self._index_from)
 
     async def _activate(self, version: str) -> Snapshot:
@@ -401,52 +428,15 @@ class LiveSnapshot:
         _log.info("serving model %s", version)
         return new
 
-    def _entries(self, items: Sequence[Item]) -> list[ItemEntry]:
-        """The items as the catalogue keeps them."""
-        dimension = self._embeddings.dimension
-        entries = [to_entry(item, dimension) for item in items]
-        unused = sum(item.embedding is not None and entry.embedding is None
-                     for item, entry in zip(items, entries, strict=True))  # fmt: skip
-        if unused:
-            _log.warning(
-                "the embeddings of %d items are not used: they have not %d dimensions",
-                unused,
-                dimension,
-            )
-        return entries
-
-    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of texts; where that takes long, the log says how far it is."""
-        said = time.monotonic()
-
-        def told(done: int, total: int) -> None:
-            nonlocal said
-            if time.monotonic() - said > _ENCODING_LOG_INTERVAL:
-                _log.info("%d of %d texts are encoded", done, total)
-                said = time.monotonic()
-
-        return self._embeddings.encode(texts, told)
-
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
-        if version is None:
-            return Snapshot.build(
-                UNTRAINED, None, catalogue, self._counts, index_from=self._index_from
-            )
-        name, files, _ = self._registry.load(version)
-        try:
-            trained = Trained.unpack(files)
-            if trained.encoder != self._embeddings.name:
-                raise ValueError(
-                    f"it reads vectors of {trained.encoder}, not of {self._embeddings.name}: "
-                    "train again with heed train, or set HEED_ENCODER to what it was trained with"
-                )
-            snapshot = Snapshot.build(
-                name, trained, catalogue, self._counts, index_from=self._index_from
-            )
-            _warm_up(snapshot)
-        except ValueError as error:
-            raise ModelRejected(f"model {name}: {error}") from error
-        return snapshot
+        return load_snapshot(
+            self._registry,
+            version,
+            catalogue,
+            self._counts,
+            encoder=self._embeddings.name,
+            index_from=self._index_from,
+        )
 
     async def _count_popularity(self) -> None:
         """Popularity, and rows for what is only known from events."""
@@ -459,15 +449,3 @@ class LiveSnapshot:
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
         counts[rows] = counted
         self._counts, self._counted_at = counts, tick
-
-
-def _warm_up(snapshot: Snapshot) -> None:
-    """One answer, so that a model that cannot give one is never served."""
-    rows = np.flatnonzero(snapshot.has_vector)[:50].astype(np.int32)
-    if not len(rows):
-        return
-    times = np.zeros(len(rows), dtype=np.int64)
-    past = UserHistory(rows, times, np.ones(len(rows), dtype=np.float32))
-    totals = score(snapshot, build_memory(snapshot, past, 0), rows).total
-    if not np.isfinite(totals.numpy()).all():
-        raise ValueError("its scores are not finite")

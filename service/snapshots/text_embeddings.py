@@ -7,8 +7,9 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ class EmbeddingCache:
     def __init__(self, encoder: TextEncoder, path: Path | None = None) -> None:
         self._encoder = encoder
         self._path = path
-        self._lock = threading.Lock()
+        self._encoding = threading.Lock()  # of the encoder, so that each text is encoded once
+        self._lock = threading.Lock()  # of what is below
         self._rows: dict[bytes, int] = {}
         # As on disk, so that a restart changes no answer.
         self._vectors = CowArray(np.zeros((0, encoder.dimension), dtype=np.float16))
@@ -77,26 +79,45 @@ class EmbeddingCache:
 
         Args:
             texts: of items.
-            told: called as work goes on: how many new texts are encoded, of how many.
+            progress: called as work goes on: how many new texts are encoded, of how many.
         """
         keys = [_digest(text) for text in texts]
+        new = {key: text for key, text in zip(keys, texts, strict=True)
+               if key not in self._rows}  # fmt: skip
+        for start in range(0, len(new), _CHUNK):
+            chunk = islice(new.items(), start, start + _CHUNK)
+            with self._encoding:  # not `_lock`: `known` is answered while a slow encoder works
+                self._encode_missing(dict(chunk))
+            if progress is not None:
+                progress(min(start + _CHUNK, len(new)), len(new))
+        return self._known(keys)
+
+    def known(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors [n, D] of the texts encoded before; zero for the others."""
+        return self._known([_digest(text) for text in texts])
+
+    def missing(self, texts: Iterable[str]) -> set[str]:
+        """The texts that `encode` would encode."""
+        return {text for text in texts if _digest(text) not in self._rows}
+
+    def _encode_missing(self, chunk: dict[bytes, str]) -> None:
+        """Encode the texts of a chunk, by digest, that another thread has not encoded meanwhile."""
+        chunk = {key: text for key, text in chunk.items() if key not in self._rows}
+        if not chunk:
+            return
+        vectors = self._encoder.encode([*chunk.values()]).astype(np.float16)
         with self._lock:
-            new = {key: text for key, text in zip(keys, texts, strict=True)
-                   if key not in self._rows}  # fmt: skip
-            if new:
-                first = len(self._vectors)
-                encoded = []
-                unread = list(new.values())
-                for start in range(0, len(unread), _CHUNK):
-                    part = self._encoder.encode(unread[start : start + _CHUNK])
-                    encoded.append(part.astype(np.float16))
-                    if progress is not None:
-                        progress(min(start + _CHUNK, len(unread)), len(unread))
-                more = np.concatenate(encoded)
-                self._vectors = self._vectors.updated(_NONE, more[:0], more)
-                self._rows |= {key: first + at for at, key in enumerate(new)}
-            rows = [self._rows[key] for key in keys]
-            return self._vectors.array[rows].astype(np.float32)
+            first = len(self._vectors)
+            self._vectors = self._vectors.updated(_NONE, vectors[:0], vectors)
+            self._rows |= {key: first + at for at, key in enumerate(chunk)}
+
+    def _known(self, keys: Sequence[bytes]) -> Vectors:
+        with self._lock:
+            rows = np.array([self._rows.get(key, -1) for key in keys], np.int64)
+            vectors = self._vectors.array
+        found = np.zeros((len(rows), self.dimension), np.float32)
+        found[rows >= 0] = vectors[rows[rows >= 0]]
+        return found
 
     def save(self) -> None:
         """Write what is new to disk: a new file beside the old, then renamed over it.

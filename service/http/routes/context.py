@@ -35,7 +35,7 @@ class Engine(Protocol):
         """The version that answers now."""
 
     # ---- write
-    async def put_items(self, items: Sequence[Item]) -> int:
+    async def put_items(self, items: Sequence[Item], *, unhurried: bool = False) -> int:
         """Insert or replace, all or nothing; how many."""
 
     async def get_item(self, item_id: str) -> Item:

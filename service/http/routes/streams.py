@@ -95,12 +95,13 @@ class _Import:
         if not batch:
             return
         try:
-            self.stored += await self.engine.put_items([item for _, item in batch])
+            items = [item for _, item in batch]
+            self.stored += await self.engine.put_items(items, unhurried=True)
         except Invalid:
             # A batch is all or nothing; a stream is line by line, so find the one to blame.
             for number, item in batch:
                 try:
-                    self.stored += await self.engine.put_items([item])
+                    self.stored += await self.engine.put_items([item], unhurried=True)
                 except Invalid as error:
                     self.fail(number, str(error))
 

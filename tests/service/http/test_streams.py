@@ -93,7 +93,7 @@ def test_a_full_store_ends_the_stream_and_says_how_far_it_came(client: Client) -
             raise StoreFull("no room")
         return await put_items(items)
 
-    client.engine.put_items = fill  # type: ignore[method-assign]
+    client.engine.put_items = fill  # type: ignore[method-assign, assignment]
     answer = post(client, b"".join(b'{"item_id": "i%d"}\n' % n for n in range(700)))
     assert (answer.status_code, answer.json()["stored"]) == (507, 500)
 

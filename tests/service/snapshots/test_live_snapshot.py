@@ -148,6 +148,7 @@ async def test_the_catalogue_is_read_in_parts(
 ) -> None:
     """However small they are, at the start and later, what is served is the same."""
     monkeypatch.setattr("service.snapshots.live_snapshot._READ_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.live_snapshot._REFRESH_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
         again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
         await again.open()
@@ -160,8 +161,11 @@ async def test_the_catalogue_is_read_in_parts(
 
 
 @pytest.fixture
-async def indexed(store: SQLiteStore, registry: Registry) -> AsyncIterator[LiveSnapshot]:
-    """What is served with an index from five rows on."""
+async def indexed(
+    store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[LiveSnapshot]:
+    """What is served with an index from five rows on, built as soon as it is due."""
+    monkeypatch.setattr("service.snapshots.live_snapshot._STEADY", 0)
     with ThreadPoolExecutor(2) as pool:
         opened = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool, index_from=5)
         await opened.open()

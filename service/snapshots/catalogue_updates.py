@@ -1,0 +1,111 @@
+"""Changes of the store's items applied to the catalogue, with embeddings of the items' texts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.item_entry import ItemEntry
+from service.domain.records import Item
+from service.snapshots.item_entries import to_entry
+from service.snapshots.text_embeddings import EmbeddingCache
+from service.stores.base import Changes
+
+_log = logging.getLogger(__name__)
+
+_IMMEDIATE_TEXTS = 32  # texts that even a slow encoder encodes while a refresh waits
+_DEFERRED_ITEMS = 8  # items that a slow encoder encodes between two refreshes
+_LOG_INTERVAL = 10.0  # seconds of encoding after which the log says how far it is
+
+
+class CatalogueUpdates:
+    """Applies changes to catalogues; defers what a slow text encoder needs long for.
+
+    Deferred items are in the catalogue at once, found by their words and by the texts that were
+    encoded before; their other texts become keys with `apply_encoded`.
+    """
+
+    def __init__(self, embeddings: EmbeddingCache) -> None:
+        self._embeddings = embeddings
+        self._lock = threading.Lock()
+        self._deferred: dict[str, ItemEntry] = {}  # by item id, as they were stored last
+
+    @property
+    def deferred(self) -> int:
+        """Number of items with texts that have still to be encoded."""
+        return len(self._deferred)
+
+    def apply(self, catalogue: Catalogue, changes: Changes, *, defer: bool) -> Catalogue:
+        """Return the catalogue after changes of the store.
+
+        Args:
+            catalogue: the catalogue before them.
+            changes: from the store.
+            defer: whether texts may be left for `encode_deferred`.
+        """
+        entries = self._entries(changes.upserted)
+        with self._lock:
+            for item_id in (*changes.deleted, *(entry.item_id for entry in entries)):
+                self._deferred.pop(item_id, None)
+        if defer and not self._embeddings.quick:
+            missing = self._embeddings.missing(_texts(entries))
+            # Behind deferred texts, even a few would have to wait for the encoder.
+            if len(missing) > (0 if self._deferred else _IMMEDIATE_TEXTS):
+                with self._lock:
+                    for entry in entries:
+                        if not missing.isdisjoint(entry.fields.values()):
+                            self._deferred[entry.item_id] = entry
+                return catalogue.updated(entries, changes.deleted, self._embeddings.known)
+        return catalogue.updated(entries, changes.deleted, self._encode)
+
+    def encode_deferred(self) -> None:
+        """Encode the texts of some deferred items, the first ones. Takes seconds."""
+        with self._lock:
+            entries = list(islice(self._deferred.values(), _DEFERRED_ITEMS))
+        self._encode(_texts(entries))
+
+    def apply_encoded(self, catalogue: Catalogue) -> Catalogue:
+        """Return the catalogue with the keys of the deferred items that are encoded by now."""
+        with self._lock:
+            first = list(islice(self._deferred.values(), _DEFERRED_ITEMS))
+            missing = self._embeddings.missing(_texts(first))
+            encoded = [entry for entry in first if missing.isdisjoint(entry.fields.values())]
+            for entry in encoded:
+                del self._deferred[entry.item_id]
+        return catalogue.updated(encoded, [], self._embeddings.known)
+
+    def _entries(self, items: Sequence[Item]) -> list[ItemEntry]:
+        dimension = self._embeddings.dimension
+        entries = [to_entry(item, dimension) for item in items]
+        unused = sum(item.embedding is not None and entry.embedding is None
+                     for item, entry in zip(items, entries, strict=True))  # fmt: skip
+        if unused:
+            _log.warning(
+                "the embeddings of %d items are not used: they have not %d dimensions",
+                unused,
+                dimension,
+            )
+        return entries
+
+    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embed texts; where that takes long, the log says how far it is."""
+        logged = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal logged
+            if time.monotonic() - logged > _LOG_INTERVAL:
+                _log.info("%d of %d texts are encoded", done, total)
+                logged = time.monotonic()
+
+        return self._embeddings.encode(texts, progress)
+
+
+def _texts(entries: Sequence[ItemEntry]) -> list[str]:
+    return [text for entry in entries for text in entry.fields.values() if not text.isspace()]

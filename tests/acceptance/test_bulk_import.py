@@ -1,0 +1,164 @@
+"""Questions asked while a large catalogue is imported, and the first search after an import."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from tests.support.server import Server
+from tests.support.tiny import WORDS, World, item_id
+
+ITEMS = 40_000
+BATCH = 500  # items of one request
+LEAST = 200  # questions asked meanwhile
+QUIET = 300  # questions asked of the same catalogue at rest
+SPIN = "while True: pass"
+
+
+class Asked(NamedTuple):
+    """One question and its answer."""
+
+    status: int
+    seconds: float  # until it was answered; inf where it failed
+    found: bool = True  # the item that it searched for
+
+
+class Import(NamedTuple):
+    """The questions of one import, those after it, and how each of its requests was answered."""
+
+    during: list[Asked]
+    searches: list[Asked]  # each for the last item that was acknowledged
+    quiet: list[Asked]
+    posts: list[int]
+
+
+def _item(number: int) -> dict[str, object]:
+    words = " ".join(WORDS.values()).split()
+    random = np.random.default_rng(number)
+    return {
+        "item_id": f"new-{number}",
+        "title": f"unheard{number} {random.choice(words)}",
+        "description": " ".join(random.choice(words, 8)),
+    }
+
+
+def _ask(http: httpx.Client, number: int) -> Asked:
+    """A score, a recommendation or a search in turn."""
+    user = f"u{number % 40}"
+    path, body = (
+        ("score", {"user_id": user, "item_ids": [item_id(0, number), item_id(3, number)]}),
+        ("recommend", {"user_id": user, "limit": 10}),
+        ("search", {"user_id": user, "query": "rocket orbit", "limit": 10}),
+    )[number % 3]
+    begun = time.perf_counter()
+    status = http.post(f"/v1/{path}", json=body).status_code
+    return Asked(status, time.perf_counter() - begun if status == 200 else math.inf)
+
+
+def _search(http: httpx.Client, number: int) -> Asked:
+    """A search for one new item by a word that no other item has."""
+    answer = http.post("/v1/search", json={"query": f"unheard{number}", "limit": 3})
+    ids = [item["item_id"] for item in answer.json().get("items", [])]
+    return Asked(answer.status_code, math.nan, f"new-{number}" in ids)
+
+
+def _import(server: Server) -> Import:
+    bodies = [
+        orjson.dumps({"items": [_item(number) for number in range(at, at + BATCH)]})
+        for at in range(0, ITEMS, BATCH)
+    ]
+    posts: list[int] = []
+
+    def post() -> None:
+        with server.client() as http:
+            json = {"content-type": "application/json"}
+            for body in bodies:
+                posts.append(http.post("/v1/items", content=body, headers=json).status_code)
+
+    during, searches = list[Asked](), list[Asked]()
+    poster = threading.Thread(target=post)
+    with server.client() as http:
+        for number in range(30):
+            _ask(http, number)
+        poster.start()
+        while poster.is_alive() or len(during) < LEAST:
+            during.append(_ask(http, len(during)))
+            if posts and len(during) % 5 == 0:
+                searches.append(_search(http, len(posts) * BATCH - 1))
+        poster.join()
+        time.sleep(2)  # for indexes that are built once the catalogue is at rest
+        quiet = [_ask(http, number) for number in range(QUIET)]
+    return Import(during, searches, quiet, posts)
+
+
+@pytest.fixture(scope="module")
+def imported(world: World, tmp_path_factory: pytest.TempPathFactory) -> Import:
+    """An import into the small world, trained, with the default deadline of a second."""
+    data = world.copy(tmp_path_factory.mktemp("import") / "data")
+    with Server(data, deadline=1) as server:
+        return _import(server)
+
+
+def test_no_question_fails_during_an_import(imported: Import) -> None:
+    """Every question is answered within the deadline, and so is every request of the import."""
+    assert len(imported.during) >= LEAST
+    assert {asked.status for asked in (*imported.during, *imported.searches)} == {200}
+    assert set(imported.posts) == {200}
+
+
+def test_questions_stay_fast_during_an_import(imported: Import) -> None:
+    """The slowest hundredth takes at most three times as long as with the catalogue at rest."""
+    during, quiet = (
+        np.quantile([asked.seconds for asked in sample], [0.5, 0.99]) * 1_000
+        for sample in (imported.during, imported.quiet)
+    )
+    failed = sum(asked.status != 200 for asked in imported.during)
+    print(  # noqa: T201  # shown by pytest -s
+        f"\nat rest:          p50 {quiet[0]:.1f} ms, p99 {quiet[1]:.1f} ms of {QUIET} questions"
+        f"\nduring an import: p50 {during[0]:.1f} ms, p99 {during[1]:.1f} ms"
+        f" of {len(imported.during)} questions, {failed} failed"
+    )
+    assert during[1] <= 3 * quiet[1]
+
+
+def test_acknowledged_items_are_found_during_an_import(imported: Import) -> None:
+    """The next search finds an item of the latest request that was acknowledged."""
+    assert imported.searches
+    assert all(asked.found for asked in imported.searches)
+
+
+@contextmanager
+def _busy_cores(count: int) -> Iterator[None]:
+    spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def test_the_first_search_after_an_import_is_answered(
+    world: World, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """5,000 items in one stream, and two other processes at work: within the deadline, with them."""
+    data = world.copy(tmp_path_factory.mktemp("first") / "data", trained=False)
+    lines = b"\n".join(orjson.dumps(_item(number)) for number in range(5_000))
+    with Server(data, deadline=1) as server, server.client() as http, _busy_cores(2):
+        kind = {"content-type": "application/x-ndjson"}
+        stored = http.post("/v1/items", content=lines, headers=kind)
+        assert stored.json()["stored"] == 5_000
+        first = _search(http, 4_999)
+    assert first.status == 200
+    assert first.found
