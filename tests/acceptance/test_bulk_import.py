@@ -84,7 +84,8 @@ def _import(server: Server) -> Import:
         with server.client() as http:
             json = {"content-type": "application/json"}
             for body in bodies:
-                posts.append(http.post("/v1/items", content=body, headers=json).status_code)
+                answer = http.post("/v1/items", content=body, headers=json)
+                posts.append(answer.status_code)
 
     during, searches = list[Asked](), list[Asked]()
     poster = threading.Thread(target=post)
@@ -152,7 +153,7 @@ def _busy_cores(count: int) -> Iterator[None]:
 def test_the_first_search_after_an_import_is_answered(
     world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """5,000 items in one stream, and two other processes at work: within the deadline, with them."""
+    """5,000 items in one stream while two other processes are busy: within the deadline."""
     data = world.copy(tmp_path_factory.mktemp("first") / "data", trained=False)
     lines = b"\n".join(orjson.dumps(_item(number)) for number in range(5_000))
     with Server(data, deadline=1) as server, server.client() as http, _busy_cores(2):

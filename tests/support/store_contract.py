@@ -283,6 +283,22 @@ class AppendContract(_Contract):
         assert await store.append([]) == (0, 0)
         assert await store.put_items([]) == 0
 
+    async def test_a_change_of_the_catalogue_is_told_before_it_can_be_read(
+        self, store: Store
+    ) -> None:
+        """With the version before it and its own; a write that changes nothing tells nothing."""
+        told: list[tuple[int, int]] = []
+
+        def on_change(previous: int, version: int) -> None:
+            told.append((previous, version))
+
+        await store.put_items([Item("a"), Item("b")], on_change=on_change)
+        first = await store.catalogue_version()
+        await store.put_items([Item("a")], on_change=on_change)
+        await store.delete_item("b", on_change=on_change)
+        await store.delete_item("b", on_change=on_change)
+        assert told == [(0, first), (first, await store.catalogue_version())]
+
     async def test_arrival_order_does_not_matter(self, store: Store) -> None:
         """Events sent in any order, in batches of any size, give the history of the sorted log."""
         rng = random.Random(7)

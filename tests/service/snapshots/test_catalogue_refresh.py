@@ -1,0 +1,275 @@
+"""Refreshes beside requests: what questions and writes wait for, and what they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.catalogue.catalogue import Catalogue
+from models.text.static_encoder import StaticEncoder
+from service.domain.records import Item
+from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
+from service.snapshots.catalogue_versions import UnacknowledgedWrites, VersionWaiters
+from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import EmbeddingCache
+from service.stores.base import Changes
+from service.stores.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.anyio
+
+
+class Encoder(StaticEncoder):
+    """A text encoder that can be stopped, as one that takes minutes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quick = True
+        self.free = threading.Event()
+        self.free.set()
+        self.fails = False
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        assert self.free.wait(60)
+        if self.fails:
+            raise RuntimeError("the encoder failed")
+        return super().encode(texts)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+    opened = SQLiteStore(tmp_path / STORE_FILE)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder()
+
+
+@pytest.fixture
+async def live(store: SQLiteStore, encoder: Encoder, tmp_path: Path) -> AsyncIterator[LiveSnapshot]:
+    """Writes are acknowledged after a tenth of a second, whether they are served or not."""
+    with ThreadPoolExecutor(2) as pool:
+        registry = Registry(tmp_path / MODELS_FOLDER)
+        opened = LiveSnapshot(store, registry, EmbeddingCache(encoder), pool, write_wait=0.1)
+        await opened.open()
+        yield opened
+        encoder.free.set()
+        opened.close()
+
+
+def batch(name: str, count: int = 100) -> list[Item]:
+    """Items whose titles are all different."""
+    return [Item(f"{name}{n}", title=f"{name} number {n}") for n in range(count)]
+
+
+async def until(held: Callable[[], bool]) -> None:
+    """Return when this holds; for as long as a busy machine may need."""
+    for _ in range(60_000):
+        if held():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never held")
+
+
+async def until_changed(store: SQLiteStore) -> None:
+    """Return when there is something in the store's catalogue."""
+    for _ in range(60_000):
+        if await store.catalogue_version():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("nothing was written")
+
+
+def found_by_words(catalogue: Catalogue, query: str) -> list[str]:
+    """The ids of the items that have words of a query, best first."""
+    index = catalogue.bm25_index
+    assert index is not None
+    rows = index.search(index.read(query), 5, catalogue.visible).rows
+    return catalogue.vocabulary.ids_of(rows.tolist())
+
+
+# ------------------------------------------------------------------ what is waited for
+
+
+async def test_a_question_does_not_wait_for_a_write_in_progress(
+    live: LiveSnapshot, store: SQLiteStore, encoder: Encoder
+) -> None:
+    """What nobody was told of may be missing; with its acknowledgement it is there."""
+    before = await live.current()
+    encoder.free.clear()
+    writing = asyncio.create_task(live.put_items(batch("new"), unhurried=True))
+    await until_changed(store)
+    assert await live.current() is before
+    assert not writing.done()
+    encoder.free.set()
+    assert await writing == 100
+    assert live.snapshot.catalogue.row("new99") >= 0
+    assert await live.current() is live.snapshot
+
+
+async def test_a_question_waits_for_a_write_of_another_process(
+    live: LiveSnapshot, store: SQLiteStore, encoder: Encoder
+) -> None:
+    """It may have been acknowledged there, though a write of this process is in progress too."""
+    encoder.free.clear()
+    writing = asyncio.create_task(live.put_items(batch("mine"), unhurried=True))
+    await until_changed(store)
+    await store.put_items([Item("theirs", title="of another process")])
+    waiting = asyncio.create_task(live.current())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    encoder.free.set()
+    assert (await waiting).catalogue.row("theirs") >= 0
+    await writing
+
+
+async def test_a_question_does_not_wait_for_what_is_written_after_it(
+    live: LiveSnapshot, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A steady writer, faster than refreshes, keeps nobody waiting."""
+    reading, written = store.catalogue_changes, 0
+
+    async def behind(after: int, limit: int | None = None) -> Changes:
+        nonlocal written
+        changes = await reading(after, limit)
+        written += 1
+        await store.put_items([Item("again", title=f"the title of write {written}")])
+        return changes
+
+    await store.put_items([Item("first", title="written before the question")])
+    monkeypatch.setattr(store, "catalogue_changes", behind)
+    async with asyncio.timeout(60):
+        snapshot = await live.current()
+    assert snapshot.catalogue.row("first") >= 0
+    assert written < 5
+
+
+async def test_an_acknowledged_write_is_served_without_a_question(
+    live: LiveSnapshot, store: SQLiteStore
+) -> None:
+    """Items that were put are in the snapshot, and deleted ones are not, when that is answered."""
+    await live.put_items(batch("new"), unhurried=True)
+    catalogue = live.snapshot.catalogue
+    assert catalogue.visible[catalogue.row("new0")]
+    assert await live.delete_item("new0")
+    catalogue = live.snapshot.catalogue
+    assert not catalogue.visible[catalogue.row("new0")]
+    assert await live.delete_item("new0") is False
+
+
+async def test_changes_of_other_processes_are_followed_without_a_question(
+    live: LiveSnapshot, store: SQLiteStore
+) -> None:
+    """As between workers, each of which looks at the store now and then."""
+    await store.put_items(batch("theirs"))
+    await live.follow_store()
+    await until(lambda: live.snapshot.catalogue.row("theirs99") >= 0)
+
+
+async def test_writes_at_once_share_refreshes(live: LiveSnapshot) -> None:
+    """Each is served when it is acknowledged."""
+
+    async def put(name: str) -> int:
+        await live.put_items(batch(name, 5), unhurried=True)
+        return live.snapshot.catalogue.row(f"{name}4")
+
+    rows = await asyncio.gather(*(put(f"writer{n}-") for n in range(20)))
+    assert min(rows) >= 0
+
+
+async def test_a_failed_refresh_fails_questions_and_no_write(
+    live: LiveSnapshot, encoder: Encoder
+) -> None:
+    """The write is durable and acknowledged; the next refresh that succeeds serves it."""
+    encoder.fails = True
+    assert await live.put_items(batch("new")) == 100
+    with pytest.raises(RuntimeError, match="the encoder failed"):
+        await live.current()
+    encoder.fails = False
+    assert (await live.current()).catalogue.row("new0") >= 0
+
+
+# ------------------------------------------------------------------ slow text encoders
+
+
+async def test_texts_of_a_slow_encoder_are_encoded_beside_questions(
+    live: LiveSnapshot, encoder: Encoder
+) -> None:
+    """A large write is found by its words at once, and by meaning when its texts are encoded."""
+    encoder.quick = False
+    encoder.free.clear()
+    await live.put_items(batch("rocket"))
+    await live.put_items([Item("late", title="volcano")])  # behind those, it has to wait too
+    async with asyncio.timeout(60):
+        catalogue = (await live.current()).catalogue
+    assert found_by_words(catalogue, "42") == ["rocket42"]
+    assert found_by_words(catalogue, "volcano") == ["late"]
+    assert not catalogue.has_content.any()
+    await live.put_items([Item("rocket1", title="submarine")])
+    await live.delete_item("rocket2")
+    encoder.free.set()
+    await live.put_items([Item("last", title="a title that is waited for")], unhurried=True)
+    row = live.snapshot.catalogue.row("last")
+    await until(lambda: bool(live.snapshot.catalogue.has_content[row]))
+    catalogue = live.snapshot.catalogue
+    assert (catalogue.has_content == catalogue.visible).all()
+    assert not catalogue.visible[catalogue.row("rocket2")]
+    content = catalogue.content[catalogue.row("rocket1")]
+    np.testing.assert_allclose(content, encoder.encode(["submarine"])[0], atol=1e-3)
+
+
+async def test_a_few_texts_are_encoded_before_a_write_is_acknowledged(
+    live: LiveSnapshot, encoder: Encoder
+) -> None:
+    """However slow the encoder is: an item that is put alone has its vector at once."""
+    encoder.quick = False
+    await live.put_items([Item("one", title="guitar")], unhurried=True)
+    assert live.snapshot.catalogue.has_content[live.snapshot.catalogue.row("one")]
+
+
+# ------------------------------------------------------------------ the parts
+
+
+def test_only_unacknowledged_writes_may_be_missing() -> None:
+    """Back to the version before the first of them, and no further than any other writer's."""
+    writes = UnacknowledgedWrites()
+    with writes.track() as first, writes.track() as second:
+        first(3, 4)
+        second(3, 4)  # in the same transaction
+        with writes.track() as third:
+            third(4, 6)
+            assert [writes.acknowledged_at(version) for version in (3, 4, 6)] == [3, 3, 3]
+            assert writes.acknowledged_at(5) == 5  # of another process
+        assert writes.acknowledged_at(6) == 6
+        assert writes.acknowledged_at(4) == 3
+    assert writes.acknowledged_at(4) == 4
+
+
+async def test_tasks_wait_for_their_own_version() -> None:
+    """A later one goes on waiting, a cancelled one is left out, an error reaches all."""
+    waiters = VersionWaiters()
+    tasks = [asyncio.create_task(waiters.wait(version)) for version in (1, 2, 3, 1)]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    await asyncio.sleep(0)
+    waiters.wake(2)
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True, True, False, True]
+    waiters.fail(RuntimeError("no disk"))
+    with pytest.raises(RuntimeError, match="no disk"):
+        await tasks[2]
