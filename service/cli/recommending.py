@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import DATA, ENCODER, Data, Encoder, embeddings, one_store, out, threads
+from service.cli.console import DATA, ENCODER, Data, Encoder, out, threads
 
 
 def recommend_all(
@@ -50,21 +50,16 @@ def recommend_all(
     from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
     from service.engine.recommend_all import write_lists
-    from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER
-    from service.snapshots.registry import Registry
 
     asked = time.time_ns() // 1_000 if at is None else _time(at)
-    with one_store(data) as store, rate_bar(out, "recommending", "users") as progress:
+    with rate_bar(out, "recommending", "users") as progress:
         listed = asyncio.run(
             write_lists(
-                store,
-                Registry(data / MODELS_FOLDER),
-                embeddings(encoder, data / EMBEDDINGS_FILE),
+                Settings.read({"data": data, "encoder": encoder}),
                 file,
                 RecommendQuery(Requester(), limit, exclude_seen=not include_seen),
                 at=asked,
-                exact_up_to=Settings.read().max_exact_rows,
-                told=progress,
+                progress=progress,
             )
         )
     rate = listed.users / max(listed.seconds, 1e-9)
@@ -75,10 +70,10 @@ def recommend_all(
         markup=False,
         soft_wrap=True,
     )
-    if listed.judged:
+    if listed.sampled:
         out.print(
             f"Not every item was scored: recall@{limit} of doing so is {listed.recall:.3f} "
-            f"({listed.judged} users, drawn at random)",
+            f"({listed.sampled} users, drawn at random)",
             highlight=False,
             soft_wrap=True,
         )

@@ -73,25 +73,10 @@ class Settings(BaseSettings):
         description="Most rows that retrieval mode `auto` attends exactly; coarse beyond.",
     )
     history_cache_bytes: int = Field(
-        256 * _MiB,
-        ge=0,
-        description="Memory for materialised user histories, in bytes, in each worker.",
-    )
-    encoding_cache_bytes: int = Field(
-        64 * _MiB,
-        ge=0,
-        description="Memory for what the encoder keeps of histories, in bytes, in each worker.",
-    )
-    memory_cache_bytes: int = Field(
-        64 * _MiB,
-        ge=0,
-        description="Memory for the keys and values of whoever asked last, in bytes, in each "
-        "worker; they serve again until a new event, or the time, changes them.",
-    )
-    long_history_bytes: int = Field(
         512 * _MiB,
         ge=0,
-        description="Memory for the older events of long histories, put together, in bytes.",
+        description="Memory for what each worker keeps of users between requests, in bytes: their "
+        "events and what the model computed from them.",
     )
     max_attention_error: float = Field(
         0.01,

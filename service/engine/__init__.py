@@ -1,4 +1,4 @@
-"""The jobs of the service as one object: write, answer, train, activate.
+"""The service without HTTP: composition, answers, training jobs and model versions.
 
-Queries of `service.domain` go in; answers of `service.domain` come out. No HTTP.
+Queries of `service.domain` go in; answers of `service.domain` come out.
 """

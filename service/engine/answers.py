@@ -1,28 +1,27 @@
-"""The questions: score, recommend, search, similar, attend. Each is answered from one snapshot."""
+"""Answers to score, recommend, search, similar and attend, each from one snapshot."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from service.domain.errors import Invalid, NotFound
 from service.domain.queries import (
     Answer,
-    AnswerItem,
     AttendQuery,
     AttendResult,
     RecommendQuery,
@@ -34,292 +33,238 @@ from service.domain.queries import (
     VectorMemory,
 )
 from service.domain.stage_clock import StageClock
-from service.engine.attend import attend_catalogue, attend_user, attend_vectors, vector_of
-from service.engine.explain import reasons_of
+from service.engine.attend import attend_catalogue, attend_user, attend_vectors, item_vector
+from service.engine.compose import Parts
+from service.engine.explain import explain_items
 from service.engine.highlight import highlights
-from service.engine.recommend import allowed_items, recommended
-from service.engine.search import PERSONAL, Searched, found_answer, search_items
-from service.engine.similar_items import similar_items, spaces_asked
-from service.histories.long_histories import LONG
-from service.histories.memory_provider import MemoryProvider
-from service.histories.request_history import HistoryAssembler, RequestHistory
-from service.snapshots.live_snapshot import LiveSnapshot
-from service.snapshots.text_embeddings import EmbeddingCache
+from service.engine.naming import name_reasons, name_rows
+from service.engine.recommend import allowed_items, recommend_items
+from service.engine.score import score_answer
+from service.engine.search import RERANKED, SearchOutcome, search_answer, search_items
+from service.engine.similar_items import similar_items, spaces_to_compare
+from service.histories.event_columns import EventColumns
+from service.histories.memory_provider import LONG
 
 T = TypeVar("T")
-Rows = NDArray[np.int64]
 
-_AT_ONCE = 120_000  # targets times rows that are attended in a millisecond or two
-_KEY = 10  # of those that comparing one field key takes as long as
+# Targets times rows that are attended on the event loop, in a millisecond or two: less than going
+# to a thread and back takes on a busy machine.
+_ON_LOOP = 120_000
+_FIELD_KEY = 10  # of those that comparing one field key takes as long as
 
 
-class Answering:
-    """Answers questions from the snapshot and from histories that are never older than the store.
+class _Request(NamedTuple):
+    """What the answer to one request is computed from."""
+
+    requester: Requester
+    snapshot: Snapshot
+    events: EventColumns
+    at: int  # microseconds UTC
+    options: AttentionOptions
+
+
+class Answers:
+    """Answers requests from the live snapshot and from events never older than the store.
 
     Args:
-        serving: holds the snapshot.
-        pasts: makes the past of whoever asks.
-        embeddings: encodes queries.
-        workers: where computing is done, beside the event loop.
-        memories: of whoever asks.
-        searching: what a match of a search is worth.
-        clock: microseconds UTC.
+        parts: of the service.
+        clock: the time of requests that name none, microseconds UTC.
     """
 
     def __init__(
-        self,
-        serving: LiveSnapshot,
-        pasts: HistoryAssembler,
-        embeddings: EmbeddingCache,
-        *,
-        workers: Executor,
-        memories: MemoryProvider,
-        searching: SearchParameters = DEFAULTS,
-        clock: Callable[[], int],
+        self, parts: Parts, clock: Callable[[], int] = lambda: time.time_ns() // 1_000
     ) -> None:
-        self._serving = serving
-        self._pasts = pasts
-        self._embeddings = embeddings
-        self._workers = workers
-        self._memories = memories
-        self._searching = searching
+        self._store = parts.store
+        self._live = parts.live
+        self._memories = parts.memories
+        self._embeddings = parts.embeddings
+        self._executor = parts.executor
+        self._search_parameters = parts.search_parameters
         self._clock = clock
 
     async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
-        """Score targets. Raises `Invalid` naming the first target that has no vector."""
-        snapshot, asked, at = await self._ask(query.requester, stages)
+        """Score targets. Raises `NotFound` naming the first target that has no vector."""
+        request = await self._open(query.requester, stages)
+        snapshot = request.snapshot
         targets = snapshot.catalogue.rows(query.item_ids)
-        answerable = snapshot.is_scorable(targets)
-        if not answerable.all():
-            place = int(np.argmin(answerable))
+        scorable = snapshot.is_scorable(targets)
+        if not scorable.all():
+            place = int(np.argmin(scorable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
-        options = self._memories.options(query.requester)
 
-        def answer() -> tuple[Scores, list[list[Reason]]]:
-            with self._memories.of(snapshot, query.requester, asked, at) as user:
-                scores = score(snapshot, user, targets, options)
-                self._memories.audit.sample(snapshot, user, targets, scores, options)
-                return scores, reasons_of(
-                    snapshot, user, targets, scores, options=options, requester=query.requester
-                )
+        def attend(user: UserMemory) -> tuple[Scores, list[list[Reason]]]:
+            scores = score(snapshot, user, targets, request.options)
+            return scores, self._explain(request, user, targets, scores)
 
-        scores, reasons = await self._compute(
-            stages, "attend", answer, _work(query.requester, asked, len(targets))
-        )
-        return await self._answer(
-            snapshot,
-            query.requester,
-            asked,
-            rows=targets,
-            scores=scores,
-            reasons=reasons,
-            stages=stages,
-        )
+        size = _attended(request, len(targets))
+        scores, reasons = await self._attend(request, stages, attend, size)
+        return await self._score_answer(request, targets, scores, reasons, stages)
 
     async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
-        """Recommend items."""
-        snapshot, asked, at = await self._ask(query.requester, stages)
-        options = self._memories.options(query.requester)
+        """Recommend items of the catalogue."""
+        request = await self._open(query.requester, stages)
 
-        def answer() -> tuple[Ranked, list[list[Reason]]]:
-            with self._memories.of(snapshot, query.requester, asked, at) as user:
-                ranked = recommended(query, snapshot, user, asked, options)
-                self._memories.audit.sample(snapshot, user, ranked.rows, ranked.scores, options)
-                reasons = reasons_of(
-                    snapshot,
-                    user,
-                    ranked.rows,
-                    ranked.scores,
-                    options=options,
-                    requester=query.requester,
-                )
-                return ranked, reasons
+        def attend(user: UserMemory) -> tuple[Ranked, list[list[Reason]]]:
+            ranked = recommend_items(query, request.snapshot, user, request.events, request.options)
+            return ranked, self._explain(request, user, ranked.rows, ranked.scores)
 
-        ranked, reasons = await self._compute(stages, "attend", answer)
-        answered = await self._answer(
-            snapshot,
-            query.requester,
-            asked,
-            rows=ranked.rows,
-            scores=ranked.scores,
-            reasons=reasons,
-            stages=stages,
-        )
-        return replace(answered, retrieval=ranked.mode)
+        ranked, reasons = await self._attend(request, stages, attend)
+        answer = await self._score_answer(request, ranked.rows, ranked.scores, reasons, stages)
+        return replace(answer, retrieval=ranked.mode)
 
     async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
-        """Search items by text; the memory of whoever asks re-ranks what was found.
+        """Search items by text and re-rank them by the requester's memory.
 
-        Reasons are of the score by which it does.
+        Explanations are of the memory's score.
         """
-        snapshot, asked, at = await self._ask(query.requester, stages)
-        options = self._memories.options(query.requester)
+        request = await self._open(query.requester, stages)
+        snapshot = request.snapshot
 
-        def answer() -> Searched:
-            with self._memories.of(snapshot, query.requester, asked, at) as user:
-                allowed = allowed_items(snapshot, query.filter)
-                return search_items(
-                    query,
-                    snapshot,
-                    user,
-                    self._embeddings.query,
-                    allowed=allowed,
-                    options=options,
-                    parameters=self._searching,
-                )
-
-        work = math.inf
-        if self._embeddings.quick:
-            work = _KEY * len(snapshot.catalogue.keys) + _work(query.requester, asked, PERSONAL)
-        searched = await self._compute(stages, "attend", answer, work)
-        with stages("explain"):
-            named = await self._pasts.explained(
-                snapshot, query.requester.user_id, asked, searched.reasons
+        def attend(user: UserMemory) -> SearchOutcome:
+            return search_items(
+                query,
+                snapshot,
+                user,
+                self._embeddings.query,
+                allowed=allowed_items(snapshot, query.filter),
+                options=request.options,
+                parameters=self._search_parameters,
             )
-        answered = found_answer(query.requester, snapshot, searched, named)
-        words, reading = snapshot.catalogue.bm25_index, searched.reading
-        if query.highlight and words is not None and reading is not None:
+
+        size = math.inf
+        if self._embeddings.quick:
+            size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
+        outcome = await self._attend(request, stages, attend, size)
+        with stages("explain"):
+            named = await name_reasons(self._store, snapshot, request.events, outcome.reasons)
+        answer = search_answer(query.requester, snapshot, outcome, named)
+        index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
+        if query.highlight and index is not None and parsed is not None:
             with stages("store"):
-                items = await self._serving.items([item["item_id"] for item in answered.items])
+                items = await self._store.get_items([item["item_id"] for item in answer.items])
             with stages("highlight"):
-                spans_of = partial(words.marks, reading)
-                for found, item in zip(answered.items, items, strict=True):
+                spans_of = partial(index.marks, parsed)
+                for found, item in zip(answer.items, items, strict=True):
                     found["highlights"] = {} if item is None else highlights(item, spans_of)
-        return replace(answered, degraded=self._serving.degraded)
+        return replace(answer, degraded=self._live.degraded)
 
     async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
-        """Items like one. Raises `NotFound`, and `Invalid` where it has no key in that space."""
+        """Find items like one.
+
+        Raises:
+            NotFound: when the catalogue has no such item.
+            Invalid: when it has no key in the requested space.
+        """
         with stages("store"):
-            snapshot = await self._serving.current()
-        spaces = spaces_asked(query, snapshot)
-        answered = await self._compute(
-            stages, "attend", lambda: similar_items(query, snapshot, spaces)
-        )
-        return replace(answered, degraded=self._serving.degraded)
+            snapshot = await self._live.current()
+        spaces = spaces_to_compare(query, snapshot)
+        answer = await self._compute(stages, lambda: similar_items(query, snapshot, spaces))
+        return replace(answer, degraded=self._live.degraded)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
-        """The bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
+        """Apply the bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
         with stages("store"):
-            snapshot = await self._serving.current()
-        asked: int | NDArray[np.float32]
+            snapshot = await self._live.current()
+        target: int | NDArray[np.float32]
         if query.item_id is not None:
-            asked, vector = vector_of(snapshot, query.item_id)
+            target, vector = item_vector(snapshot, query.item_id)
         elif query.text is not None:
-            asked = vector = self._embeddings.query(query.text)
+            target = vector = self._embeddings.query(query.text)
         elif query.vector is not None:
-            asked = vector = query.vector
+            target = vector = query.vector
         else:
             raise Invalid("/query", "one of vector, item_id and text must be given")
         memory, exact_up_to = query.memory, self._memories.exact_up_to
         if isinstance(memory, VectorMemory):
             return await self._compute(
-                stages, "attend", lambda: attend_vectors(query, memory, vector, exact_up_to)
+                stages, lambda: attend_vectors(query, memory, vector, exact_up_to)
             )
         if not isinstance(memory, StoredUserMemory):
             return await self._compute(
-                stages,
-                "attend",
-                lambda: attend_catalogue(query, snapshot, asked, exact_up_to),
+                stages, lambda: attend_catalogue(query, snapshot, target, exact_up_to)
             )
         requester = Requester(user_id=memory.user_id, visible=query.visible, at=query.at)
-        snapshot, past, at = await self._ask(requester, stages)
+        request = await self._open(requester, stages)
 
-        def answer() -> tuple[AttendResult, UserMemory]:
-            user = build_memory(snapshot, past.history, at)  # every event is a row
-            return attend_user(query, snapshot, user, asked), user
+        def attend() -> tuple[AttendResult, UserMemory]:
+            # Every event is a row, in a long history too.
+            history = self._memories.history(request.snapshot, request.events, requester)
+            user = build_memory(request.snapshot, history, request.at)
+            return attend_user(query, request.snapshot, user, target), user
 
-        attended, user = await self._compute(stages, "attend", answer)
-        sources = [int(user.source[row]) for row in attended.rows]
+        result, user = await self._compute(stages, attend)
         with stages("explain"):
-            ids = await self._pasts.names(memory.user_id, past, sources)
-        return replace(attended, ids=ids)
+            sources = [int(user.source[row]) for row in result.rows]
+            ids = await name_rows(self._store, request.events, sources)
+        return replace(result, ids=ids)
 
     # ------------------------------------------------------------------ the parts
 
-    async def _ask(
-        self, requester: Requester, stages: StageClock
-    ) -> tuple[Snapshot, RequestHistory, int]:
-        """One snapshot, what the requester did, and the request's time."""
+    async def _open(self, requester: Requester, stages: StageClock) -> _Request:
         at = self._clock() if requester.at is None else requester.at
         with stages("store"):
-            # The history first: what it names is then in the catalogue that is read after it.
-            stored = await self._pasts.history(requester.user_id)
-            snapshot = await self._serving.current()
-        asked = self._memories.asked(snapshot, requester, stored)
-        return snapshot, asked or self._pasts.assemble(snapshot, requester, stored, at), at
+            # The events first: their items are then in the catalogue that is read after them.
+            events = await self._memories.load(requester, at)
+            snapshot = await self._live.current()
+        return _Request(requester, snapshot, events, at, self._memories.options(requester))
+
+    async def _attend(
+        self,
+        request: _Request,
+        stages: StageClock,
+        work: Callable[[UserMemory], T],
+        size: float = math.inf,
+    ) -> T:
+        """Do work with the requester's memory; `size` as for `_compute`."""
+        requester, snapshot, events, at, _ = request
+
+        def attend() -> T:
+            with self._memories.memory(snapshot, requester, events, at) as user:
+                return work(user)
+
+        return await self._compute(stages, attend, size)
 
     async def _compute(
-        self, stages: StageClock, stage: str, work: Callable[[], T], size: float = math.inf
+        self, stages: StageClock, work: Callable[[], T], size: float = math.inf
     ) -> T:
-        """Run `work` off the event loop, or on it where it takes less than going there and back.
+        """Do work on a thread, or on the event loop where it takes less than going there and back.
 
         size: targets times rows; inf = not known.
         """
-        with stages(stage):
-            if size <= _AT_ONCE:
+        with stages("attend"):
+            if size <= _ON_LOOP:
                 return work()
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def _answer(
+    def _explain(
         self,
-        snapshot: Snapshot,
-        requester: Requester,
-        asked: RequestHistory,
-        *,
-        rows: NDArray[np.int32] | Rows,
+        request: _Request,
+        user: UserMemory,
+        rows: NDArray[np.int32] | NDArray[np.int64],
+        scores: Scores,
+    ) -> list[list[Reason]]:
+        """The reasons of scores, some of which are audited."""
+        requester, snapshot, _, _, options = request
+        self._memories.audit.sample(snapshot, user, rows, scores, options)
+        return explain_items(snapshot, user, rows, scores, options=options, requester=requester)
+
+    async def _score_answer(
+        self,
+        request: _Request,
+        rows: NDArray[np.int32] | NDArray[np.int64],
         scores: Scores,
         reasons: Sequence[Sequence[Reason]],
         stages: StageClock,
     ) -> Answer:
-        catalogue = snapshot.catalogue
         with stages("explain"):
-            named = await self._pasts.explained(snapshot, requester.user_id, asked, reasons)
-        reason = snapshot.memory_reason if scores.memory else "popular"
-        columns = zip(
-            catalogue.vocabulary.ids_of(rows.tolist()),
-            scores.total.tolist(),
-            catalogue.titles.take(rows),
-            scores.sequence.tolist(),
-            scores.transitions.tolist(),
-            scores.attention.tolist(),
-            scores.prior.tolist(),
-            scores.mass.tolist(),
-            strict=True,
-        )
-        items: list[AnswerItem] = [
-            {
-                "item_id": item_id,
-                "score": total,
-                "title": title,
-                "parts": {
-                    "sequence": sequence,
-                    "transitions": transitions,
-                    "attention": attention,
-                    "prior": prior,
-                },
-                "reason": reason,
-                "mass": mass,
-            }
-            for item_id, total, title, sequence, transitions, attention, prior, mass in columns
-        ]
-        if requester.explain:
-            for item, explanation in zip(items, named, strict=True):
-                item["explanation"] = explanation
-        if scores.error is not None:
-            for item, error in zip(items, scores.error.tolist(), strict=True):
-                item["relative_error"] = error
-        scanned = None if scores.scanned is None else round(scores.scanned)
-        return Answer(
-            items,
-            snapshot.version,
-            scores.mode,
-            degraded=self._serving.degraded,
-            rows_scanned=scanned,
-        )
+            named = await name_reasons(self._store, request.snapshot, request.events, reasons)
+        answer = score_answer(request.requester, request.snapshot, rows, scores, named)
+        return replace(answer, degraded=self._live.degraded)
 
 
-def _work(requester: Requester, asked: RequestHistory, targets: int) -> float:
-    """Targets times rows of one question; inf where that does not say how long it takes."""
-    # Of longer histories the older events may be held by whoever else attends to them.
-    known = not requester.explain and len(asked.rows) < LONG
-    return targets * max(1, len(asked.rows)) if known else math.inf
+def _attended(request: _Request, targets: int) -> float:
+    """Targets times rows of a request; inf where that does not say how long it takes."""
+    events = len(request.events)
+    # Other requests may hold the lock of a long history, which is collapsed.
+    is_known = not request.requester.explain and events < LONG
+    return targets * max(1, events) if is_known else math.inf

@@ -120,7 +120,7 @@ def attend_catalogue(
     return replace(found, ids=ids)
 
 
-def vector_of(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
+def item_vector(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
     """An item's row and its content vector.
 
     Raises:

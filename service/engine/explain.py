@@ -1,4 +1,4 @@
-"""Why the items of an answer have their scores."""
+"""Reasons of the scores of an answer's items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.ranking.scoring import Scores
 from service.domain.queries import Requester
 
 
-def reasons_of(
+def explain_items(
     snapshot: Snapshot,
     user: UserMemory,
     rows: NDArray[np.int32] | NDArray[np.int64],
@@ -26,7 +26,7 @@ def reasons_of(
     requester: Requester,
     places: Sequence[int] | None = None,
 ) -> list[list[Reason]]:
-    """The foremost reasons of each of some items; no lists at all where none were asked for.
+    """Explain the scores of items by the events that contribute most; [] without `explain`.
 
     Args:
         snapshot: the model and the catalogue.
@@ -34,9 +34,9 @@ def reasons_of(
         rows: item rows [L].
         scores: of these rows, or of more.
         options: as the scores were made.
-        requester: who says how many reasons of each, and how exact.
-        places: [L] of the rows among the scores, -1 = not scored, which has no reasons; in order
-            if left out.
+        requester: says how many reasons of each item, and how exact.
+        places: [L] of the rows among the scores, -1 = not scored, which has no reasons; by default
+            in order.
     """
     if not requester.explain:
         return []
@@ -56,17 +56,21 @@ def reasons_of(
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]
-    return _exact(snapshot, user, rows, reasons, options) if requester.explain_exact else reasons
+    return (
+        _with_exact_scores(snapshot, user, rows, reasons, options)
+        if requester.explain_exact
+        else reasons
+    )
 
 
-def _exact(
+def _with_exact_scores(
     snapshot: Snapshot,
     user: UserMemory,
     rows: NDArray[np.int32] | NDArray[np.int64],
     reasons: Sequence[Sequence[Reason]],
     options: AttentionOptions,
 ) -> list[list[Reason]]:
-    """The reasons of items, rows [L], each with the score had its event never happened.
+    """Add to the reasons of items, rows [L], the scores had their events never happened.
 
     An event that moved several items is left out once, and then scores all of them.
     """

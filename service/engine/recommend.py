@@ -1,4 +1,4 @@
-"""What is recommended to whoever asks."""
+"""Recommendations for one requester."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
 from service.domain.queries import Filter, RecommendQuery
-from service.histories.request_history import RequestHistory
+from service.histories.event_columns import EventColumns
 
 
-def recommended(
+def recommend_items(
     query: RecommendQuery,
     snapshot: Snapshot,
     user: UserMemory,
-    asked: RequestHistory,
+    events: EventColumns,
     options: AttentionOptions,
 ) -> Ranked:
-    """The best items for one requester.
+    """Rank the best items for a requester.
 
     Args:
-        query: how many, which, and which not.
+        query: how many items, and which not.
         snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
-        asked: whose memory that is.
+        events: of the requester; their items are excluded where the query says so.
         options: the softmax and the retrieval of rows.
     """
     excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
     if query.exclude_seen:
-        excluded = np.concatenate([excluded, asked.seen])
+        excluded = np.concatenate([excluded, events.items])
     return recommend(
         snapshot,
         user,
@@ -45,7 +45,7 @@ def recommended(
 
 
 def allowed_items(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
-    """The items that a filter lets pass, [N]."""
+    """Mark the items that pass a filter, bool [N]."""
     if wanted.is_empty:
         return snapshot.catalogue.servable
     return snapshot.catalogue.allowed(

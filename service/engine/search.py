@@ -1,4 +1,4 @@
-"""Search by words and by meaning, re-ranked by the memory of whoever asks."""
+"""Search by words and by meaning, re-ranked by the requester's memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from models.ranking.search import Found, Matches, match, nearest, personal_bias,
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits, ParsedQuery
 from service.domain.queries import Answer, AnswerItem, Contribution, Requester, SearchQuery
-from service.engine.explain import reasons_of
+from service.engine.explain import explain_items
 
-PERSONAL = 200  # items found by text that a user's memory re-ranks
-HITS = 500  # items that the words of a query find at most
+RERANKED = 200  # items matched by text that a user's memory re-ranks
+BM25_HITS = 500  # items at most that BM25 contributes
 
-# Words and nearest keys of many items take milliseconds each, and both let go of the interpreter.
-_WORDS = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-words")
+# BM25 and the nearest keys of many items take milliseconds each, and both release the GIL.
+_BM25 = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-bm25")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Searched:
-    """What a text found, and how the requester's memory scored those items that it re-ranked."""
+class SearchOutcome:
+    """Items matched by a text, and the memory's scores of those that it re-ranked."""
 
     found: Found
-    reading: ParsedQuery | None  # of the query; None where no words are kept
+    parsed: ParsedQuery | None  # the query; None without a BM25 index
     scores: Scores  # of [P] items; of none without a memory
     places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
     reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
@@ -48,27 +48,27 @@ def search_items(
     allowed: NDArray[np.bool_],
     options: AttentionOptions,
     parameters: SearchParameters = DEFAULTS,
-) -> Searched:
-    """The items that match a text best.
+) -> SearchOutcome:
+    """Rank the items that match a text best.
 
     Args:
         query: the request.
         snapshot: the catalogue.
         user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
-        encode: what was asked for to its vector [D].
+        encode: encodes a text to its vector [D].
         allowed: bool [N], what may be answered.
         options: both are attended, the field keys and the user's memory.
-        parameters: what a match is worth.
+        parameters: weights of the kinds of match.
     """
-    reading, matches = matched(
+    parsed, matches = match_text(
         query.query, snapshot, encode, allowed=allowed, options=options, parameters=parameters
     )
-    near, scores = remembered(snapshot, user, matches, query.limit, options=options)
+    near, scores = score_by_memory(snapshot, user, matches, query.limit, options=options)
     personal = personal_bias(snapshot, scores, near, query.personal_weight) if len(user) else None
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
-    reasons = reasons_of(
+    reasons = explain_items(
         snapshot,
         user,
         found.rows,
@@ -77,10 +77,10 @@ def search_items(
         requester=query.requester,
         places=places,
     )
-    return Searched(found, reading, scores, places, reasons)
+    return SearchOutcome(found, parsed, scores, places, reasons)
 
 
-def remembered(
+def score_by_memory(
     snapshot: Snapshot,
     user: UserMemory,
     matches: Matches,
@@ -88,20 +88,20 @@ def remembered(
     *,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[NDArray[np.int64], Scores]:
-    """The item rows [P] that the requester's memory re-ranks, and its scores of them.
+    """Score the nearest matches by the requester's memory: item rows [P] and their scores.
 
     Args:
         snapshot: the catalogue.
         user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
-        matches: from `matched`.
+        matches: from `match_text`.
         limit: how many items are wanted.
         options: the softmax and the retrieval of rows.
     """
-    near = nearest(matches, max(PERSONAL, limit)) if len(user) else np.zeros(0, np.int64)
+    near = nearest(matches, max(RERANKED, limit)) if len(user) else np.zeros(0, np.int64)
     return near, score(snapshot, user, near, options)
 
 
-def matched(
+def match_text(
     text: str,
     snapshot: Snapshot,
     encode: Callable[[str], NDArray[np.float32]],
@@ -110,50 +110,50 @@ def matched(
     options: AttentionOptions = DEFAULT_OPTIONS,
     parameters: SearchParameters = DEFAULTS,
 ) -> tuple[ParsedQuery | None, Matches]:
-    """A text read by both heads: as it was understood, and beside the keys that may matter.
+    """Parse a text and match it against the BM25 index and the field keys.
 
     The arguments are those of `search_items`.
     """
-    words, reading = snapshot.catalogue.bm25_index, None
+    index, parsed = snapshot.catalogue.bm25_index, None
     hits: Hits | Callable[[], Hits] | None = None
-    if words is not None:
-        reading = words.read(text)
-        text = reading.text
-        allowed = _held(words.holding(reading), allowed)
+    if index is not None:
+        parsed = index.read(text)
+        text = parsed.text
+        allowed = _restricted(index.holding(parsed), allowed)
         if snapshot.key_index is None:
-            hits = words.search(reading, HITS, allowed)
+            hits = index.search(parsed, BM25_HITS, allowed)
         else:
-            hits = _WORDS.submit(words.search, reading, HITS, allowed).result
+            hits = _BM25.submit(index.search, parsed, BM25_HITS, allowed).result
     vector = encode(text.strip())
-    return reading, match(
+    return parsed, match(
         snapshot, vector, allowed=allowed, options=options, hits=hits, parameters=parameters
     )
 
 
-def _held(rows: NDArray[np.int64] | None, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """What may be answered, where only these rows may; None = any."""
+def _restricted(rows: NDArray[np.int64] | None, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Mark the allowed items [N] among some rows; None = all rows."""
     if rows is None:
         return allowed
-    held = np.zeros_like(allowed)
-    held[rows] = allowed[rows]
-    return held
+    restricted = np.zeros_like(allowed)
+    restricted[rows] = allowed[rows]
+    return restricted
 
 
-def found_answer(
+def search_answer(
     requester: Requester,
     snapshot: Snapshot,
-    searched: Searched,
-    named: Sequence[tuple[Contribution, ...]],
+    outcome: SearchOutcome,
+    explanations: Sequence[tuple[Contribution, ...]],
 ) -> Answer:
-    """The answer to a search.
+    """Make the answer to a search.
 
     Args:
         requester: who asked; without a user or a history there is nobody to explain by.
         snapshot: the catalogue.
-        searched: what was found.
-        named: the reasons, with names.
+        outcome: from `search_items`.
+        explanations: its reasons, with names.
     """
-    found, scores, catalogue = searched.found, searched.scores, snapshot.catalogue
+    found, scores, catalogue = outcome.found, outcome.scores, snapshot.catalogue
     masses = scores.mass.tolist()
     items: list[AnswerItem] = [
         {
@@ -172,11 +172,11 @@ def found_answer(
             strict=True,
         )
     ]
-    for item, place in zip(items, searched.places, strict=True):
+    for item, place in zip(items, outcome.places, strict=True):
         if place >= 0:
             item["mass"] = masses[place]
     if requester.explain and (requester.user_id is not None or requester.history is not None):
-        for item, explanation in zip(items, named, strict=True):
+        for item, explanation in zip(items, explanations, strict=True):
             item["explanation"] = explanation
     coarse = "coarse" in {found.mode, scores.mode}
     return Answer(
@@ -185,5 +185,5 @@ def found_answer(
         "coarse" if coarse else "exact",
         keys_attended=found.keys,
         mass=found.mass,
-        corrections={} if searched.reading is None else searched.reading.corrections,
+        corrections={} if outcome.parsed is None else outcome.parsed.corrections,
     )

@@ -1,4 +1,4 @@
-"""Items like one, as they are answered."""
+"""The answer to a request for similar items."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LACKS: dict[Space, str] = {
 }
 
 
-def spaces_asked(query: SimilarQuery, snapshot: Snapshot) -> tuple[Space, ...]:
-    """Where to compare the item: in the space that is asked for, or wherever it has a key.
+def spaces_to_compare(query: SimilarQuery, snapshot: Snapshot) -> tuple[Space, ...]:
+    """Choose where to compare the item: in the requested space, or wherever it has a key.
 
     Raises:
         NotFound: where there is no such item.
-        Invalid: where it has no key in the space that is asked for.
+        Invalid: where it has no key in the requested space.
     """
     rows = snapshot.catalogue.rows([query.item_id])
     if not snapshot.is_scorable(rows).all():
@@ -37,7 +37,7 @@ def spaces_asked(query: SimilarQuery, snapshot: Snapshot) -> tuple[Space, ...]:
 
 
 def similar_items(query: SimilarQuery, snapshot: Snapshot, spaces: tuple[Space, ...]) -> Answer:
-    """The items most like one, each with how it is like it; `spaces` from `spaces_asked`."""
+    """Find the items most similar to one; `spaces` from `spaces_to_compare`."""
     catalogue = snapshot.catalogue
     found = similar(
         snapshot,

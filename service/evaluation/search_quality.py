@@ -28,7 +28,7 @@ from models.text.bm25 import WordIndex
 from service.datasets import JudgedQuery, to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
-from service.engine.search import matched
+from service.engine.search import match_text
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import Told, encoding
@@ -141,7 +141,7 @@ def _ranked(
     """The ids of what is found, best first."""
     catalogue, allowed = snapshot.catalogue, snapshot.catalogue.servable
     if way != "BM25 alone":
-        _, matches = matched(query, snapshot, encode, allowed=allowed, parameters=parameters)
+        _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
         rows = search(matches, limit=count).rows
     elif catalogue.bm25_index is None:
         raise RuntimeError("no words are kept of this catalogue")

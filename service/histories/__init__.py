@@ -1,4 +1,4 @@
-"""Histories of users in memory: cached events, the history of a request, and its model memory.
+"""Users in memory: their events, what the model computed from them, and one budget for both.
 
-A user and a snapshot go in; a `UserMemory` comes out.
+A requester and a snapshot go in; a `UserMemory` comes out.
 """

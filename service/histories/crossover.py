@@ -1,4 +1,4 @@
-"""From how many items on cells answer sooner than attending each: measured on this machine."""
+"""The number of items from which clusters are faster than attending each, measured here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ROUNDS = 5
 @cache
 @torch.inference_mode()
 def measure() -> Crossover:
-    """Both ways over the same rows, alternating, once a process; less than a second.
+    """Time both over the same rows, alternating, once a process; less than a second.
 
-    What cells take does not depend on how many rows they hold, what attending each takes is
-    proportional to it: so they cross where the rows times the ratio of both are.
+    The time of clusters does not depend on their number of rows, that of attending each row is
+    proportional to it: so they cross at the rows times the ratio of both.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -32,20 +32,20 @@ def measure() -> Crossover:
         return torch.randn(*shape, generator=generator)
 
     table = KVTable(normal(_HEADS, _ROWS, _WIDTH), normal(_HEADS, _ROWS, _WIDTH))
-    cells = ClusterTree(table, torch.zeros(_HEADS, _ROWS))
-    found = []
+    clusters = ClusterTree(table, torch.zeros(_HEADS, _ROWS))
+    crossings = []
     for targets in (1, MANY_TARGETS):
         query = 0.1 * normal(_HEADS, targets, _WIDTH)
         ratio = _ratio(
-            partial(attend_clusters, cells, query, max_error=math.inf),
-            partial(attend_all_rows, cells, query),
+            partial(attend_clusters, clusters, query, max_error=math.inf),
+            partial(attend_all_rows, clusters, query),
         )
-        found.append(_ROWS * ratio)
-    return Crossover(*found)
+        crossings.append(_ROWS * ratio)
+    return Crossover(*crossings)
 
 
 def _ratio(first: Callable[[], object], second: Callable[[], object]) -> float:
-    """The median of how much longer one takes than the other."""
+    """The median ratio of the time of the first to that of the second."""
     ratios = []
     for _ in range(_ROUNDS + 1):
         seconds = []

@@ -1,4 +1,4 @@
-"""How far answers of cells really are off: a share of them is computed again, row by row."""
+"""The true errors of answers over clusters, from a sample that is computed again exactly."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from models.ranking.scoring import Scores, score
 _log = logging.getLogger(__name__)
 
 _TARGETS = 8  # of one answer that are computed again
-_WAITING = 4  # answers at most that wait to be; others are not taken
+_PENDING = 4  # answers at most that wait to be; no others are sampled meanwhile
 
 ErrorObserver = Callable[[float, float], None]
 """Called with the true and the stated error of one target: relative, the largest of its heads."""
 
 
 class ErrorAudit:
-    """Takes a share of answers and tells their errors, off the path of requests."""
+    """Samples answers and reports their errors, off the path of requests."""
 
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._room = threading.Semaphore(_WAITING)
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+        self._free = threading.Semaphore(_PENDING)
         self._worker = ThreadPoolExecutor(
-            1, "heed-true-error", initializer=torch.set_num_threads, initargs=(1,)
+            1, "heed-error-audit", initializer=torch.set_num_threads, initargs=(1,)
         )
         self.observer: ErrorObserver | None = None
 
@@ -50,29 +50,29 @@ class ErrorAudit:
         """Perhaps compute an answer again, later. The arguments are those of its scores."""
         if self.observer is None or scores.error is None or not bool(scores.error.any()):
             return
-        if random.random() >= self._share or not self._room.acquire(blocking=False):
+        if random.random() >= self._fraction or not self._free.acquire(blocking=False):
             return
         self._worker.submit(
-            self._compare, partial(self._tell, snapshot, user, rows[:_TARGETS], scores, options)
+            self._run, partial(self._compare, snapshot, user, rows[:_TARGETS], scores, options)
         )
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until no answer waits to be compared."""
         self._worker.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Compare no more."""
+        """Compare no more answers."""
         self._worker.shutdown(cancel_futures=True)
 
-    def _compare(self, tell: Callable[[], None]) -> None:
+    def _run(self, compare: Callable[[], None]) -> None:
         try:
-            tell()
-        except Exception:  # noqa: BLE001 - nobody waits for it
+            compare()
+        except Exception:  # noqa: BLE001 - no request waits for it
             _log.exception("an answer could not be compared with its exact one")
         finally:
-            self._room.release()
+            self._free.release()
 
-    def _tell(
+    def _compare(
         self,
         snapshot: Snapshot,
         user: UserMemory,
@@ -80,12 +80,17 @@ class ErrorAudit:
         scores: Scores,
         options: AttentionOptions,
     ) -> None:
-        older = user.collapsed
-        if older is None or scores.whole is None or scores.error is None or self.observer is None:
+        collapsed = user.collapsed
+        if (
+            collapsed is None
+            or scores.whole is None
+            or scores.error is None
+            or self.observer is None
+        ):
             return
-        with older.lock:
-            if older.count != user.collapsed_count:  # it has grown: not the same question any more
-                return
+        with collapsed.lock:
+            if collapsed.count != user.collapsed_count:
+                return  # extended since: its exact answer is another
             exact = score(snapshot, user, rows, replace(options, mode="exact")).whole
         if exact is None:
             return

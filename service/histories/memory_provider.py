@@ -1,118 +1,244 @@
-"""The memory of whoever asks: what is kept of it between questions, and held during one."""
+"""The memory that a request attends to: loaded, assembled, computed, and kept for the next."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from models.catalogue.snapshot import Snapshot
+from models.data.vocabulary import Vocabulary
 from models.history.attention_options import CROSSOVER, AttentionOptions, Crossover
+from models.history.collapsed_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from service.domain.queries import Requester
+from service.domain.queries import EventFilter, Requester
+from service.histories.cluster_builder import ClusterBuilder
 from service.histories.crossover import measure
-from service.histories.encodings import Encodings
 from service.histories.error_audit import ErrorAudit
-from service.histories.event_cache import EventColumns
-from service.histories.long_histories import LongHistories
-from service.histories.remembered import Remembered
-from service.histories.request_history import RequestHistory, attention_options, version_of
+from service.histories.event_columns import EMPTY, EventColumns, EventReader
+from service.histories.history_assembler import HistoryAssembler
+from service.histories.user_cache import DerivedState, UserCache
+from service.snapshots.text_embeddings import EmbeddingCache
+from service.stores.base import Store
+
+LONG = 4_096  # events: fewer are attended one by one in less time than collapsing them takes
 
 
 class MemoryProvider:
-    """Makes memories, from caches that may be dropped at any time without changing an answer.
+    """Provides requesters' memories, never older than the store.
+
+    A write that was acknowledged before `load` is in what it gives, whoever wrote it. What is kept
+    between requests is one cache of users (`UserCache`); any of it may be dropped at any time
+    without changing an answer.
 
     Args:
-        exact_up_to: rows up to which `auto` attends exactly, where no cells are at hand.
-        encoding_cache_bytes: for what the encoder keeps of histories.
-        memory_cache_bytes: for memories as they were asked for last.
-        long_history_bytes: for the older events of long histories.
-        max_error: of answers over those, where a request does not say.
-        check_share: of such answers that are computed again exactly.
+        store: holds the events.
+        vocabulary: of the process's items.
+        embeddings: encodes the interests of profiles.
+        max_bytes: of the cache.
+        exact_up_to: rows up to which `auto` attends exactly, where no clusters are at hand.
+        max_error: relative error of contexts over clusters, where a request does not say.
+        audit_fraction: of the answers over clusters, those that are computed again exactly.
     """
 
     def __init__(
         self,
+        store: Store,
+        vocabulary: Vocabulary,
+        embeddings: EmbeddingCache,
         *,
+        max_bytes: int,
         exact_up_to: int,
-        encoding_cache_bytes: int,
-        memory_cache_bytes: int,
-        long_history_bytes: int,
         max_error: float,
-        check_share: float,
+        audit_fraction: float,
     ) -> None:
         self.exact_up_to = exact_up_to
+        self.audit = ErrorAudit(audit_fraction)
         self._max_error = max_error
-        self.encodings = Encodings(encoding_cache_bytes)
-        self.remembered = Remembered(memory_cache_bytes)
-        self.long = LongHistories(long_history_bytes)
-        self.audit = ErrorAudit(check_share)
+        self._reader = EventReader(store, vocabulary)
+        self._assembler = HistoryAssembler(vocabulary, embeddings)
+        self._cache = UserCache(max_bytes)
+        self._clusters = ClusterBuilder()
         self._crossover = CROSSOVER
-        self._nobody: tuple[Snapshot | None, UserMemory | None] = (None, None)
+        self._event_hits = self._event_misses = 0
+        self._memory_hits = self._memory_misses = 0
 
-    def measure(self) -> Crossover:
-        """Find from how many items on cells are used here; until then it is a guess."""
+    def measure_crossover(self) -> Crossover:
+        """Measure from how many items on clusters are faster here; until then it is a guess."""
         self._crossover = measure()
         return self._crossover
 
     def options(self, requester: Requester) -> AttentionOptions:
-        """How an requester's memory is attended."""
-        return attention_options(requester, self.exact_up_to, self._crossover, self._max_error)
+        """The options by which a requester's memory is attended."""
+        retrieval = requester.retrieval
+        return AttentionOptions(
+            requester.temperature,
+            requester.hard,
+            requester.exclude_self,
+            retrieval.mode,
+            retrieval.k,
+            retrieval.probes,
+            self.exact_up_to,
+            self._max_error if retrieval.max_error is None else retrieval.max_error,
+            2 if retrieval.moment_order is None else retrieval.moment_order,
+            self._crossover,
+        )
 
-    def asked(
-        self, snapshot: Snapshot, requester: Requester, stored: EventColumns | None
-    ) -> RequestHistory | None:
-        """What an requester did, where a memory of it is kept; else it has to be put together."""
-        return self.remembered.asked(snapshot, version_of(requester, stored))
+    async def load(self, requester: Requester, at: int) -> EventColumns:
+        """Load the stored events and merge those of the session into them.
+
+        Args:
+            requester: a user, a session or both.
+            at: the request's time, microseconds UTC.
+        """
+        events = EMPTY
+        if requester.user_id is not None:
+            events = await self._stored(requester.user_id)
+        if requester.history:
+            return self._assembler.with_session(events, requester.history, at)
+        return events if len(events) or events.interests else EMPTY
+
+    def history(
+        self, snapshot: Snapshot, events: EventColumns, requester: Requester
+    ) -> UserHistory:
+        """What a requester attends to, event by event."""
+        return self._assembler.history(snapshot, events, requester.visible)
 
     @contextmanager
-    def of(
-        self, snapshot: Snapshot, requester: Requester, asked: RequestHistory, at: int
+    def memory(
+        self, snapshot: Snapshot, requester: Requester, events: EventColumns, at: int
     ) -> Iterator[UserMemory]:
-        """The memory of an requester, as it is until the block ends.
+        """The memory of a requester, as it is until the block ends.
 
         Args:
             snapshot: the model and the catalogue.
-            requester: how it is attended; only the plain softmax can do with collapsed events.
-            asked: what they did.
+            requester: decides which events are attended, and how.
+            events: from `load`.
             at: the request's time, microseconds UTC.
         """
-        if asked.empty:
-            yield self._nobodys(snapshot)
+        is_stored = events.version > 0 and requester.visible == EventFilter()
+        if not is_stored and events is not EMPTY:
+            yield build_memory(snapshot, self.history(snapshot, events, requester), at)
             return
-        plain = requester.temperature == 1 and not requester.hard
-        older = self.long.of(snapshot, asked, at) if plain else None
-        with nullcontext() if older is None else older.lock:
-            if older is not None and older.count > len(asked.history.rows):
-                older = None  # it grew meanwhile, by more than this question knows of
-            user = self.remembered.get(snapshot, asked, at) if older is None else None
-            if user is None:
-                user = self.encodings.remember(snapshot, asked, at, older)
-                if older is None:
-                    self.remembered.put(snapshot, asked, user)
+        known, number = self._cache.derived(events.user_id, snapshot)
+        current = known if known is not None and known.is_of(events, number) else None
+        may_collapse = len(events) >= LONG and _is_plain_softmax(requester)
+        memory = None if current is None or may_collapse else current.memory_at(at)
+        if memory is not None:
+            self._memory_hits += 1
+            yield memory
+            return
+        self._memory_misses += 1
+        if current is not None:
+            history = current.history
+        else:
+            history = self._assembler.history(snapshot, events, EventFilter())
+        same_epoch = known is not None and known.events.epoch == events.epoch
+        collapsed = known.collapsed if known is not None and same_epoch else None
+        with ExitStack() as held:
+            older = None
+            if may_collapse and not history.vectors:
+                older = _collapse(snapshot, history, collapsed, at, held)
+            encoded = None if known is None else known.encoded
+            user = build_memory(snapshot, history, at, encoded=encoded, collapsed=older)
+            state = DerivedState(
+                events,
+                number,
+                history,
+                user.encoded,
+                collapsed if older is None else older,
+                user if older is None else None,
+            )
+            if self._cache.put_derived(snapshot, state) and older is not None:
+                self._build_clusters(events.user_id, snapshot, older)
             yield user
 
-    def _nobodys(self, snapshot: Snapshot) -> UserMemory:
-        """The memory without anything in it, made once for each snapshot."""
-        known, memory = self._nobody
-        if known is not snapshot or memory is None:
-            memory = build_memory(snapshot, UserHistory.empty(), 0)
-            self._nobody = (snapshot, memory)
-        return memory
+    def wait_for_clusters(self) -> None:
+        """Wait until no clusters are being built."""
+        self._clusters.wait()
+
+    def drop(self) -> None:
+        """Drop all that is kept; no answer changes."""
+        self._cache.drop()
 
     def stats(self) -> Mapping[str, float]:
-        """Numbers worth a gauge."""
+        """Sizes and hits of the cache."""
+        cache = self._cache
         return {
-            "cached_encodings": float(len(self.encodings)),
-            "cached_encoding_bytes": float(self.encodings.nbytes),
-            "cached_memories": float(len(self.remembered)),
-            "cached_memory_bytes": float(self.remembered.nbytes),
-            "long_histories": float(len(self.long)),
-            "long_history_bytes": float(self.long.nbytes),
-            "long_histories_waiting_for_cells": float(self.long.making),
+            "cached_histories": float(cache.users),
+            "cached_history_bytes": float(cache.nbytes),
+            "cached_memories": float(cache.derived_users),
+            "cached_memory_bytes": float(cache.derived_nbytes),
+            "long_histories": float(cache.count(lambda state: state.collapsed is not None)),
+            "long_histories_waiting_for_clusters": float(self._clusters.pending),
+            "history_hits": float(self._event_hits),
+            "history_misses": float(self._event_misses),
+            "memory_hits": float(self._memory_hits),
+            "memory_misses": float(self._memory_misses),
         }
 
     def close(self) -> None:
         """Stop the work beside requests."""
-        self.long.close()
+        self._clusters.close()
         self.audit.close()
+
+    async def _stored(self, user_id: str) -> EventColumns:
+        """The stored events of a user as of now; without any for an unknown user."""
+        version = await self._reader.version(user_id)
+        known = self._cache.events(user_id)
+        if known is not None and known.version == version:
+            self._event_hits += 1
+            return known
+        self._event_misses += 1
+        # The request may be out of time before a very long history is read: it is kept then all
+        # the same, and the next request finds it.
+        return await asyncio.shield(asyncio.ensure_future(self._read(user_id, known)))
+
+    async def _read(self, user_id: str, known: EventColumns | None) -> EventColumns:
+        events = await self._reader.read(user_id, known)
+        if events.version:  # an unknown user costs the store nothing to read again
+            self._cache.put_events(events)
+        return events
+
+    def _build_clusters(
+        self, user_id: str, snapshot: Snapshot, collapsed: CollapsedHistory
+    ) -> None:
+        if collapsed.needs_clusters:
+            account = partial(self._cache.remeasure, user_id)
+            self._clusters.submit(user_id, snapshot, collapsed, account)
+
+
+def _is_plain_softmax(requester: Requester) -> bool:
+    """Whether a collapsed history can answer: it holds sums of exponentials at temperature 1."""
+    return requester.temperature == 1 and not requester.hard
+
+
+def _collapse(
+    snapshot: Snapshot,
+    history: UserHistory,
+    known: CollapsedHistory | None,
+    at: int,
+    held: ExitStack,
+) -> CollapsedHistory | None:
+    """Collapse the older events of a history, or extend `known` to them, of the same epoch.
+
+    `held` takes over the lock, since other requests may extend them. None where one has, beyond
+    the events of this history.
+    """
+    count = collapsible_events(len(history.rows), snapshot.model.config.window)
+    if known is not None:
+        held.enter_context(known.lock)
+        if known.rebind(snapshot):
+            if known.count > len(history.rows):
+                return None
+            if known.count < count:
+                known.advance_to(at)
+                known.extend(snapshot, history, count)
+            else:
+                known.history = history  # the columns of the earlier one may be let go of
+            return known
+    collapsed = CollapsedHistory(snapshot, history, count, at)
+    held.enter_context(collapsed.lock)
+    return collapsed

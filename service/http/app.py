@@ -14,11 +14,11 @@ from starlette.middleware import Middleware
 
 from service import __version__
 from service.domain.settings import Settings, unknown_variables
+from service.engine.engine import Engine, open_engine
 from service.http import openapi, playground
 from service.http.limits import Admission, Bodies, Paths, Traffic
 from service.http.problems import Problems, handle
 from service.http.routes import ask, attend, batch, events, health, items, models, users
-from service.http.routes.context import Engine
 from service.http.routes.health import is_exempt
 from service.http.routes.streams import is_stream
 from service.http.telemetry import Metrics, Telemetry
@@ -99,11 +99,3 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         app.include_router(room.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
-
-
-async def open_engine(settings: Settings) -> Engine:
-    """The engine on the settings' data directory."""
-    from service.engine.engine import open_engine as open_it
-
-    engine: Engine = await open_it(settings)
-    return engine

@@ -21,7 +21,7 @@ async def suggest(engine: Engine) -> list[str]:
             _curl("/v1/recommend", {"user_id": user, "limit": 3, "explain": 2}),
         ]
         requester = Requester(user_id=user)
-        found = await engine.recommend(RecommendQuery(requester, limit=1), StageClock())
+        found = await engine.answers.recommend(RecommendQuery(requester, limit=1), StageClock())
         if found.items:
             target = found.items[0]["item_id"]
             lines += [

@@ -21,6 +21,7 @@ from rich.logging import RichHandler
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, Settings, check_bind_address, unknown_variables
 from service.engine.engine import open_engine
+from service.engine.preload import preload
 from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
@@ -28,7 +29,6 @@ from service.http.uvicorn_config import configure
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
-from service.snapshots.preload import preload
 
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
 _GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
@@ -112,7 +112,7 @@ async def _serve(
         sockets: to listen on, where it shares the port.
         peers: with whom.
     """
-    engine = await open_engine(settings, loaded=loaded)
+    engine = await open_engine(settings, preloaded=loaded)
     tries = await suggest(engine) if examples and console else []
     app = create_app(settings, engine=engine)
     app.state.peers = peers
@@ -125,7 +125,7 @@ async def _serve(
     if peers is None:
         await server.serve(sockets)
         return
-    engine.tell(partial(peers.ask, "follow", _FOLLOW))
+    engine.announce_with(partial(peers.ask, "follow", _FOLLOW))
 
     async def follow() -> bytes:
         await engine.follow()

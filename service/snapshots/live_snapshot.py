@@ -214,10 +214,6 @@ class LiveSnapshot:
         """`Store.delete_item`, acknowledged as `put_items` is."""
         return await self._write(partial(self._store.delete_item, item_id))
 
-    async def items(self, item_ids: Sequence[str]) -> list[Item | None]:
-        """What is stored of these items, in their order; None where there is none."""
-        return await self._store.get_items(item_ids)
-
     async def activate(self, version: str) -> Snapshot:
         """Serve this version; requests in flight keep the snapshot they have.
 

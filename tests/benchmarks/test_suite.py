@@ -31,7 +31,7 @@ from models.ranking.scoring import Scores, score
 from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
-from service.engine.search import Searched
+from service.engine.search import SearchOutcome
 from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite import SQLiteStore
@@ -573,5 +573,5 @@ def test_the_job_alone_is_what_is_answered() -> None:
                 assert isinstance(found, Ranked)
                 assert [ids.id(row) for row in found.rows.tolist()] == said[each.name]
             else:
-                assert isinstance(found, Searched)
+                assert isinstance(found, SearchOutcome)
                 assert [ids.id(row) for row in found.found.rows.tolist()] == said[each.name]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
@@ -26,12 +26,16 @@ from service.domain.queries import (
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine
 from service.http.app import create_app
 from service.stores.base import Appended
 
 
 class FakeEngine:
-    """Keeps everything in dicts, answers plausibly and remembers what it was asked."""
+    """Keeps everything in dicts, answers plausibly and remembers what it was asked.
+
+    It is an engine and its parts at once.
+    """
 
     def __init__(self) -> None:
         self.items: dict[str, Item] = {}
@@ -45,6 +49,18 @@ class FakeEngine:
         self.is_ready = True
         self.closed = False
         self.trained: list[Mapping[str, Any]] = []
+
+    @property
+    def store(self) -> FakeEngine:
+        return self
+
+    @property
+    def live(self) -> FakeEngine:
+        return self
+
+    @property
+    def answers(self) -> FakeEngine:
+        return self
 
     @property
     def model_version(self) -> str:
@@ -70,26 +86,23 @@ class FakeEngine:
         self.items.update({item.item_id: item for item in items})
         return len(items)
 
-    async def get_item(self, item_id: str) -> Item:
-        if item_id not in self.items:
-            raise NotFound(f"There is no item {item_id!r}.")
-        return self.items[item_id]
+    async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
+        return [self.items.get(item_id) for item_id in item_ids]
 
-    async def delete_item(self, item_id: str) -> None:
-        await self.get_item(item_id)
-        del self.items[item_id]
+    async def delete_item(self, item_id: str) -> bool:
+        return self.items.pop(item_id, None) is not None
 
-    async def page_items(self, cursor: str | None, limit: int) -> tuple[list[Item], str | None]:
+    async def page_items(self, *, cursor: str | None, limit: int) -> tuple[list[Item], str | None]:
         start = _offset(cursor)
         page = list(self.items.values())[start : start + limit]
         return page, str(start + limit) if start + limit < len(self.items) else None
 
-    async def page_users(self, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
+    async def page_users(self, *, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
         start = _offset(cursor)
         page = list(self.users.values())[start : start + limit]
         return page, str(start + limit) if start + limit < len(self.users) else None
 
-    async def ingest(self, events: Sequence[Event]) -> Appended:
+    async def append(self, events: Sequence[Event]) -> Appended:
         await self._work(events)
         known = {e.event_id for stored in self.events.values() for e in stored}
         stored = 0
@@ -105,24 +118,21 @@ class FakeEngine:
     async def put_user(self, user: User) -> None:
         self.users[user.user_id] = user
 
-    async def get_user(self, user_id: str) -> User:
-        if user_id not in self.users:
-            raise NotFound(f"There is no user {user_id!r}.")
-        return self.users[user_id]
+    async def get_user(self, user_id: str) -> User | None:
+        return self.users.get(user_id)
 
-    async def history(
-        self, user_id: str, cursor: str | None, limit: int
+    async def page(
+        self, user_id: str, *, cursor: str | None, limit: int
     ) -> tuple[list[Event], str | None]:
         start = _offset(cursor)
         events = self.events.get(user_id, [])[::-1]
         page = events[start : start + limit]
         return page, str(start + limit) if start + limit < len(events) else None
 
-    async def delete_event(self, user_id: str, event_id: str) -> None:
-        kept = [e for e in self.events.get(user_id, []) if e.event_id != event_id]
-        if len(kept) == len(self.events.get(user_id, [])):
-            raise NotFound(f"{user_id!r} has no event {event_id!r}.")
-        self.events[user_id] = kept
+    async def delete_event(self, user_id: str, event_id: str) -> bool:
+        events = self.events.get(user_id, [])
+        self.events[user_id] = [e for e in events if e.event_id != event_id]
+        return len(self.events[user_id]) < len(events)
 
     async def forget(self, user_id: str) -> int:
         self.users.pop(user_id, None)
@@ -153,7 +163,8 @@ class FakeEngine:
     async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         with stages("coarse"):
             await self._work(query)
-        await self.get_item(query.item_id)
+        if query.item_id not in self.items:
+            raise NotFound(f"There is no item {query.item_id!r}.")
         return self._answer([i for i in self.items if i != query.item_id][: query.limit], 0)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
@@ -242,7 +253,7 @@ class Client:
 def serving(**settings: Any) -> Iterator[Client]:
     """The real app around a fake engine, started and stopped as a server would."""
     engine = FakeEngine()
-    app = create_app(Settings(**{"embedding_dim": 4, **settings}), engine=engine)
+    app = create_app(Settings(**{"embedding_dim": 4, **settings}), engine=cast(Engine, engine))
     with asyncio.Runner() as runner:
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())

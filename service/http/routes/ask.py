@@ -19,7 +19,9 @@ async def score(body: ScoreIn, context: Context) -> Response:
 
     `parts` add up to the score; with `explain`, the events that moved it are named.
     """
-    answer = await context.engine.score(body.to_query(context.settings.max_targets), context.stages)
+    answer = await context.engine.answers.score(
+        body.to_query(context.settings.max_targets), context.stages
+    )
     with context.stages("render"):
         return Json(answer_out(answer))
 
@@ -27,7 +29,7 @@ async def score(body: ScoreIn, context: Context) -> Response:
 @router.post("/v1/recommend", responses={200: {"model": AnswerOut}})
 async def recommend(body: RecommendIn, context: Context) -> Response:
     """Recommend items of the catalogue, best first, each with the reason it is there."""
-    answer = await context.engine.recommend(body.to_query(), context.stages)
+    answer = await context.engine.answers.recommend(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
 
@@ -40,6 +42,6 @@ async def search(body: SearchIn, context: Context) -> Response:
     that no item has is taken for one that titles have, as `corrections` then says.
     With a user, items are re-ranked by the score of each; `explain` names the events behind it.
     """
-    answer = await context.engine.search(body.to_query(), context.stages)
+    answer = await context.engine.answers.search(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))

@@ -17,6 +17,6 @@ router = APIRouter(route_class=JsonRoute, tags=["attend"])
 @router.post("/v1/attend", responses={200: {"model": AttendedOut}, **documented(404)})
 async def attend(body: AttendIn, context: Context) -> Response:
     """Score each key against the query, softmax, and mix the values by their weights."""
-    attended = await context.engine.attend(body.to_query(), context.stages)
+    attended = await context.engine.answers.attend(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(attended_out(attended))

@@ -17,6 +17,7 @@ from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
 from service.http.routes.context import Context, JsonRoute
+from service.http.routes.items import stored_item
 from service.http.schemas.answers import answer_out, attended_out
 from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn, SimilarParams
 from service.http.schemas.attend import AttendIn
@@ -60,10 +61,10 @@ async def _ask(asked: BatchedIn, context: Context) -> dict[str, Any]:
     similar = _SIMILAR.fullmatch(asked.path)
     if similar is not None:
         query = SimilarParams.model_validate(asked.body).to_query(check_id(unquote(similar[1])))
-        return answer_out(await context.engine.similar(query, context.stages))
+        return answer_out(await context.engine.answers.similar(query, context.stages))
     item = _ITEM.fullmatch(asked.path)
     if item is not None:
-        return item_out(await context.engine.get_item(check_id(unquote(item[1]))))
+        return item_out(await stored_item(context.engine.store, check_id(unquote(item[1]))))
     ask = _ASKED.get(asked.path)
     if ask is None:
         paths = ", ".join([*_ASKED, "/v1/items/ID", "/v1/items/ID/similar"])
@@ -73,22 +74,22 @@ async def _ask(asked: BatchedIn, context: Context) -> dict[str, Any]:
 
 async def _score(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     query = ScoreIn.model_validate(body).to_query(context.settings.max_targets)
-    return answer_out(await context.engine.score(query, context.stages))
+    return answer_out(await context.engine.answers.score(query, context.stages))
 
 
 async def _recommend(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     query = RecommendIn.model_validate(body).to_query()
-    return answer_out(await context.engine.recommend(query, context.stages))
+    return answer_out(await context.engine.answers.recommend(query, context.stages))
 
 
 async def _search(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     query = SearchIn.model_validate(body).to_query()
-    return answer_out(await context.engine.search(query, context.stages))
+    return answer_out(await context.engine.answers.search(query, context.stages))
 
 
 async def _attend(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     query = AttendIn.model_validate(body).to_query()
-    return attended_out(await context.engine.attend(query, context.stages))
+    return attended_out(await context.engine.answers.attend(query, context.stages))
 
 
 _ASKED: Mapping[str, Ask] = {

@@ -24,5 +24,5 @@ async def append_events(body: EventsIn, context: Context) -> Response:
     dims = context.settings.embedding_dim
     events = [event.to_event(dims, f"/events/{i}") for i, event in enumerate(body.events)]
     with context.stages("store"):
-        stored, duplicates = await context.engine.ingest(events)
+        stored, duplicates = await context.engine.store.append(events)
     return Json({"stored": stored, "duplicates": duplicates})

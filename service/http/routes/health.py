@@ -10,9 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 from starlette.types import Scope
 
+from service.engine.engine import Engine
 from service.http.limits import Traffic
 from service.http.problems import documented, problem
-from service.http.routes.context import Context, Engine, JsonRoute
+from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import LiveOut, ReadyOut
 from service.http.telemetry import Family, Metrics, together

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from service.domain.errors import NotFound
+from service.domain.records import Item
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import MEDIA_TYPE, PATH, is_stream, store_stream
@@ -18,6 +20,7 @@ from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
 from service.http.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
 from service.http.schemas.write import ItemsIn
+from service.stores.base import Store
 
 
 class _StreamRoute(JsonRoute):
@@ -55,7 +58,7 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     dims = context.settings.embedding_dim
     items = [item.to_item(dims, f"/items/{i}") for i, item in enumerate(body.items)]
     with context.stages("store"):
-        stored = await context.engine.put_items(items)
+        stored = await context.engine.live.put_items(items)
     return Json({"stored": stored})
 
 
@@ -63,7 +66,7 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
 async def page_items(page: Annotated[Page, Query()], context: Context) -> Response:
     """The items of the catalogue, page by page."""
     with context.stages("store"):
-        items, cursor = await context.engine.page_items(page.cursor, page.limit)
+        items, cursor = await context.engine.store.page_items(cursor=page.cursor, limit=page.limit)
     return Json({"items": [item_out(item) for item in items], "cursor": cursor})
 
 
@@ -71,7 +74,7 @@ async def page_items(page: Annotated[Page, Query()], context: Context) -> Respon
 async def get_item(item_id: PathId, context: Context) -> Response:
     """One item."""
     with context.stages("store"):
-        item = await context.engine.get_item(item_id)
+        item = await stored_item(context.engine.store, item_id)
     return Json(item_out(item))
 
 
@@ -79,7 +82,8 @@ async def get_item(item_id: PathId, context: Context) -> Response:
 async def delete_item(item_id: PathId, context: Context) -> Response:
     """Take one item out of the catalogue."""
     with context.stages("store"):
-        await context.engine.delete_item(item_id)
+        if not await context.engine.live.delete_item(item_id):
+            raise NotFound(f"no item {item_id!r}")
     return Response(status_code=204)
 
 
@@ -94,6 +98,14 @@ async def similar_items(
     Each item has a key in both spaces, and one softmax weighs all keys: `spaces` says how near each
     item is in either, and which share of its weight that holds.
     """
-    answer = await context.engine.similar(params.to_query(item_id), context.stages)
+    answer = await context.engine.answers.similar(params.to_query(item_id), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
+
+
+async def stored_item(store: Store, item_id: str) -> Item:
+    """Read one item. Raises `NotFound`."""
+    (item,) = await store.get_items([item_id])
+    if item is None:
+        raise NotFound(f"no item {item_id!r}")
+    return item

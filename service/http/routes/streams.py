@@ -15,10 +15,10 @@ from service.domain.errors import HeedError, Invalid
 from service.domain.records import Item
 from service.domain.settings import Settings
 from service.http.problems import answer, located, sentence
-from service.http.routes.context import Engine
 from service.http.schemas.rendering import Json
 from service.http.schemas.write import ItemIn
 from service.http.telemetry import STAGES
+from service.snapshots.live_snapshot import LiveSnapshot
 
 MEDIA_TYPE = "application/x-ndjson"
 PATH = "/v1/items"
@@ -65,8 +65,8 @@ async def split_lines(
 class _Import:
     """One stream on its way into the catalogue."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self.engine = engine
+    def __init__(self, live: LiveSnapshot, settings: Settings) -> None:
+        self.live = live
         self.settings = settings
         self.stored = 0
         self.failed = 0
@@ -90,18 +90,18 @@ class _Import:
             self.fail(number, str(error))
 
     async def flush(self) -> None:
-        """Store the batch. Raises what the engine raises, but for `Invalid`."""
+        """Store the batch. Raises what the store raises, but for `Invalid`."""
         batch, self.batch = self.batch, []
         if not batch:
             return
         try:
             items = [item for _, item in batch]
-            self.stored += await self.engine.put_items(items, unhurried=True)
+            self.stored += await self.live.put_items(items, unhurried=True)
         except Invalid:
             # A batch is all or nothing; a stream is line by line, so find the one to blame.
             for number, item in batch:
                 try:
-                    self.stored += await self.engine.put_items([item], unhurried=True)
+                    self.stored += await self.live.put_items([item], unhurried=True)
                 except Invalid as error:
                     self.fail(number, str(error))
 
@@ -119,12 +119,12 @@ class _Import:
 async def store_stream(request: Request) -> Response:
     """Store each line that is an item; answer how many were, and what was wrong with the others.
 
-    Where the engine fails the stream ends with that problem, and `stored` says how many items had
+    Where the store fails the stream ends with that problem, and `stored` says how many items had
     been stored by then. Sending a stream again is harmless: items replace themselves.
     """
     state, stages = request.app.state, request.scope[STAGES]
     settings: Settings = state.settings
-    work = _Import(state.engine, settings)
+    work = _Import(state.engine.live, settings)
     try:
         async for number, line in split_lines(request.stream(), settings.max_ndjson_line_bytes):
             with stages("parse"):

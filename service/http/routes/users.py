@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from service.domain.errors import Invalid
+from service.domain.errors import Invalid, NotFound
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.base import Page
@@ -32,7 +32,7 @@ async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
     """Set a user's profile. Interests become keys and values beside the history."""
     user = body.to_user(user_id)
     with context.stages("store"):
-        await context.engine.put_user(user)
+        await context.engine.store.put_user(user)
     return Json(user_out(user))
 
 
@@ -40,7 +40,7 @@ async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
 async def page_users(page: Annotated[Page, Query()], context: Context) -> Response:
     """Everybody who has events or a profile, page by page."""
     with context.stages("store"):
-        users, cursor = await context.engine.page_users(page.cursor, page.limit)
+        users, cursor = await context.engine.store.page_users(cursor=page.cursor, limit=page.limit)
     return Json({"users": [user_out(user) for user in users], "cursor": cursor})
 
 
@@ -48,7 +48,9 @@ async def page_users(page: Annotated[Page, Query()], context: Context) -> Respon
 async def get_user(user_id: PathId, context: Context) -> Response:
     """A user's profile."""
     with context.stages("store"):
-        user = await context.engine.get_user(user_id)
+        user = await context.engine.store.get_user(user_id)
+    if user is None:
+        raise NotFound(f"no user {user_id!r}")
     return Json(user_out(user))
 
 
@@ -56,7 +58,7 @@ async def get_user(user_id: PathId, context: Context) -> Response:
 async def forget_user(user_id: PathId, context: Context) -> Response:
     """Forget a user, history and profile; effective in the next question."""
     with context.stages("store"):
-        forgotten = await context.engine.forget(user_id)
+        forgotten = await context.engine.store.forget(user_id)
     return Json({"forgotten": forgotten})
 
 
@@ -66,7 +68,9 @@ async def page_history(
 ) -> Response:
     """A user's events, newest first, page by page."""
     with context.stages("store"):
-        events, cursor = await context.engine.history(user_id, page.cursor, page.limit)
+        events, cursor = await context.engine.store.page(
+            user_id, cursor=page.cursor, limit=page.limit
+        )
     return Json({"events": [event_out(event) for event in events], "cursor": cursor})
 
 
@@ -76,7 +80,8 @@ async def page_history(
 async def forget_event(user_id: PathId, event_id: PathId, context: Context) -> Response:
     """Forget one event; effective in the next question."""
     with context.stages("store"):
-        await context.engine.delete_event(user_id, event_id)
+        if not await context.engine.store.delete_event(user_id, event_id):
+            raise NotFound(f"user {user_id!r} has no event {event_id!r}")
     return Response(status_code=204)
 
 
@@ -86,5 +91,5 @@ async def merge_users(user_id: PathId, body: MergeIn, context: Context) -> Respo
     if body.source == user_id:
         raise Invalid("/from", "must be another user than the one in the path")
     with context.stages("store"):
-        moved = await context.engine.merge(user_id, body.source)
+        moved = await context.engine.store.merge(user_id, body.source)
     return Json({"moved": moved})

@@ -228,15 +228,15 @@ def _copied(item: Item, copy: int) -> Item:
 
 def _events(user: str, subject: Subject, memory: UserMemory, snapshot: Snapshot) -> Iterator[Event]:
     """A user's events, on the copies that the memory has of their items."""
-    asked, names = subject.asked, snapshot.catalogue.vocabulary
+    sent, names = subject.events, snapshot.catalogue.vocabulary
     for event, row in enumerate(memory.history.rows.tolist()):
         if row >= 0:
             yield Event(
                 user,
                 names.id(row),
-                type=asked.type_names[asked.types[event]],
-                weight=float(asked.history.weights[event]),
-                timestamp=int(asked.history.timestamps[event]),
+                type=sent.type_names[sent.types[event]],
+                weight=float(memory.history.weights[event]),
+                timestamp=int(sent.timestamps[event]),
             )
 
 

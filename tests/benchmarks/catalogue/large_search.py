@@ -20,7 +20,7 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.ranking.search import COARSE_KEYS, search
 from models.text.bm25 import WordIndex
 from models.text.static_encoder import TextEncoder
-from service.engine.search import matched
+from service.engine.search import match_text
 from tests.benchmarks.harness.processes import memory_of
 from tests.benchmarks.harness.timing import Spread, Told, alternate, silent, spread
 
@@ -183,7 +183,7 @@ class _Asked:
 
     def ask(self, query: str, options: AttentionOptions = DEFAULT_OPTIONS) -> list[int]:
         """The rows of the ten best, as `POST /v1/search` finds them."""
-        _, matches = matched(
+        _, matches = match_text(
             query, self._snapshot, self._vector, allowed=self._allowed, options=options
         )
         rows: list[int] = search(matches, limit=TOP).rows.tolist()

@@ -7,15 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.cli.console import one_store
 from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.engine.recommend_all import write_lists
 from service.loadtest.client import encode_post
-from service.runtime.data_layout import MODELS_FOLDER
-from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
 from tests.benchmarks.harness.processes import Cores, pinned
 from tests.benchmarks.harness.timing import Told, silent
 from tests.benchmarks.peers.ground import ASKED, Ground
@@ -53,18 +48,14 @@ def measure(
 
 
 def _heed(ground: Ground) -> float:
-    settings = Settings.read()
-    with tempfile.TemporaryDirectory() as folder, one_store(ground.data) as store:
+    with tempfile.TemporaryDirectory() as folder:
         done = asyncio.run(
             write_lists(
-                store,
-                Registry(ground.data / MODELS_FOLDER),
-                EmbeddingCache(open_encoder(settings.encoder), None),
+                Settings.read({"data": ground.data}),
                 Path(folder) / "lists.jsonl",
                 RecommendQuery(Requester(), LIMIT),
                 at=ASKED,
-                exact_up_to=settings.max_exact_rows,
-                told=lambda _done, _total: None,
+                progress=lambda _done, _total: None,
             )
         )
     return done.users / done.seconds

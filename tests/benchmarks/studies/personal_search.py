@@ -26,7 +26,7 @@ from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
-from service.engine.search import matched, remembered
+from service.engine.search import match_text, score_by_memory
 from service.evaluation.search_quality import searchable
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fitted
@@ -195,8 +195,8 @@ def ranked(
         zip(holdout.users.tolist(), holdout.targets.tolist(), cases.queries, strict=True)
     ):
         events = holdout.history.user(user)
-        _, matches = matched(query, snapshot, encode, allowed=allowed, parameters=parameters)
-        near, scores = remembered(snapshot, requester(snapshot, events), matches, _LIMIT)
+        _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
+        near, scores = score_by_memory(snapshot, requester(snapshot, events), matches, _LIMIT)
         nobody[at] = _rank(matches, None, target, events.items)
         for ranks, each in ((memory, scores), (popularity, scores._replace(total=scores.prior))):
             for worth in grid:

@@ -64,7 +64,7 @@ def _job(
         )
     user = users[body["user_id"]]
     if ask == "recommend":
-        limit, seen = body["limit"], user.asked.seen
+        limit, seen = body["limit"], user.events.items
         return lambda: recommend(snapshot, user.memory, limit=limit, allowed=offered, excluded=seen)
     targets = snapshot.catalogue.rows(body["item_ids"])
     return lambda: score(snapshot, user.memory, targets)

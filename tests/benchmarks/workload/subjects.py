@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
 from service.domain.queries import Requester
 from service.domain.settings import Settings
-from service.histories.event_cache import Histories
-from service.histories.request_history import HistoryAssembler, RequestHistory
-from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import LiveSnapshot
-from service.snapshots.registry import Registry
+from service.engine.compose import compose
+from service.histories.event_columns import EventColumns
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
-from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.workload.ground import Ground
 from tests.benchmarks.workload.questions import AT
 
@@ -27,7 +21,7 @@ from tests.benchmarks.workload.questions import AT
 class Subject:
     """A user, as of the time of the questions."""
 
-    asked: RequestHistory
+    events: EventColumns
     memory: UserMemory
 
 
@@ -44,23 +38,17 @@ def subjects(ground: Ground) -> Subjects:
     """Load what the service would, with the memories of the askers and of other users."""
 
     async def load() -> Subjects:
-        store = SQLiteStore(ground.data / STORE_FILE)
+        parts = compose(Settings.read({"data": ground.data}), threads=1)
         try:
-            encoder = open_encoder(Settings.read().encoder)
-            embeddings = EmbeddingCache(encoder, ground.data / EMBEDDINGS_FILE)
-            with ThreadPoolExecutor(1) as workers:
-                registry = Registry(ground.data / MODELS_FOLDER)
-                serving = LiveSnapshot(store, registry, embeddings, workers)
-                await serving.open()
-            histories = Histories(store, serving.vocabulary, 64 << 20)
-            pasts = HistoryAssembler(store, histories, serving.vocabulary, embeddings)
-            users = []
-            for user in [user for user, _ in ground.askers] + list(ground.others):
-                stored = await pasts.history(user)
-                asked = pasts.assemble(serving.snapshot, Requester(user), stored, AT)
-                users.append(Subject(asked, build_memory(serving.snapshot, asked.history, AT)))
-            return Subjects(serving.snapshot, embeddings, users)
+            await parts.live.open()
+            snapshot, users = parts.live.snapshot, []
+            for user_id in [user for user, _ in ground.askers] + list(ground.others):
+                requester = Requester(user_id)
+                events = await parts.memories.load(requester, AT)
+                history = parts.memories.history(snapshot, events, requester)
+                users.append(Subject(events, build_memory(snapshot, history, AT)))
+            return Subjects(snapshot, parts.embeddings, users)
         finally:
-            await store.close()
+            await parts.close()
 
     return asyncio.run(load())

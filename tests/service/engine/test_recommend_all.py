@@ -14,16 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 import models.ranking.recommend
-from models.text.static_encoder import StaticEncoder
 from service.domain.queries import Answer, RecommendQuery, Requester
 from service.domain.records import Event, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.engine.recommend_all import Listed, write_lists
-from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
-from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
+from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
 from tests.support.tiny import NOON, World, item_id
 
@@ -53,24 +50,7 @@ def make(
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Listed:
     """The lists of a data directory, asked for at noon."""
-
-    async def do() -> Listed:
-        store = SQLiteStore(data / STORE_FILE)
-        try:
-            return await write_lists(
-                store,
-                Registry(data / MODELS_FOLDER),
-                EmbeddingCache(StaticEncoder(), data / EMBEDDINGS_FILE),
-                out,
-                query,
-                at=NOON,
-                exact_up_to=Settings().max_exact_rows,
-                told=told,
-            )
-        finally:
-            await store.close()
-
-    return asyncio.run(do())
+    return asyncio.run(write_lists(Settings(data=data), out, query, at=NOON, progress=told))
 
 
 def rows(path: Path) -> list[Row]:
@@ -85,7 +65,7 @@ def answers(data: Path, users: list[str], query: RecommendQuery) -> dict[str, An
         engine = await open_engine(Settings(data=data))
         try:
             return {
-                user: await engine.recommend(
+                user: await engine.answers.recommend(
                     RecommendQuery(
                         Requester(user, at=NOON), query.limit, exclude_seen=query.exclude_seen
                     ),
@@ -185,7 +165,7 @@ def test_what_candidates_miss_is_told(
     data = world.copy(tmp_path / "data")
     query = RecommendQuery(Requester(), limit=5)
     whole = make(data, tmp_path / "whole.parquet", query)
-    assert whole.judged == 0
+    assert whole.sampled == 0
     assert math.isnan(whole.recall)
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 10)
     some = np.flatnonzero(np.arange(60) % 3)
@@ -199,11 +179,11 @@ def test_what_candidates_miss_is_told(
         {(row[0], row[2]) for row in rows(tmp_path / name)}
         for name in ("whole.parquet", "some.parquet")
     )
-    assert found.judged == 40
+    assert found.sampled == 40
     assert found.recall == pytest.approx(len(best & lists) / len(best))
     assert 0 < found.recall < 1
-    monkeypatch.setattr("service.engine.recommend_all._JUDGES", 7)
-    assert make(data, tmp_path / "x.parquet", query).judged == 7
+    monkeypatch.setattr("service.engine.recommend_all._SAMPLE", 7)
+    assert make(data, tmp_path / "x.parquet", query).sampled == 7
 
 
 def test_what_is_written_tells_its_model_and_its_time(world: World, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 from service.domain.queries import Answer, Contribution, Requester, SearchQuery
 from service.engine import search
-from service.engine.search import Searched, found_answer, search_items
+from service.engine.search import SearchOutcome, search_answer, search_items
 from tests.support.small import encode, past, random_past, snapshot
 
 SERVED = snapshot(15)
@@ -24,7 +24,7 @@ def find(
     user: UserMemory,
     options: AttentionOptions = DEFAULT_OPTIONS,
     personal: float = 1.0,
-) -> Searched:
+) -> SearchOutcome:
     """What is found, with every reason."""
     query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal)
     allowed = SERVED.catalogue.visible
@@ -33,13 +33,13 @@ def find(
     )
 
 
-def answer(found: Searched, requester: Requester) -> Answer:
+def answer(found: SearchOutcome, requester: Requester) -> Answer:
     """The answer, with a reason's numbers for its name."""
     named = [
         tuple(Contribution(None, None, "", "", None, *reason[1:]) for reason in each)
         for each in found.reasons
     ]
-    return found_answer(requester, SERVED, found, named)
+    return search_answer(requester, SERVED, found, named)
 
 
 @pytest.mark.parametrize("least", [1, 2])
@@ -48,7 +48,7 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
 
     That is by their text, and so without a reason.
     """
-    monkeypatch.setattr(search, "PERSONAL", least)
+    monkeypatch.setattr(search, "RERANKED", least)
     moved = 0
     for n in range(15):
         text = f"about {n}"

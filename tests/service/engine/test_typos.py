@@ -8,7 +8,7 @@ import pytest
 from models.ranking.search import search
 from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item
-from service.engine.search import matched
+from service.engine.search import match_text
 from service.evaluation.search_quality import searchable
 from service.snapshots.text_embeddings import EmbeddingCache
 
@@ -69,7 +69,9 @@ def test_a_title_with_one_mistake_finds_its_item(kind: str) -> None:
         words[place] = edited(words[place], kind, rng)
         query = " ".join(words)
         assert query != title
-        _, matches = matched(query, snapshot, EMBEDDINGS.query, allowed=snapshot.catalogue.servable)
+        _, matches = match_text(
+            query, snapshot, EMBEDDINGS.query, allowed=snapshot.catalogue.servable
+        )
         rows = search(matches, limit=3).rows.tolist()
         if snapshot.catalogue.row(str(n)) not in rows:
             lost.append((title, query, [snapshot.catalogue.titles[row] for row in rows]))

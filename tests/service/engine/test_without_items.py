@@ -29,7 +29,7 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
         engine = await open_engine(Settings(data=tmp_path))
         try:
             query = RecommendQuery(Requester(user_id="u0"), limit=5, exclude_seen=False)
-            answer = await engine.recommend(query, StageClock())
+            answer = await engine.answers.recommend(query, StageClock())
             assert {item["reason"] for item in answer.items} == {reason}
             return [item["item_id"] for item in answer.items]
         finally:
@@ -38,8 +38,10 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     async def catalogue() -> None:
         engine = await open_engine(Settings(data=tmp_path))
         try:
-            await engine.put_items([Item("space-01", "a rocket"), Item("new", "a comet")])
-            answer = await engine.recommend(RecommendQuery(Requester(user_id="u0")), StageClock())
+            await engine.live.put_items([Item("space-01", "a rocket"), Item("new", "a comet")])
+            answer = await engine.answers.recommend(
+                RecommendQuery(Requester(user_id="u0")), StageClock()
+            )
             assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
         finally:
             await engine.close()
@@ -60,15 +62,19 @@ def test_a_removed_item_cannot_be_asked_for(world: tiny.World, tmp_path: Path) -
         item = tiny.item_id(0, 1)
         try:
             assert (
-                await engine.score(ScoreQuery(Requester(user_id="u0"), (item,)), StageClock())
+                await engine.answers.score(
+                    ScoreQuery(Requester(user_id="u0"), (item,)), StageClock()
+                )
             ).items
-            await engine.delete_item(item)
+            await engine.live.delete_item(item)
             with pytest.raises(NotFound, match="/item_ids/0"):
-                await engine.score(ScoreQuery(Requester(user_id="u0"), (item,)), StageClock())
+                await engine.answers.score(
+                    ScoreQuery(Requester(user_id="u0"), (item,)), StageClock()
+                )
             with pytest.raises(NotFound, match=item):
-                await engine.similar(SimilarQuery(item), StageClock())
-            await engine.put_items([Item(item, "it is back")])
-            assert (await engine.similar(SimilarQuery(item), StageClock())).items
+                await engine.answers.similar(SimilarQuery(item), StageClock())
+            await engine.live.put_items([Item(item, "it is back")])
+            assert (await engine.answers.similar(SimilarQuery(item), StageClock())).items
         finally:
             await engine.close()
 

@@ -25,7 +25,7 @@ from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
-from service.histories import long_histories
+from service.histories import memory_provider
 from tests.support import tiny
 
 LENGTH = 2_600
@@ -37,7 +37,7 @@ EVERYTHING = EventFilter(since=-(1 << 60))  # a mask, which asks for every event
 
 @pytest.fixture(autouse=True)
 def _long_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_histories, "LONG", 1_500)
+    monkeypatch.setattr(memory_provider, "LONG", 1_500)
     monkeypatch.setattr(collapsed_history, "CLUSTERS_FROM", 64)
 
 
@@ -53,15 +53,15 @@ def events(count: int, start: int = 0, items: tuple[str, ...] = ITEMS) -> list[E
 async def told(engine: Engine, made: list[Event]) -> None:
     """Ingest, a thousand at a time."""
     for at in range(0, len(made), 1_000):
-        await engine.ingest(made[at : at + 1_000])
+        await engine.store.append(made[at : at + 1_000])
 
 
 async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
     """Scores and reasons are those of every event; what was found."""
     requester = Requester(user_id="ann", at=AT, explain=5, **more)
     query = ScoreQuery(requester, ITEMS)
-    found = await engine.score(query, StageClock())
-    wanted = await engine.score(
+    found = await engine.answers.score(query, StageClock())
+    wanted = await engine.answers.score(
         replace(
             query, requester=replace(requester, visible=EVERYTHING, retrieval=Retrieval("exact"))
         ),
@@ -88,16 +88,16 @@ def test_nothing_that_happens_to_a_history_makes_an_answer_old(
 
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))
-        await engine.ingest([Event("bob", ITEMS[1], "bob-1", timestamp=77)])
+        await engine.store.append([Event("bob", ITEMS[1], "bob-1", timestamp=77)])
         changes: list[Callable[[], Awaitable[Any]]] = [
-            lambda: engine.ingest(events(3, LENGTH)),
+            lambda: engine.store.append(events(3, LENGTH)),
             lambda: told(engine, events(700, LENGTH + 10)),
-            lambda: engine.ingest([Event("ann", ITEMS[0], "late", timestamp=5)]),
-            lambda: engine.delete_event("ann", "long-17"),
-            lambda: engine.delete_event("ann", f"long-{LENGTH + 2}"),
-            lambda: engine.put_items([Item(ITEMS[2], "quite another title")]),
-            lambda: engine.put_items([Item("new", "a new one")]),
-            lambda: engine.merge("ann", "bob"),
+            lambda: engine.store.append([Event("ann", ITEMS[0], "late", timestamp=5)]),
+            lambda: engine.store.delete_event("ann", "long-17"),
+            lambda: engine.store.delete_event("ann", f"long-{LENGTH + 2}"),
+            lambda: engine.live.put_items([Item(ITEMS[2], "quite another title")]),
+            lambda: engine.live.put_items([Item("new", "a new one")]),
+            lambda: engine.store.merge("ann", "bob"),
             lambda: engine.activate(world.second),
         ]
         found = await agree(engine)
@@ -109,9 +109,9 @@ def test_nothing_that_happens_to_a_history_makes_an_answer_old(
             assert found.rows_scanned is not None
         await agree(engine, explain_exact=True)
         await agree(engine, exclude_self=True)
-        await engine.forget("ann")
+        await engine.store.forget("ann")
         query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS)
-        assert (await engine.score(query, StageClock())).rows_scanned is None
+        assert (await engine.answers.score(query, StageClock())).rows_scanned is None
 
     _run(world.copy(tmp_path / "data"), story)
 
@@ -121,7 +121,7 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
 
     async def story(engine: Engine) -> None:
         many = tuple(f"many-{n}" for n in range(900))
-        await engine.put_items(
+        await engine.live.put_items(
             [Item(name, f"{name} about subject {n % 37}") for n, name in enumerate(many)]
         )
         await told(engine, events(4_000, items=many))
@@ -129,26 +129,28 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         engine.observe_errors(lambda true, stated: errors.append((true, stated)))
         coarse = Retrieval("coarse", max_error=0.05)
         requester = Requester(user_id="ann", at=AT, retrieval=coarse)
-        first = await engine.score(ScoreQuery(requester, ITEMS), StageClock())
+        first = await engine.answers.score(ScoreQuery(requester, ITEMS), StageClock())
         assert first.retrieval == "exact"  # cells are not waited for
-        await asyncio.to_thread(engine._memories.long.settle)
+        await asyncio.to_thread(engine.parts.memories.wait_for_clusters)
         found = await agree(engine, tolerance=0.01, retrieval=coarse)
         assert found.retrieval == "coarse"
         for item in found.items:
             assert 0 < item["relative_error"] <= 0.05
             assert 0 < item["mass"] < 1
-        answer = await engine.recommend(RecommendQuery(requester, limit=5), StageClock())
+        answer = await engine.answers.recommend(RecommendQuery(requester, limit=5), StageClock())
         assert len(answer.items) == 5
-        answer = await engine.search(SearchQuery(requester, "many 3", limit=5), StageClock())
+        answer = await engine.answers.search(
+            SearchQuery(requester, "many 3", limit=5), StageClock()
+        )
         assert len(answer.items) == 5
-        exact = await engine.score(
+        exact = await engine.answers.score(
             ScoreQuery(replace(requester, retrieval=Retrieval("exact")), ITEMS), StageClock()
         )
         assert exact.retrieval == "exact"
         stats = await engine.stats()
         assert stats["long_histories"] == 1
-        assert stats["long_history_bytes"] > 0
-        await asyncio.to_thread(engine._memories.audit.settle)
+        assert stats["cached_memory_bytes"] > 0
+        await asyncio.to_thread(engine.parts.memories.audit.wait)
         assert errors
         assert all(true <= stated for true, stated in errors)
 
@@ -163,7 +165,7 @@ def test_without_room_answers_are_the_same(world: tiny.World, tmp_path: Path) ->
         await agree(engine)
         assert (await engine.stats())["long_histories"] == 0
 
-    _run(world.copy(tmp_path / "data"), story, long_history_bytes=0)
+    _run(world.copy(tmp_path / "data"), story, history_cache_bytes=0)
 
 
 def test_many_ask_while_it_grows(world: tiny.World, tmp_path: Path) -> None:
@@ -174,11 +176,11 @@ def test_many_ask_while_it_grows(world: tiny.World, tmp_path: Path) -> None:
         query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS[:3])
 
         async def ask() -> list[Answer]:
-            return [await engine.score(query, StageClock()) for _ in range(20)]
+            return [await engine.answers.score(query, StageClock()) for _ in range(20)]
 
         asked = [asyncio.create_task(ask()) for _ in range(4)]
         for start in range(LENGTH, LENGTH + 1_200, 100):
-            await engine.ingest(events(100, start))
+            await engine.store.append(events(100, start))
         answers = [answer for task in asked for answer in await task]
         assert all(
             np.isfinite([item["score"] for item in answer.items]).all() for answer in answers

@@ -1,71 +1,205 @@
-"""The memory of whoever asks, and of nobody."""
+"""A provider's memories are those that are built from nothing, whatever it has kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from models.catalogue.item_entry import ItemEntry
+from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
-from service.domain.queries import Requester
+from service.domain.queries import EventFilter, InlineEvent, Requester
+from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import MemoryProvider
-from service.histories.request_history import NOBODY
-from tests.support.histories_asked import ITEMS, asked
-from tests.support.small import DAY, random_model
+from tests.support.pasts import appends
+from tests.support.small import DAY, encode, random_model
 from tests.support.small import snapshot as small_snapshot
+from tests.support.stored_events import ITEMS, memory_provider, stored_events, user_history
+
+PLENTY = 1 << 30
+ANYBODY = Requester()
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return small_snapshot(ITEMS, random_model(1, window=8))
 
 
 @pytest.fixture
 def memories() -> Iterator[MemoryProvider]:
-    made = MemoryProvider(
-        exact_up_to=1_000,
-        encoding_cache_bytes=1 << 20,
-        memory_cache_bytes=1 << 20,
-        long_history_bytes=1 << 20,
-        max_error=0.01,
-        check_share=0.0,
-    )
+    made = memory_provider(PLENTY)
     yield made
     made.close()
 
 
-def test_nobodys_memory_is_made_once_for_each_snapshot(memories: MemoryProvider) -> None:
-    """It answers as the memory of an empty past does, whenever that is asked for."""
-    snapshot = small_snapshot(ITEMS, random_model(1, window=8))
+def provided(
+    memories: MemoryProvider,
+    snapshot: Snapshot,
+    events: EventColumns,
+    at: int = 99 * DAY,
+    requester: Requester = ANYBODY,
+) -> UserMemory:
+    """The memory that a request gets."""
+    with memories.memory(snapshot, requester, events, at) as user:
+        return user
+
+
+def check(
+    memories: MemoryProvider, snapshot: Snapshot, events: EventColumns, at: int = 99 * DAY
+) -> None:
+    """The memory is the one that is built of nothing but the events."""
+    user = provided(memories, snapshot, events, at)
+    expected = build_memory(snapshot, user_history(snapshot, events), at)
+    np.testing.assert_allclose(user.user_state, expected.user_state, atol=1e-4)
+    assert torch.equal(user.bias, expected.bias)
+    assert torch.equal(user.memory.keys, expected.memory.keys)
+    assert torch.equal(user.memory.values, expected.memory.values)
+    assert (user.source == expected.source).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    budget=st.sampled_from([0, 3_000, 12_000, 40_000, PLENTY]),
+    requests=st.lists(
+        st.tuples(
+            st.sampled_from("abcde"),
+            st.sampled_from([0, 1, 4, 5, 8, 30]),
+            st.one_of(
+                st.integers(0, 12 * DAY),
+                st.integers(9 * DAY, 9 * DAY + 3_000_000_000),
+                st.just(99 * DAY),
+            ),
+        ),
+        max_size=25,
+    ),
+)
+def test_no_budget_and_no_time_changes_a_memory(
+    snapshot: Snapshot, budget: int, requests: list[tuple[str, int, int]]
+) -> None:
+    """Histories grow and shrink in any order, at any time; what is kept stays in the budget."""
+    memories = memory_provider(budget)
+    for user_id, length, at in requests:
+        check(memories, snapshot, stored_events(user_id, length), at)
+        assert memories.stats()["cached_history_bytes"] <= budget
+
+
+def test_only_new_events_are_encoded(memories: MemoryProvider, snapshot: Snapshot) -> None:
+    """A request repeated costs nothing, one after new events costs those."""
+    with appends(snapshot) as counts:
+        for length in (3, 3, 5, 5, 8):
+            provided(memories, snapshot, stored_events("ann", length))
+            provided(memories, snapshot, stored_events("ann", length))
+    assert [count for count in counts if count] == [3, 1, 1, 3]
+
+
+def test_a_repeated_request_gets_what_was_kept(
+    memories: MemoryProvider, snapshot: Snapshot
+) -> None:
+    """Until the events, the snapshot or the ages of events change."""
+    events = stored_events("ann", 5)
+    for _ in range(3):
+        provided(memories, snapshot, events)
+    assert memories.stats()["memory_hits"] == 2
+    for other in (stored_events("ann", 6), replace(stored_events("ann", 6), epoch=2)):
+        check(memories, snapshot, other)
+    provided(memories, replace(snapshot), events)
+    provided(memories, snapshot, events, 9 * DAY)
+    assert memories.stats()["memory_hits"] == 2
+
+
+def test_requests_without_events_share_one_memory(
+    memories: MemoryProvider, snapshot: Snapshot
+) -> None:
+    """It scores as the memory of an empty history does, whoever asks and whenever."""
     targets = np.arange(ITEMS)
     expected = score(snapshot, build_memory(snapshot, UserHistory.empty(), 9 * DAY), targets)
-    with memories.of(snapshot, Requester(), NOBODY, 9 * DAY) as first:
-        np.testing.assert_array_equal(score(snapshot, first, targets).total, expected.total)
-        assert len(first) == 0
-    with memories.of(snapshot, Requester(temperature=2.0), NOBODY, 99 * DAY) as second:
-        assert second is first
-    with memories.of(snapshot, Requester("new"), replace(NOBODY), 9 * DAY) as unknown:
-        assert unknown is first
-    with memories.of(replace(snapshot), Requester(), NOBODY, 9 * DAY) as other:
-        assert other is not first
+    masked = Requester(temperature=2.0, visible=EventFilter(since=5))
+    for requester, at in ((Requester(), 9 * DAY), (masked, 99 * DAY), (Requester("new"), DAY)):
+        user = provided(memories, snapshot, EMPTY, at, requester)
+        np.testing.assert_array_equal(score(snapshot, user, targets).total, expected.total)
+        assert len(user) == 0
+    assert memories.stats()["memory_misses"] == 1
 
 
-def test_what_was_asked_is_known_as_long_as_the_memory_is(memories: MemoryProvider) -> None:
-    """A memory that is kept brings the events it was made of, and no other's."""
-    snapshot = small_snapshot(ITEMS, random_model(1, window=8))
-    question, requester = asked("ann", 5), Requester("ann")
-    with memories.of(snapshot, requester, question, 99 * DAY) as made:
-        pass
-    assert memories.remembered.asked(snapshot, question.version) is question
-    with memories.of(snapshot, requester, question, 99 * DAY) as again:
-        assert again is made
-    assert memories.asked(snapshot, Requester(), None) is None
+@pytest.mark.anyio
+async def test_sessions_and_masks_are_neither_kept_nor_served(
+    memories: MemoryProvider, snapshot: Snapshot
+) -> None:
+    """What is not all that is stored of a user leaves what is kept as it was."""
+    events = stored_events("ann", 5)
+    check(memories, snapshot, events)
+    before = memories.stats()
+    hidden = Requester("ann", visible=EventFilter(until=0))
+    assert len(provided(memories, snapshot, events, requester=hidden)) == 0
+    session = await memories.load(Requester(history=(InlineEvent("i1"),)), 99 * DAY)
+    user = provided(memories, snapshot, session)
+    assert user.history.timestamps.tolist() == [99 * DAY]
+    assert memories.stats() == before
+    check(memories, snapshot, events)
 
 
-def test_no_targets_are_no_scores() -> None:
-    """Of somebody with a history and of nobody, with the size of the memory all the same."""
-    snapshot = small_snapshot(ITEMS, random_model(1, window=8))
-    for past in (asked("ann", 5).history, UserHistory.empty()):
-        user = build_memory(snapshot, past, 99 * DAY)
+def test_models_without_an_encoder_are_provided_for() -> None:
+    """There are no encoder states to keep."""
+    bare = small_snapshot(ITEMS, random_model(1, blocks=0))
+    memories = memory_provider(PLENTY)
+    for length in (4, 6):
+        check(memories, bare, stored_events("ann", length))
+
+
+def test_no_model_reads_what_another_kept(memories: MemoryProvider, snapshot: Snapshot) -> None:
+    """From one model to another and back, over the same events."""
+    other = small_snapshot(ITEMS, random_model(2, window=8))
+    for now in (snapshot, other, snapshot):
+        with appends(now) as counts:
+            for user_id in ("ann", "bob"):
+                provided(memories, now, stored_events(user_id, 6))
+        assert counts == [6, 6]
+        check(memories, now, stored_events("ann", 6))
+
+
+def test_another_catalogue_keeps_encoder_states(
+    memories: MemoryProvider, snapshot: Snapshot
+) -> None:
+    """The same model over more items goes on; an item of another text is read again."""
+    events = stored_events("ann", 6)
+    check(memories, snapshot, events)
+    more = snapshot.refreshed(
+        snapshot.catalogue.updated([ItemEntry("new", "new", {"title": "new"})], [], encode),
+        snapshot.counts,
+    )
+    with appends(more) as counts:
+        provided(memories, more, events)
+    assert [count for count in counts if count] == []
+    entries = [ItemEntry(f"i{int(events.rows[2])}", "new", {"title": "other"})]
+    text = more.refreshed(more.catalogue.updated(entries, [], encode), more.counts)
+    with appends(text) as counts:
+        provided(memories, text, events)
+    assert counts == [6]
+    check(memories, text, events)
+
+
+def test_concurrent_requests_agree(snapshot: Snapshot) -> None:
+    """From several threads, for the same users, with room for a few of them."""
+    memories = memory_provider(12_000)
+    requests = [("abcd"[n % 4], 1 + n * 7 % 20) for n in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda of: check(memories, snapshot, stored_events(*of)), requests))
+    assert 0 < memories.stats()["cached_history_bytes"] <= 12_000
+
+
+def test_no_targets_have_no_scores(snapshot: Snapshot) -> None:
+    """Of a user with events and of one without, with the size of the memory all the same."""
+    for history in (user_history(snapshot, stored_events("ann", 5)), UserHistory.empty()):
+        user = build_memory(snapshot, history, 99 * DAY)
         scores = score(snapshot, user, np.zeros(0, np.int64))
         assert [len(part) for part in scores[:6]] == [0] * 6
         assert (scores.mode, scores.memory, scores.error) == ("exact", len(user), None)

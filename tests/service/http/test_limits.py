@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from service.domain.settings import Settings
+from service.engine.engine import Engine
 from service.http.app import create_app
 from service.http.limits import is_unhurried
 from tests.support.http_fake import Client, FakeEngine, serving
@@ -219,7 +220,7 @@ def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:
 def test_shutdown_turns_readiness_off_and_lets_requests_finish() -> None:
     """While a request is in flight the app says it is not ready, waits for it, then closes."""
     engine = FakeEngine()
-    app = create_app(Settings(drain_timeout=30, deadline=30), engine=engine)
+    app = create_app(Settings(drain_timeout=30, deadline=30), engine=cast(Engine, engine))
 
     async def scenario() -> tuple[httpx.Response, httpx.Response, bool]:
         engine.gate = asyncio.Event()

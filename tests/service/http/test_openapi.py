@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -13,13 +13,17 @@ from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, settings
 
 from service.domain.settings import Settings
+from service.engine.engine import Engine
 from service.http.app import create_app
 from service.http.routes import ask, attend, events, health, items, models, users
 from tests.support.http_fake import FakeEngine, serving
 
 NDJSON = "application/x-ndjson"
 # Its limits are wide: what is under test here is the document.
-APP = create_app(Settings(embedding_dim=4, deadline=10, max_body_bytes=2**26), engine=FakeEngine())
+APP = create_app(
+    Settings(embedding_dim=4, deadline=10, max_body_bytes=2**26),
+    engine=cast(Engine, FakeEngine()),
+)
 DOCUMENT = APP.openapi()
 OPERATIONS = [
     pytest.param(path, method, operation, id=f"{method} {path}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import httpx
 import pytest
 import uvicorn
 
 from service.domain.settings import Settings
+from service.engine.engine import Engine
 from service.http.app import create_app
 from tests.support.http_fake import FakeEngine
 
@@ -20,7 +21,7 @@ Talk = Callable[[httpx.AsyncClient, uvicorn.Server], Awaitable[None]]
 
 async def serve(engine: FakeEngine, protocol: Protocol, talk: Talk, **settings: Any) -> None:
     """Run uvicorn on a free port, talk to it, and see it end by itself."""
-    app = create_app(Settings(embedding_dim=4, **settings), engine=engine)
+    app = create_app(Settings(embedding_dim=4, **settings), engine=cast(Engine, engine))
     config = uvicorn.Config(app, port=0, http=protocol, lifespan="on", log_config=None)
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve())

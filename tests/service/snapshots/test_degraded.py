@@ -30,10 +30,10 @@ async def answers(engine: Engine) -> list[Answer]:
     """One answer to each kind of question."""
     requester, item = Requester(user_id="u0"), item_id(0, 1)
     return [
-        await engine.score(ScoreQuery(requester, (item,)), StageClock()),
-        await engine.recommend(RecommendQuery(requester, limit=3), StageClock()),
-        await engine.search(SearchQuery(requester, "rocket"), StageClock()),
-        await engine.similar(SimilarQuery(item), StageClock()),
+        await engine.answers.score(ScoreQuery(requester, (item,)), StageClock()),
+        await engine.answers.recommend(RecommendQuery(requester, limit=3), StageClock()),
+        await engine.answers.search(SearchQuery(requester, "rocket"), StageClock()),
+        await engine.answers.similar(SimilarQuery(item), StageClock()),
     ]
 
 
@@ -63,7 +63,7 @@ def test_answers_are_degraded_while_the_current_model_cannot_serve(
             before = await answers(engine)
             assert {answer.degraded for answer in before} == {False}
             damage(data, world.second)
-            await engine._serving.follow_registry()
+            await engine.parts.live.follow_registry()
             during = await answers(engine)
             assert {answer.degraded for answer in during} == {True}
             assert {answer.model_version for answer in during} == {world.first}
@@ -89,10 +89,10 @@ def test_answers_are_whole_again_when_another_process_chooses_a_good_model(
         engine = await open_engine(Settings(data=data))
         try:
             damaged_weights(data, world.second)
-            await engine._serving.follow_registry()
+            await engine.parts.live.follow_registry()
             assert {answer.degraded for answer in await answers(engine)} == {True}
             Registry(data / MODELS_FOLDER).activate(world.first)
-            await engine._serving.follow_registry()
+            await engine.parts.live.follow_registry()
             assert {answer.degraded for answer in await answers(engine)} == {False}
         finally:
             await engine.close()

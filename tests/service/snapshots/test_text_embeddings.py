@@ -194,10 +194,10 @@ async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: 
 
     engine = await open_engine(Settings(data=tmp_path), encoder=Watched())
     try:
-        await engine.put_items([Item("i", title="A quiet river")])
-        await engine.search(SearchQuery(Requester(), "river"), StageClock())
+        await engine.live.put_items([Item("i", title="A quiet river")])
+        await engine.answers.search(SearchQuery(Requester(), "river"), StageClock())
         seen.clear()
-        await engine.search(SearchQuery(Requester(), "a loud river"), StageClock())
+        await engine.answers.search(SearchQuery(Requester(), "a loud river"), StageClock())
     finally:
         await engine.close()
     assert [name == threading.current_thread().name for name in seen] == [quick]

@@ -13,6 +13,7 @@ import pytest
 import models.data.interactions
 from models.data import interactions
 from models.encoder.event_types import IGNORED, UNKNOWN
+from models.history.user_history import UserHistory
 from models.recommender import artifact
 from models.recommender.artifact import Trained
 from models.text.static_encoder import StaticEncoder
@@ -22,7 +23,7 @@ from service.domain.records import Event
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
-from service.histories.request_history import RequestHistory
+from service.histories.event_columns import EventColumns
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -135,41 +136,41 @@ def test_the_model_names_its_types(told: Path) -> None:
 # ------------------------------------------------------------------ what is asked with
 
 
-async def past_of(
-    engine: Engine, user: str, inline: tuple[InlineEvent, ...] = ()
-) -> RequestHistory:
-    """What this user's questions are asked with."""
-    pasts = engine._pasts
-    stored = await pasts.history(user)
-    snapshot = await engine._serving.current()
-    return pasts.assemble(snapshot, Requester(user_id=user, history=inline), stored, NOON)
+async def events_of(
+    engine: Engine, user: str, session: tuple[InlineEvent, ...] = ()
+) -> tuple[EventColumns, UserHistory]:
+    """The events that this user's requests attend to, as stored and as the model reads them."""
+    requester = Requester(user_id=user, history=session)
+    events = await engine.parts.memories.load(requester, NOON)
+    snapshot = await engine.parts.live.current()
+    return events, engine.parts.memories.history(snapshot, events, requester)
 
 
 @pytest.mark.anyio
-async def test_a_past_has_the_models_numbers(engine: Engine) -> None:
+async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     """Stored and inline events alike, in time order, and -1 for a type it has never heard of."""
-    names = engine._serving.snapshot.trained.types  # type: ignore[union-attr]
+    names = engine.parts.live.snapshot.trained.types  # type: ignore[union-attr]
     sent = sorted((e for e in of_kinds() if e.user_id == "u3"), key=lambda e: e.timestamp or 0)
     middle = (sent[4].timestamp or 0) + SECOND
     inline = (InlineEvent(NAMES[1], "share"), InlineEvent(NAMES[2], "dislike", timestamp=middle))
-    asked = await past_of(engine, "u3", inline)
+    events, history = await events_of(engine, "u3", inline)
     kinds = [event.type for event in sent]
     kinds[5:5] = ["dislike"]
     kinds.append("share")
-    assert [asked.type_names[code] for code in asked.types] == kinds
+    assert [events.type_names[code] for code in events.types] == kinds
     expected = [names.index(kind) if kind in names else UNKNOWN for kind in kinds]
-    assert asked.history.types is not None
-    assert asked.history.types.tolist() == expected
-    alone = await past_of(engine, "u3")
-    assert alone.history.types is not None
-    assert alone.history.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
+    assert history.types is not None
+    assert history.types.tolist() == expected
+    _, alone = await events_of(engine, "u3")
+    assert alone.types is not None
+    assert alone.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
 
 
 @pytest.mark.anyio
 async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     """Parts sum to the score, reasons to attention and transitions; each says its event's type."""
     requester = Requester(user_id="u3", explain=50, explain_exact=True)
-    answer = await engine.score(ScoreQuery(requester, NAMES[::7]), StageClock())
+    answer = await engine.answers.score(ScoreQuery(requester, NAMES[::7]), StageClock())
     kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
     said = set()
     for item in answer.items:
@@ -189,7 +190,7 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
 async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[str, str]) -> None:
     """The same item at the same time, of one type and of another: other scores."""
     one, other = [
-        await engine.score(
+        await engine.answers.score(
             ScoreQuery(
                 Requester(history=(InlineEvent(item_id(0, 3), kind, timestamp=NOON),)), NAMES
             ),
@@ -204,7 +205,7 @@ async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[st
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     """It is not recommended again."""
     history = (InlineEvent(item_id(0, 3), "dislike"), InlineEvent(item_id(0, 4)))
-    answer = await engine.recommend(
+    answer = await engine.answers.recommend(
         RecommendQuery(Requester(history=history), limit=60), StageClock()
     )
     found = {item["item_id"] for item in answer.items}
@@ -217,21 +218,21 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
     """With and without them the content model scores the same."""
     opened = await open_engine(Settings(data=tmp_path))
     try:
-        await opened.put_items(items())
-        await opened.ingest(of_kinds())
+        await opened.live.put_items(items())
+        await opened.store.append(of_kinds())
         liked = InlineEvent(item_id(1, 2), timestamp=NOON)
         disliked = InlineEvent(item_id(0, 3), "dislike", timestamp=NOON)
 
         async def scores(*history: InlineEvent) -> list[float]:
             requester = Requester(history=history, at=NOON)
-            answer = await opened.score(ScoreQuery(requester, NAMES), StageClock())
+            answer = await opened.answers.score(ScoreQuery(requester, NAMES), StageClock())
             return [item["score"] for item in answer.items]
 
         assert await scores(liked, disliked) == await scores(liked)
         assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
-        asked = await past_of(opened, "u3")
-        assert asked.history.types is not None
-        assert set(np.unique(asked.history.types).tolist()) == {UNKNOWN, IGNORED}
+        _, history = await events_of(opened, "u3")
+        assert history.types is not None
+        assert set(np.unique(history.types).tolist()) == {UNKNOWN, IGNORED}
     finally:
         await opened.close()
 

@@ -165,13 +165,13 @@ async def answers(engine: Engine, user: str) -> list[Answer]:
     """One answer to each kind of question, with reasons."""
     requester = Requester(user_id=user, explain=5)
     return [
-        await engine.score(ScoreQuery(requester, tuple(NAMES[::5])), StageClock()),
-        await engine.score(
+        await engine.answers.score(ScoreQuery(requester, tuple(NAMES[::5])), StageClock()),
+        await engine.answers.score(
             ScoreQuery(replace(requester, at=NOON + 900 * DAY), tuple(NAMES[::9])), StageClock()
         ),
-        await engine.recommend(RecommendQuery(requester, exclude_seen=False), StageClock()),
-        await engine.search(SearchQuery(requester, "rocket"), StageClock()),
-        await engine.similar(SimilarQuery(item_id(0, 0)), StageClock()),
+        await engine.answers.recommend(RecommendQuery(requester, exclude_seen=False), StageClock()),
+        await engine.answers.search(SearchQuery(requester, "rocket"), StageClock()),
+        await engine.answers.similar(SimilarQuery(item_id(0, 0)), StageClock()),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Materialised histories: never older than the store, and as exact as reading everything anew."""
+"""Event columns: never older than the store, and equal to reading everything anew."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from models.data.vocabulary import Vocabulary
+from service.domain.queries import Requester
 from service.domain.records import Event, User
-from service.histories.event_cache import EventColumns, Histories, weights_of
+from service.histories.event_columns import EventColumns
+from service.histories.memory_provider import MemoryProvider
 from service.stores.sqlite import SQLiteStore
+from tests.support.stored_events import memory_provider
 
 pytestmark = pytest.mark.anyio
 
@@ -34,8 +37,17 @@ async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
 
 
 @pytest.fixture
-def histories(store: SQLiteStore) -> Histories:
-    return Histories(store, Vocabulary(), 1 << 20)
+def vocabulary() -> Vocabulary:
+    return Vocabulary()
+
+
+@pytest.fixture
+def memories(store: SQLiteStore, vocabulary: Vocabulary) -> MemoryProvider:
+    return memory_provider(1 << 20, store, vocabulary)
+
+
+async def load(memories: MemoryProvider, user: str = "u") -> EventColumns:
+    return await memories.load(Requester(user), 0)
 
 
 def event(number: int, *, user: str = "u", minute: int | None = None, **other: object) -> Event:
@@ -47,15 +59,18 @@ def vector(number: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.full(4, number, dtype=np.float32)
 
 
-async def same(histories: Histories, store: SQLiteStore, user: str = "u") -> EventColumns:
-    """What the cache gives, after comparing it with the store's own reading."""
-    got, true = await histories.get(user), await store.history(user)
-    assert (got.version, got.generation) == (true.version, true.generation)
-    assert [histories._items.id(row) for row in got.rows] == true.item_ids
-    assert [histories.types.id(code) for code in got.types] == true.types
+async def same(
+    memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary, user: str = "u"
+) -> EventColumns:
+    """What is loaded, after comparing it with the store's own reading."""
+    got, true = await load(memories, user), await store.history(user)
+    if len(true) or true.user:
+        assert (got.version, got.generation) == (true.version, true.generation)
+    assert [vocabulary.id(row) for row in got.rows] == true.item_ids
+    assert [got.type_names[code] for code in got.types] == true.types
     np.testing.assert_array_equal(got.timestamps, true.timestamps)
     np.testing.assert_array_equal(got.seqs, true.seqs)
-    np.testing.assert_array_equal(weights_of(got), true.weights)
+    np.testing.assert_array_equal(got.filled_weights(), true.weights)
     assert got.vectors.keys() == true.vectors.keys()
     for place, pair in true.vectors.items():
         for one, other in zip(got.vectors[place], pair, strict=True):
@@ -67,7 +82,7 @@ async def same(histories: Histories, store: SQLiteStore, user: str = "u") -> Eve
 
 
 async def test_it_is_what_the_store_says_after_every_change(
-    histories: Histories, store: SQLiteStore
+    memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary
 ) -> None:
     """Random writes of every kind, each followed by a reading: the cache agrees every time."""
     random = np.random.default_rng(0)
@@ -102,15 +117,15 @@ async def test_it_is_what_the_store_says_after_every_change(
         else:
             await store.forget("u")
             there.clear()
-        await same(histories, store)
+        await same(memories, store, vocabulary)
 
 
 async def test_what_is_only_appended_to_is_read_from_its_end(
-    histories: Histories, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new event costs a reading of one, a question without one costs none."""
     await store.append([event(number) for number in range(20)])
-    await histories.get("u")
+    await load(memories)
     read: list[int] = []
     true = store.history
 
@@ -120,94 +135,98 @@ async def test_what_is_only_appended_to_is_read_from_its_end(
         return found
 
     monkeypatch.setattr(store, "history", counted)
-    await histories.get("u")
+    await load(memories)
     await store.append([event(20)])
-    assert len(await histories.get("u")) == 21
-    await histories.get("u")
+    assert len(await load(memories)) == 21
+    await load(memories)
     assert read == [1]
-    assert (histories.hits, histories.misses) == (2, 2)
+    stats = memories.stats()
+    assert (stats["history_hits"], stats["history_misses"]) == (2, 2)
 
 
-async def test_an_unknown_user_has_nothing_and_takes_no_room(histories: Histories) -> None:
+async def test_an_unknown_user_has_nothing_and_takes_no_room(memories: MemoryProvider) -> None:
     """Asking for strangers does not fill the memory."""
     for number in range(100):
-        assert len(await histories.get(f"stranger {number}")) == 0
-    assert (len(histories), histories.nbytes) == (0, 0)
+        assert len(await load(memories, f"stranger {number}")) == 0
+    assert memories.stats()["cached_history_bytes"] == 0
 
 
-async def test_a_profile_without_events_is_kept(histories: Histories, store: SQLiteStore) -> None:
+async def test_a_profile_without_events_is_kept(
+    memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary
+) -> None:
     """It is somebody, who has interests and no events yet."""
     await store.put_user(User("u", interests=("music",)))
-    found = await same(histories, store)
+    found = await same(memories, store, vocabulary)
     assert found.user is not None
     await store.append([event(1)])
-    assert len(await same(histories, store)) == 1
+    assert len(await same(memories, store, vocabulary)) == 1
 
 
-async def test_the_least_recently_asked_for_makes_room(store: SQLiteStore) -> None:
-    """Never more bytes than allowed, and whoever was let go is read again, unchanged."""
+async def test_the_least_recently_used_makes_room(
+    store: SQLiteStore, vocabulary: Vocabulary
+) -> None:
+    """Never more bytes than allowed, and whoever was evicted is read again, unchanged."""
     await store.append([event(n, user=f"u{u}") for u in range(10) for n in range(50)])
-    whole = Histories(store, Vocabulary(), 1 << 30)
-    sizes = {(await whole.get(f"u{u}")).nbytes for u in range(10)}
-    (one,) = sizes
-    assert whole.nbytes == 10 * one
-    small = Histories(store, Vocabulary(), 3 * one)
+    one = (await load(memory_provider(1 << 30, store), "u0")).nbytes
+    memories = memory_provider(3 * one, store, vocabulary)
     for user in range(10):
-        await small.get(f"u{user}")
-        assert small.nbytes <= 3 * one
-        await small.get("u0")  # asked for all the time, it stays
-    assert len(small) == 3
-    misses = small.misses
-    await small.get("u0")
-    assert small.misses == misses
-    await same(small, store, "u4")
-    small.drop()
-    assert (len(small), small.nbytes) == (0, 0)
-    await same(small, store, "u0")
+        await load(memories, f"u{user}")
+        assert memories.stats()["cached_history_bytes"] <= 3 * one
+        await load(memories, "u0")  # in use all the time, it stays
+    assert memories.stats()["cached_histories"] == 3
+    misses = memories.stats()["history_misses"]
+    await load(memories, "u0")
+    assert memories.stats()["history_misses"] == misses
+    await same(memories, store, vocabulary, "u4")
+    memories.drop()
+    assert memories.stats()["cached_history_bytes"] == 0
+    await same(memories, store, vocabulary, "u0")
 
 
-async def test_what_is_too_large_drives_nobody_out(store: SQLiteStore) -> None:
-    """A history beyond the bound is answered and not kept; who was there stays."""
+async def test_what_is_too_large_evicts_nobody(store: SQLiteStore) -> None:
+    """Events beyond the budget are answered and not kept; those that were there stay."""
     await store.append([event(n, user="u0") for n in range(50)])
     await store.append([event(n, user="giant") for n in range(500)])
-    one = (await Histories(store, Vocabulary(), 1 << 30).get("u0")).nbytes
-    small = Histories(store, Vocabulary(), 2 * one)
-    await small.get("u0")
-    assert len(await small.get("giant")) == 500
-    hits = small.hits
-    await small.get("u0")
-    assert small.hits == hits + 1
-    assert len(small) == 1
+    one = (await load(memory_provider(1 << 30, store), "u0")).nbytes
+    memories = memory_provider(2 * one, store)
+    await load(memories, "u0")
+    assert len(await load(memories, "giant")) == 500
+    await load(memories, "u0")
+    stats = memories.stats()
+    assert (stats["cached_histories"], stats["history_hits"]) == (1, 1)
 
 
-async def test_no_room_at_all_is_only_slower(store: SQLiteStore) -> None:
-    """With nothing kept every question reads the store."""
-    histories = Histories(store, Vocabulary(), 0)
+async def test_without_a_budget_every_request_reads_the_store(
+    store: SQLiteStore, vocabulary: Vocabulary
+) -> None:
+    """Nothing is kept, and the answer is the same."""
+    memories = memory_provider(0, store, vocabulary)
     await store.append([event(1)])
     for _ in range(2):
-        await same(histories, store)
-    assert (len(histories), histories.nbytes) == (0, 0)
+        await same(memories, store, vocabulary)
+    stats = memories.stats()
+    assert (stats["cached_histories"], stats["history_hits"]) == (0, 0)
 
 
-async def test_ten_million_events_would_fit(histories: Histories, store: SQLiteStore) -> None:
+async def test_ten_million_events_would_fit(memories: MemoryProvider, store: SQLiteStore) -> None:
     """An ordinary event takes twenty bytes; weights that differ from one take four more."""
     await store.append([event(number) for number in range(1000)])
-    plain = (await histories.get("u")).nbytes
+    plain = (await load(memories)).nbytes
     await store.append([event(1000, weight=2.0)])
-    weighed = (await histories.get("u")).nbytes
+    weighed = (await load(memories)).nbytes
     assert plain <= 20 * 1000 + 512
     assert weighed == plain + 20 + 4 * 1001
 
 
-async def test_any_number_of_types(histories: Histories, store: SQLiteStore) -> None:
+async def test_any_number_of_types(memories: MemoryProvider, store: SQLiteStore) -> None:
     """Names of events are the client's own, and may be as many as there are events."""
     await store.append([event(n, type=f"type {n}") for n in range(40_000)])
-    found = await histories.get("u")
-    assert histories.types.id(int(found.types[-1])) == "type 39999"
+    found = await load(memories)
+    assert found.type_names[found.types[-1]] == "type 39999"
 
 
 async def test_what_nobody_waited_for_to_the_end_is_kept(
-    histories: Histories, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question that ran out of time has read the history for the next one."""
     await store.append([event(1), event(2)])
@@ -219,12 +238,12 @@ async def test_what_nobody_waited_for_to_the_end_is_kept(
 
     monkeypatch.setattr(store, "history", slowly)
     with anyio.move_on_after(0.01) as scope:
-        await histories.get("u")
+        await load(memories)
     assert scope.cancelled_caught
-    assert len(histories) == 0
+    assert memories.stats()["cached_histories"] == 0
     gate.set()
     for _ in range(10_000):
         await asyncio.sleep(0)
     monkeypatch.setattr(store, "history", None)  # nothing is read again
-    assert len(await histories.get("u")) == 2
-    assert histories.hits == 1
+    assert len(await load(memories)) == 2
+    assert memories.stats()["history_hits"] == 1

@@ -6,21 +6,14 @@ import asyncio
 import gc
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import torch
 
 from models.catalogue import cow_array
 from service.domain.errors import Unavailable
-from service.domain.settings import Settings, check_embedding_dim
-from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
+from service.domain.settings import Settings
+from service.engine.compose import compose
 from service.runtime.malloc_trim import trim
-from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
-from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
-from service.stores.sqlite import SQLiteStore
+from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _THREAD_EXIT_TIMEOUT = 10.0  # seconds for threads to end that were told to
 _TASKS = Path("/proc/self/task")
@@ -57,19 +50,12 @@ def preload(settings: Settings) -> PreloadedSnapshot:
 
 
 async def _load(settings: Settings) -> PreloadedSnapshot:
-    encoder = open_encoder(settings.encoder)
-    check_embedding_dim(settings, encoder.name, encoder.dimension)
-    settings.data.mkdir(parents=True, exist_ok=True)
-    embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
-    registry = Registry(settings.data / MODELS_FOLDER)
-    store = SQLiteStore(settings.data / STORE_FILE)
+    parts = compose(settings, threads=1)
     try:
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as executor:
-            serving = LiveSnapshot(store, registry, embeddings, executor)
-            await serving.open()
-            return serving.preloaded()
+        await parts.live.open()
+        return parts.live.preloaded()
     finally:
-        await store.close()
+        await parts.close()
 
 
 def _wait_until_single_threaded() -> None:

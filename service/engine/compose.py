@@ -1,0 +1,113 @@
+"""The composition root: the parts of the service over one data directory, wired to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from models.ranking.search_parameters import SearchParameters
+from models.text.static_encoder import TextEncoder
+from service.domain.settings import Settings, check_embedding_dim
+from service.histories.memory_provider import MemoryProvider
+from service.runtime.data_layout import (
+    EMBEDDINGS_FILE,
+    INDEXING_LOCK,
+    MODELS_FOLDER,
+    SEARCH_FILE,
+    STORE_FILE,
+)
+from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
+from service.snapshots.registry import Registry
+from service.snapshots.search_parameters import load_search_parameters
+from service.snapshots.text_embeddings import EmbeddingCache
+from service.snapshots.text_encoders import open_encoder
+from service.stores.base import Store
+from service.stores.sqlite import SQLiteStore
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the service; `live` is not opened yet."""
+
+    settings: Settings
+    store: Store
+    registry: Registry
+    embeddings: EmbeddingCache
+    live: LiveSnapshot
+    memories: MemoryProvider
+    search_parameters: SearchParameters
+    executor: ThreadPoolExecutor  # where requests are computed, beside the event loop
+
+    async def close(self) -> None:
+        """Finish the work in hand, save new embeddings and close the store."""
+        self.live.close()
+        self.memories.close()
+        self.embeddings.save()
+        await asyncio.get_running_loop().run_in_executor(None, self.executor.shutdown)
+        await self.store.close()
+
+
+def compose(
+    settings: Settings,
+    *,
+    encoder: TextEncoder | None = None,
+    preloaded: PreloadedSnapshot | None = None,
+    threads: int | None = None,
+) -> Parts:
+    """Wire the service's parts over the settings' data directory.
+
+    Args:
+        settings: of the service.
+        encoder: of texts; by default the one that the settings name.
+        preloaded: what the process has loaded already that this one was forked from.
+        threads: of the executor; by default as many as suit the settings' workers.
+
+    Raises:
+        Corrupt: naming the file of the store or of the search parameters that fails its checks.
+        Invalid: when there is no such text encoder, or its dimension is not the configured one.
+    """
+    if preloaded is not None:
+        embeddings = preloaded.embeddings
+    else:
+        encoder = encoder or open_encoder(settings.encoder)
+        embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
+    check_embedding_dim(settings, embeddings.name, embeddings.dimension)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    search_parameters = load_search_parameters(settings.data / SEARCH_FILE, embeddings.name)
+    store = SQLiteStore(settings.data / STORE_FILE)
+    registry = Registry(settings.data / MODELS_FOLDER)
+    executor = ThreadPoolExecutor(
+        threads or compute_threads(settings.workers),
+        thread_name_prefix="heed-compute",
+        # A pool thread starts with OpenMP's default; requests run beside each other instead.
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
+    live = LiveSnapshot(
+        store,
+        registry,
+        embeddings,
+        executor,
+        preloaded=preloaded,
+        indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
+        write_wait=settings.deadline / 2,
+    )
+    memories = MemoryProvider(
+        store,
+        live.vocabulary,
+        embeddings,
+        max_bytes=settings.history_cache_bytes,
+        exact_up_to=settings.max_exact_rows,
+        max_error=settings.max_attention_error,
+        audit_fraction=settings.audit_fraction,
+    )
+    return Parts(settings, store, registry, embeddings, live, memories, search_parameters, executor)
+
+
+def compute_threads(workers: int) -> int:
+    """Threads that compute in each of so many processes: together not many more than cores."""
+    return max(1, min(4, -(-(os.cpu_count() or 1) // workers)))

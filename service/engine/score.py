@@ -1,0 +1,67 @@
+"""The answer to a request for scores, and to one for recommendations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.ranking.scoring import Scores
+from service.domain.queries import Answer, AnswerItem, Contribution, Requester
+
+
+def score_answer(
+    requester: Requester,
+    snapshot: Snapshot,
+    rows: NDArray[np.int32] | NDArray[np.int64],
+    scores: Scores,
+    explanations: Sequence[tuple[Contribution, ...]],
+) -> Answer:
+    """Make the answer of items with their scores, part by part.
+
+    Args:
+        requester: says whether explanations are wanted.
+        snapshot: the model and the catalogue.
+        rows: item rows [L], in the order of the answer.
+        scores: of these rows.
+        explanations: of each item; none where none are wanted.
+    """
+    catalogue = snapshot.catalogue
+    reason = snapshot.memory_reason if scores.memory else "popular"
+    columns = zip(
+        catalogue.vocabulary.ids_of(rows.tolist()),
+        scores.total.tolist(),
+        catalogue.titles.take(rows),
+        scores.sequence.tolist(),
+        scores.transitions.tolist(),
+        scores.attention.tolist(),
+        scores.prior.tolist(),
+        scores.mass.tolist(),
+        strict=True,
+    )
+    items: list[AnswerItem] = [
+        {
+            "item_id": item_id,
+            "score": total,
+            "title": title,
+            "parts": {
+                "sequence": sequence,
+                "transitions": transitions,
+                "attention": attention,
+                "prior": prior,
+            },
+            "reason": reason,
+            "mass": mass,
+        }
+        for item_id, total, title, sequence, transitions, attention, prior, mass in columns
+    ]
+    if requester.explain:
+        for item, explanation in zip(items, explanations, strict=True):
+            item["explanation"] = explanation
+    if scores.error is not None:
+        for item, error in zip(items, scores.error.tolist(), strict=True):
+            item["relative_error"] = error
+    rows_scanned = None if scores.scanned is None else round(scores.scanned)
+    return Answer(items, snapshot.version, scores.mode, rows_scanned=rows_scanned)

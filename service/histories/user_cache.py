@@ -1,0 +1,183 @@
+"""What is held in memory of each user, within one budget in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from cachetools import LRUCache
+
+from models.catalogue.snapshot import Snapshot
+from models.encoder.recency_bias import steady
+from models.history.collapsed_history import CollapsedHistory
+from models.history.user_history import UserHistory
+from models.history.user_memory import EncodedHistory, UserMemory
+from models.recommender.recommender import Recommender
+from service.histories.event_columns import EventColumns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DerivedState:
+    """What a model made of a user's events: all of it can be computed again.
+
+    Each part has its own validity. `encoded` serves any history that begins with the events it was
+    computed from, under the same model. `collapsed` serves a history of the same epoch, as far as
+    `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the very events and
+    snapshot they were made for, and `memory` only while every age stays in its bucket: time enters
+    a memory through buckets of ages alone (`models.encoder.recency_bias`).
+    """
+
+    events: EventColumns
+    snapshot_number: int  # of the snapshots that the cache has seen
+    history: UserHistory
+    encoded: EncodedHistory | None
+    collapsed: CollapsedHistory | None = None
+    memory: UserMemory | None = None
+    since: int = field(init=False, default=0)  # microseconds UTC: `memory` serves from then on
+    until: int = field(init=False, default=0)  # and before then
+    nbytes: int = field(init=False, default=0)  # held beside the events, when this was made
+
+    def __post_init__(self) -> None:
+        size = 0 if self.history.types is None else self.history.types.nbytes
+        size += self.history.weights.nbytes if self.events.weights is None else 0
+        size += 0 if self.collapsed is None else self.collapsed.nbytes
+        if self.memory is not None:
+            size += self.memory.nbytes  # `encoded` among them
+            younger, older = steady(self.memory.at - self.history.timestamps)
+            object.__setattr__(self, "since", self.memory.at - younger)
+            object.__setattr__(self, "until", self.memory.at + older)
+        elif self.encoded is not None:
+            size += self.encoded.nbytes
+        object.__setattr__(self, "nbytes", size)
+
+    def is_of(self, events: EventColumns, snapshot_number: int) -> bool:
+        """Whether this was derived from these very events and this snapshot."""
+        return (
+            self.snapshot_number == snapshot_number
+            and self.events.version == events.version
+            and self.events.epoch == events.epoch
+        )
+
+    def memory_at(self, at: int) -> UserMemory | None:
+        """The memory, where it is that of a request's time too, microseconds UTC."""
+        return self.memory if self.since <= at < self.until else None
+
+
+class UserCache:
+    """Events and derived state of users, by user id, in at most `max_bytes`.
+
+    Any entry may be dropped at any time without changing an answer. Events and derived state have
+    an equal claim: either may use what the other leaves free, and where there is no room the one
+    that holds more makes it, least recently used first. So the memories of a few users, of some 600
+    bytes an event, cannot displace the events of many, of 20 bytes each. Derived state goes before
+    or with its user's events.
+
+    The lock is held for bookkeeping alone; all entries are immutable but `CollapsedHistory`, which
+    has a lock of its own.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._events: LRUCache[str, EventColumns] = LRUCache(max_bytes, attrgetter("nbytes"))
+        self._derived: LRUCache[str, DerivedState] = LRUCache(max_bytes, attrgetter("nbytes"))
+        self._model: Recommender | None = None
+        self._snapshot: Snapshot | None = None
+        self._snapshot_number = 0
+
+    @property
+    def users(self) -> int:
+        """Users whose events are held."""
+        return len(self._events)
+
+    @property
+    def derived_users(self) -> int:
+        """Users whose derived state is held."""
+        return len(self._derived)
+
+    @property
+    def derived_nbytes(self) -> int:
+        """Bytes of derived state."""
+        return int(self._derived.currsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self._events.currsize + self._derived.currsize)
+
+    def count(self, is_counted: Callable[[DerivedState], bool]) -> int:
+        """Number of derived states that meet a condition."""
+        with self._lock:
+            return sum(map(is_counted, self._derived.values()))
+
+    def events(self, user_id: str) -> EventColumns | None:
+        """The events of a user, at whatever version they were put."""
+        with self._lock:
+            return self._events.get(user_id)
+
+    def put_events(self, events: EventColumns) -> None:
+        """Keep a user's events in place of earlier ones."""
+        with self._lock:
+            self._events.pop(events.user_id, None)
+            if self._make_room(events.nbytes, for_events=True):
+                self._events[events.user_id] = events
+
+    def derived(self, user_id: str, snapshot: Snapshot) -> tuple[DerivedState | None, int]:
+        """The state derived from a user's events by a snapshot's model, and the snapshot's number.
+
+        A model other than the last one's drops all derived state.
+        """
+        with self._lock:
+            if self._snapshot is not snapshot:
+                self._snapshot = snapshot
+                self._snapshot_number += 1
+                if self._model is not snapshot.model:
+                    self._model = snapshot.model
+                    self._derived.clear()
+            return self._derived.get(user_id), self._snapshot_number
+
+    def put_derived(self, snapshot: Snapshot, derived: DerivedState) -> bool:
+        """Keep derived state in place of earlier; False where it has no room or another model."""
+        user_id = derived.events.user_id
+        with self._lock:
+            if self._model is not snapshot.model:
+                return False
+            self._derived.pop(user_id, None)
+            if not self._make_room(derived.nbytes, for_events=False):
+                return False
+            self._derived[user_id] = derived
+            return True
+
+    def remeasure(self, user_id: str) -> None:
+        """Account for what a user's collapsed history has grown by since it was put."""
+        with self._lock:
+            derived = self._derived.pop(user_id, None)
+            if derived is not None:
+                derived = replace(derived)
+                if self._make_room(derived.nbytes, for_events=False):
+                    self._derived[user_id] = derived
+
+    def drop(self) -> None:
+        """Drop all entries."""
+        with self._lock:
+            self._events.clear()
+            self._derived.clear()
+
+    def _make_room(self, nbytes: int, *, for_events: bool) -> bool:
+        """Evict until so many bytes are free; False, without evicting, where they never are."""
+        if nbytes > self._max_bytes:
+            return False
+        while self.nbytes + nbytes > self._max_bytes:
+            events, derived = self._events.currsize, self._derived.currsize
+            if for_events:
+                events += nbytes
+            else:
+                derived += nbytes
+            if self._events and (events > derived or not self._derived):
+                user_id, _ = self._events.popitem()
+                self._derived.pop(user_id, None)
+            else:
+                self._derived.popitem()
+        return True

@@ -1,0 +1,137 @@
+"""The cache of users: one budget that events and derived state share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from models.catalogue.snapshot import Snapshot
+from models.history.user_memory import build_memory
+from service.histories.event_columns import EventColumns
+from service.histories.user_cache import DerivedState, UserCache
+from tests.support.small import DAY, random_model
+from tests.support.small import snapshot as small_snapshot
+from tests.support.stored_events import ITEMS, stored_events, user_history
+
+AT = 99 * DAY
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return small_snapshot(ITEMS, random_model(1, window=8))
+
+
+def derive(snapshot: Snapshot, events: EventColumns, number: int = 1) -> DerivedState:
+    """The state that a request leaves behind."""
+    history = user_history(snapshot, events)
+    memory = build_memory(snapshot, history, AT)
+    return DerivedState(events, number, history, memory.encoded, None, memory)
+
+
+def put(cache: UserCache, snapshot: Snapshot, user_id: str, length: int = 5) -> None:
+    """Load a user's events and derive from them, as a request does."""
+    events = stored_events(user_id, length)
+    cache.put_events(events)
+    _, number = cache.derived(user_id, snapshot)
+    cache.put_derived(snapshot, derive(snapshot, events, number))
+
+
+def size(snapshot: Snapshot) -> tuple[int, int]:
+    """Bytes of a user's events, and of what is derived from them."""
+    events = stored_events("ann", 5)
+    return events.nbytes, derive(snapshot, events).nbytes
+
+
+def test_parts_share_one_budget(snapshot: Snapshot) -> None:
+    """Either takes what the other leaves; without room the larger gives way, oldest first."""
+    events, derived = size(snapshot)
+    budget = 4 * events + 2 * derived
+    cache = UserCache(budget)
+    for user_id in "abcdefgh":
+        put(cache, snapshot, user_id)
+        assert cache.nbytes <= budget
+    assert derived > events
+    held = {user_id for user_id in "abcdefgh" if cache.events(user_id) is not None}
+    memories = {user_id for user_id in "abcdefgh" if cache.derived(user_id, snapshot)[0]}
+    assert memories < held
+    assert "h" in memories
+    assert (cache.users, cache.derived_users) == (len(held), len(memories))
+    assert cache.nbytes == len(held) * events + len(memories) * derived
+
+
+def test_large_memories_do_not_displace_the_events_of_many(snapshot: Snapshot) -> None:
+    """Half of the budget is the events' whatever is derived; and they may fill more than that."""
+    events, derived = size(snapshot)
+    cache = UserCache(4 * derived)
+    many = [f"user {number}" for number in range(2 * derived // events)]
+    for user_id in many:
+        cache.put_events(stored_events(user_id, 5))
+    put(cache, snapshot, "ann")
+    for user_id in "bcdefghijk":
+        state = derive(snapshot, stored_events(user_id, 5), cache.derived(user_id, snapshot)[1])
+        cache.put_derived(snapshot, state)
+    assert cache.users >= len(many) - 1
+    assert cache.derived_users >= 1
+
+
+def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
+    """Whoever is evicted is evicted whole; nothing derived outlives its events for long."""
+    events, _ = size(snapshot)
+    cache = UserCache(20 * events)
+    put(cache, snapshot, "ann")
+    for number in range(40):
+        cache.put_events(stored_events(f"user {number}", 5))
+    assert cache.events("ann") is None
+    assert cache.derived("ann", snapshot)[0] is None
+
+
+def test_what_has_no_room_evicts_nobody(snapshot: Snapshot) -> None:
+    """A state larger than the budget is not kept, and the others stay."""
+    events, derived = size(snapshot)
+    cache = UserCache(events + derived)
+    put(cache, snapshot, "ann")
+    large = derive(snapshot, stored_events("bob", 30))
+    assert not cache.put_derived(snapshot, large)
+    assert cache.events("ann") is not None
+    assert cache.derived("ann", snapshot)[0] is not None
+    assert not UserCache(0).put_derived(snapshot, large)
+
+
+def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
+    """Events stay; a late answer of the old model is not kept; a new catalogue drops nothing."""
+    other = small_snapshot(ITEMS, random_model(2, window=8))
+    cache = UserCache(1 << 30)
+    put(cache, snapshot, "ann")
+    known, first = cache.derived("ann", replace(snapshot))
+    assert known is not None
+    assert not known.is_of(stored_events("ann", 5), first)
+    assert cache.derived("ann", other)[0] is None
+    assert cache.events("ann") is not None
+    assert not cache.put_derived(snapshot, known)
+    assert cache.derived_users == 0
+
+
+def test_state_is_of_its_events_and_snapshot(snapshot: Snapshot) -> None:
+    """Another version, another epoch or another snapshot is another state."""
+    events = stored_events("ann", 5)
+    state = derive(snapshot, events, 3)
+    assert state.is_of(events, 3)
+    assert not state.is_of(events, 4)
+    assert not state.is_of(replace(events, version=9), 3)
+    assert not state.is_of(replace(events, epoch=2), 3)
+
+
+def test_a_memory_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -> None:
+    """An event of an hour ago: for a while the memory is the same, then another; and so before."""
+    events = stored_events("ann", 1)
+    at = int(events.timestamps[0]) + 3_600_000_000
+    history = user_history(snapshot, events)
+    memory = build_memory(snapshot, history, at)
+    state = DerivedState(events, 1, history, memory.encoded, None, memory)
+    assert state.memory_at(at) is memory
+    assert state.memory_at(at + 60_000_000) is memory
+    assert state.memory_at(at - 60_000_000) is memory
+    # Buckets of an hour are 40 minutes long.
+    assert state.memory_at(at + 3_600_000_000) is None
+    assert state.memory_at(at - 3_000_000_000) is None
