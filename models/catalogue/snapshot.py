@@ -14,12 +14,12 @@ from torch import Tensor
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_tables import CowItemTables, MakeTables
 from models.data.interactions import DISLIKE
-from models.encoder.event_types import IGNORED, UNKNOWN
-from models.encoder.numpy_step import Stepper
+from models.encoder.event_types import MASKED, UNKNOWN
+from models.encoder.numpy_step import NumpyEncoder
 from models.index import ann_index
 from models.index.ann_index import CoarseIndex
-from models.recommender.artifact import Counts, Trained
-from models.recommender.recommender import Recommender, identity
+from models.recommender.artifact import ItemCounts, TrainedModel
+from models.recommender.recommender import Recommender, content_only_model
 from models.recommender.target_attention import ItemTables
 
 # From this many items on, candidates come from FAISS: measured by `make bench`, twice as fast as
@@ -40,27 +40,27 @@ class Snapshot:
 
     version: str
     model: Recommender
-    trained: Trained | None  # None: the identity on content
+    trained: TrainedModel | None  # None: the identity on content
     catalogue: Catalogue
     trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
     has_vector: NDArray[np.bool_]  # [N] has a vector, from training or from text
     cow_tables: CowItemTables
     tables: ItemTables  # of `pages`
-    counts: Counts  # [N] popularity
+    counts: ItemCounts  # [N] popularity
     index: CoarseIndex | None  # `item_index` over the first `indexed` items
     indexed_items: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
     changed_indexed: int  # how many of the indexed items have changed since
-    stepper: Stepper | None  # one more event through the encoder, where there is one
+    stepper: NumpyEncoder | None  # one more event through the encoder, where there is one
 
     @classmethod
     def build(
         cls,
         version: str,
-        trained: Trained | None,
+        trained: TrainedModel | None,
         catalogue: Catalogue,
-        counts: Counts,
+        counts: ItemCounts,
         *,
         index_from: int = INDEX_FROM,
     ) -> Snapshot:
@@ -76,18 +76,20 @@ class Snapshot:
         Raises:
             ValueError: when the model reads vectors of another dimension.
         """
-        if trained and trained.model.config.content != catalogue.dimension:
+        if trained and trained.model.config.content_dim != catalogue.dimension:
             raise ValueError(
-                f"the model reads text vectors of dimension {trained.model.config.content}, "
+                f"the model reads text vectors of dimension {trained.model.config.content_dim}, "
                 f"the catalogue's have {catalogue.dimension}"
             )
         catalogue = catalogue.with_items(trained.item_ids if trained else ())
-        model = trained.model if trained else identity(catalogue.dimension)
+        model = trained.model if trained else content_only_model(catalogue.dimension)
         rows = _trained_rows(trained, catalogue)
         counts = _padded(counts, len(catalogue))
         pages = _with_prior(
             CowItemTables.build(
-                _table_maker(model, rows, catalogue), len(catalogue), tied=model.cross.tied
+                _table_maker(model, rows, catalogue),
+                len(catalogue),
+                tied=model.cross_attention.tied,
             ),
             trained,
             counts,
@@ -107,7 +109,7 @@ class Snapshot:
             None,
             0,
             0,
-            Stepper(model.encoder) if model.encoder is not None else None,
+            NumpyEncoder(model.encoder) if model.encoder is not None else None,
         )
         return bare.reindexed(index_from=index_from)
 
@@ -166,7 +168,7 @@ class Snapshot:
             changed_indexed=self.changed_indexed - base.changed_indexed,
         )
 
-    def refreshed(self, catalogue: Catalogue, counts: Counts) -> Snapshot:
+    def refreshed(self, catalogue: Catalogue, counts: ItemCounts) -> Snapshot:
         """This version over a later state of its catalogue, or with later popularity.
 
         The indexes stay: items and keys that they do not hold are searched exactly beside them.
@@ -201,16 +203,16 @@ class Snapshot:
     def projected(self, content: NDArray[np.float32]) -> ItemTables:
         """The tables of things that are no items, from their content vectors [D] or [p, D]."""
         vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
-        return self.model.tables(torch.full((len(vectors),), -1), vectors)
+        return self.model.item_tables(torch.full((len(vectors),), -1), vectors)
 
     def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
         """The model's own numbers of types of events [n].
 
-        `UNKNOWN` for a type it does not know; for dislikes then `IGNORED`, which are not attended.
+        `UNKNOWN` for a type it does not know; for dislikes then `MASKED`, which are not attended.
         """
-        known = {DISLIKE: IGNORED}
+        known = {DISLIKE: MASKED}
         if self.trained is not None:
-            known |= {name: row for row, name in enumerate(self.trained.types)}
+            known |= {name: row for row, name in enumerate(self.trained.event_types)}
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
     def is_scorable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -247,7 +249,7 @@ def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDA
     return rows[np.argsort(-snapshot.counts[rows], kind="stable")]
 
 
-def _trained_rows(trained: Trained | None, catalogue: Catalogue) -> Tensor:
+def _trained_rows(trained: TrainedModel | None, catalogue: Catalogue) -> Tensor:
     if trained is None:
         return torch.full((len(catalogue),), -1)
     # The vocabulary may have grown past this view of the catalogue; its rows are a prefix.
@@ -256,7 +258,7 @@ def _trained_rows(trained: Trained | None, catalogue: Catalogue) -> Tensor:
     return torch.from_numpy(rows[: len(catalogue)].copy())
 
 
-def _padded(counts: Counts, size: int) -> Counts:
+def _padded(counts: ItemCounts, size: int) -> ItemCounts:
     return np.concatenate([counts[:size], np.zeros(max(0, size - len(counts)), np.int64)])
 
 
@@ -265,19 +267,21 @@ def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make
 
     @torch.inference_mode()
     def make(items: NDArray[np.int64]) -> ItemTables:
-        return model.tables(
+        return model.item_tables(
             rows[torch.from_numpy(items)], torch.from_numpy(catalogue.content[items])
         )
 
     return make
 
 
-def _with_prior(pages: CowItemTables, trained: Trained | None, counts: Counts) -> CowItemTables:
+def _with_prior(
+    pages: CowItemTables, trained: TrainedModel | None, counts: ItemCounts
+) -> CowItemTables:
     """The pages with the prior that holds before any training, where there was none."""
     return pages if trained else replace(pages, prior=_popularity_prior(counts))
 
 
-def _popularity_prior(counts: Counts) -> Tensor:
+def _popularity_prior(counts: ItemCounts) -> Tensor:
     """The prior before any training: it decides only among items that content cannot tell apart."""
     share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
     return torch.from_numpy(0.05 * share).float()

@@ -18,31 +18,31 @@ _SMALL = 1 << 16  # entries: smaller tensors travel as one, whose cost is that o
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class DataParallelGroup:
     """A process group of torch's that has been set up, as one of its members sees it.
 
     All members do the same steps; what they exchange makes their weights the same.
     """
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this is the member that says, validates and saves."""
         return self.rank == 0
 
-    def share(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
+    def shard(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
         """This member's rows of a batch [n, ...]: like lengths stand together, so every n-th."""
-        return spans[self.rank :: self.size]
+        return spans[self.rank :: self.world_size]
 
-    def mean(self, tensors: Sequence[Tensor], worth: float) -> float:
+    def all_reduce_mean(self, tensors: Sequence[Tensor], worth: float) -> float:
         """Replace each tensor by its mean over the members, each of its own worth.
 
         Returns:
             float: the sum of the worths. Where that is 0 the tensors become 0.
         """
-        if self.size == 1:
+        if self.world_size == 1:
             return worth
         total = torch.tensor([worth], dtype=torch.float64)
         distributed.all_reduce(total)
@@ -61,22 +61,22 @@ class Team:
                 tensor.copy_(part.view_as(tensor))
         return everything
 
-    def sum(self, array: NDArray[N]) -> NDArray[N]:
+    def all_reduce_sum(self, array: NDArray[N]) -> NDArray[N]:
         """The sum of what the members have, the same for all."""
-        if self.size == 1:
+        if self.world_size == 1:
             return array
         total = torch.from_numpy(array).cpu().clone()
         distributed.all_reduce(total)
         summed: NDArray[N] = total.numpy()
         return summed
 
-    def agree(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         """What the leader makes, for all; where it raises, the others wait until it is gone."""
-        if self.size == 1:
+        if self.world_size == 1:
             return make()
-        box = [make() if self.leads else None]
+        box = [make() if self.is_rank_zero else None]
         distributed.broadcast_object_list(box)
         return cast(T, box[0])
 
 
-ALONE = Team()
+SINGLE_PROCESS = DataParallelGroup()

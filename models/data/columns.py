@@ -10,21 +10,21 @@ from numpy.typing import ArrayLike, NDArray
 T = TypeVar("T", bound=np.integer[Any])
 
 
-def natural(name: str, value: int) -> int:
+def require_non_negative(name: str, value: int) -> int:
     """The value, a count. Raises ValueError below 0."""
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}")
     return value
 
 
-def within(name: str, column: NDArray[Any], bound: int) -> None:
+def require_in_range(name: str, column: NDArray[Any], bound: int) -> None:
     """Raise ValueError unless every entry lies in [0, bound)."""
     if column.size and (column.min() < 0 or column.max() >= bound):
         worst = column.min() if column.min() < 0 else column.max()
         raise ValueError(f"{name} must lie in [0, {bound}), got {worst}")
 
 
-def whole(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
+def as_integers(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
     """The values as 1-d whole numbers of `dtype`, refusing what would be rounded or wrapped.
 
     Raises ValueError for other numbers, more dimensions and what `dtype` cannot hold.

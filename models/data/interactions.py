@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from models.data.columns import natural, whole, within
+from models.data.columns import as_integers, require_in_range, require_non_negative
 
 DISLIKE = "dislike"  # the name of the type of events that say what was not liked
 
 
-class Events(NamedTuple):
+class UserEvents(NamedTuple):
     """One user's events, oldest first: views into the log's columns, each [n]."""
 
     items: NDArray[np.int32]
@@ -22,7 +22,7 @@ class Events(NamedTuple):
     types: NDArray[np.int16]
 
 
-class Gathered(NamedTuple):
+class GatheredEvents(NamedTuple):
     """The events of a batch of users laid end to end: event `events[i]` belongs to `batch[i]`."""
 
     batch: NDArray[np.int64]  # [N] row of the batch, not of the log
@@ -46,7 +46,7 @@ class Interactions:
     types: NDArray[np.int16]  # [E]
     offsets: NDArray[np.int64]  # [U + 1]
     n_items: int
-    dislike: int = -1  # the type whose events say what was not liked; -1 = there is none
+    dislike_type: int = -1  # the type whose events say what was not liked; -1 = there is none
 
     def __post_init__(self) -> None:
         expected = {"items": np.int32, "timestamps": np.int64, "weights": np.float32}
@@ -67,7 +67,7 @@ class Interactions:
             raise ValueError(f"offsets must rise from 0 to the number of events, {len(self.items)}")
         if self.n_items < 0:
             raise ValueError(f"n_items must be at least 0, got {self.n_items}")
-        within("items", self.items, self.n_items)
+        require_in_range("items", self.items, self.n_items)
 
     @classmethod
     def from_columns(
@@ -80,7 +80,7 @@ class Interactions:
         *,
         n_users: int,
         n_items: int,
-        dislike: int = -1,
+        dislike_type: int = -1,
     ) -> Self:
         """Sort unordered columns [E] into a log; equal (user, timestamp) keep the order given.
 
@@ -88,9 +88,9 @@ class Interactions:
         Missing weights are 1, missing types 0. Raises ValueError naming the column that is not
         1-d, not whole numbers, of another length, not finite (weights) or out of range.
         """
-        user_column = whole("users", users, np.int64)
-        item_column = whole("items", items, np.int32)
-        time_column = whole("timestamps", timestamps, np.int64)
+        user_column = as_integers("users", users, np.int64)
+        item_column = as_integers("items", items, np.int32)
+        time_column = as_integers("timestamps", timestamps, np.int64)
         events = len(user_column)
         weight_column = (
             np.ones(events, dtype=np.float32)
@@ -98,7 +98,9 @@ class Interactions:
             else np.asarray(weights, dtype=np.float32)
         )
         type_column = (
-            np.zeros(events, dtype=np.int16) if types is None else whole("types", types, np.int16)
+            np.zeros(events, dtype=np.int16)
+            if types is None
+            else as_integers("types", types, np.int16)
         )
         columns: dict[str, NDArray[Any]] = {
             "items": item_column,
@@ -113,7 +115,7 @@ class Interactions:
             raise ValueError("weights must be finite")
         if n_users < 0:
             raise ValueError(f"n_users must be at least 0, got {n_users}")
-        within("users", user_column, n_users)
+        require_in_range("users", user_column, n_users)
         order = np.lexsort((time_column, user_column))  # stable: ties keep the order given
         return cls(
             items=item_column[order],
@@ -122,7 +124,7 @@ class Interactions:
             types=type_column[order],
             offsets=_offsets(np.bincount(user_column, minlength=n_users)),
             n_items=n_items,
-            dislike=dislike,
+            dislike_type=dislike_type,
         )
 
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ class Interactions:
     @property
     def n_types(self) -> int:
         """The number of types of events, at least 1."""
-        return int(max(self.types.max(initial=0), self.dislike)) + 1
+        return int(max(self.types.max(initial=0), self.dislike_type)) + 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -156,7 +158,7 @@ class Interactions:
     @property
     def disliked(self) -> NDArray[np.bool_]:
         """[E] whether an event says what was not liked."""
-        disliked: NDArray[np.bool_] = (self.types == self.dislike) & (self.dislike >= 0)
+        disliked: NDArray[np.bool_] = (self.types == self.dislike_type) & (self.dislike_type >= 0)
         return disliked
 
     def liked(self) -> Interactions:
@@ -167,14 +169,16 @@ class Interactions:
         """[n_items] the number of events on each item."""
         return np.bincount(self.items, minlength=self.n_items)
 
-    def user(self, u: int) -> Events:
+    def user(self, u: int) -> UserEvents:
         """User u's events, oldest first. Raises IndexError outside [0, n_users)."""
         if not 0 <= u < self.n_users:
             raise IndexError(f"user {u} is outside [0, {self.n_users})")
         rows = slice(int(self.offsets[u]), int(self.offsets[u + 1]))
-        return Events(self.items[rows], self.timestamps[rows], self.weights[rows], self.types[rows])
+        return UserEvents(
+            self.items[rows], self.timestamps[rows], self.weights[rows], self.types[rows]
+        )
 
-    def gather(self, users: ArrayLike, *, last: int | None = None) -> Gathered:
+    def gather(self, users: ArrayLike, *, last: int | None = None) -> GatheredEvents:
         """The events of `users` [B] (repeats allowed), oldest first; at most the `last` of each.
 
         Raises IndexError for a user outside [0, n_users).
@@ -185,10 +189,10 @@ class Interactions:
         ends = self.offsets[rows + 1]
         lengths = ends - self.offsets[rows]
         if last is not None:
-            lengths = np.minimum(lengths, natural("last", last))
+            lengths = np.minimum(lengths, require_non_negative("last", last))
         batch = np.repeat(np.arange(len(rows)), lengths)
         within = np.arange(len(batch)) - np.repeat(_offsets(lengths)[:-1], lengths)
-        return Gathered(batch, np.repeat(ends - lengths, lengths) + within)
+        return GatheredEvents(batch, np.repeat(ends - lengths, lengths) + within)
 
     def where(self, keep: NDArray[np.bool_]) -> Interactions:
         """The log of the events whose `keep` [E] is True. Users and items keep their rows."""
@@ -202,23 +206,23 @@ class Interactions:
             self.types[keep],
             kept[self.offsets].astype(np.int64),
             self.n_items,
-            self.dislike,
+            self.dislike_type,
         )
 
-    def first(self, lengths: NDArray[np.int64]) -> Interactions:
+    def head(self, lengths: NDArray[np.int64]) -> Interactions:
         """The log of each user's `lengths[u]` oldest events (all, where there are fewer)."""
         if lengths.shape != (self.n_users,):
             raise ValueError(f"lengths must be [{self.n_users}], got {list(lengths.shape)}")
         return self.where(self.positions < np.repeat(lengths, self.lengths))
 
-    def last(self, n: int) -> Interactions:
+    def tail(self, n: int) -> Interactions:
         """The log of each user's n newest events (all, where there are fewer)."""
-        keep = np.repeat(self.lengths - natural("n", n), self.lengths)
+        keep = np.repeat(self.lengths - require_non_negative("n", n), self.lengths)
         return self.where(self.positions >= keep)
 
     def without_last(self, n: int) -> Interactions:
         """The log less each user's n newest events; shorter histories become empty."""
-        return self.first(self.lengths - natural("n", n))
+        return self.head(self.lengths - require_non_negative("n", n))
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from models.data.interactions import Interactions
 
 
-class Spans(NamedTuple):
+class PaddedWindows(NamedTuple):
     """Stretches of histories as rectangles [B, longest], oldest first; padding follows."""
 
     items: NDArray[np.int64]  # row 0 in the padding
@@ -21,7 +21,9 @@ class Spans(NamedTuple):
     lengths: NDArray[np.int64]  # [B]
 
 
-def rectangles(log: Interactions, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Spans:
+def pad_windows(
+    log: Interactions, begins: NDArray[np.int64], ends: NDArray[np.int64]
+) -> PaddedWindows:
     """The events [begin, end) of the log, one row each; at least one column wide."""
     lengths = ends - begins
     width = max(1, int(lengths.max(initial=1)))
@@ -31,11 +33,11 @@ def rectangles(log: Interactions, begins: NDArray[np.int64], ends: NDArray[np.in
     if not len(log):
         nothing = np.zeros(events.shape, dtype=np.int64)
         ones = np.ones(events.shape, dtype=np.float32)
-        return Spans(nothing, nothing, ones, nothing, nothing, lengths)
+        return PaddedWindows(nothing, nothing, ones, nothing, nothing, lengths)
     events = np.minimum(events, len(log) - 1)
     items = np.where(real, log.items[events], 0).astype(np.int64)
     times, weights = log.timestamps[events], log.weights[events]
-    return Spans(items, times, weights, log.types[events].astype(np.int64), events, lengths)
+    return PaddedWindows(items, times, weights, log.types[events].astype(np.int64), events, lengths)
 
 
 def window_start(length: int, window: int) -> int:
@@ -48,14 +50,16 @@ def window_start(length: int, window: int) -> int:
     return max(0, -(-(length - window) // step) * step)
 
 
-def newest(log: Interactions, users: NDArray[np.int32], window: int) -> Spans:
+def newest_windows(log: Interactions, users: NDArray[np.int32], window: int) -> PaddedWindows:
     """What the encoder reads of these users' histories [B]."""
     begins, ends = log.offsets[users], log.offsets[users + 1]
     starts = [window_start(int(length), window) for length in ends - begins]
-    return rectangles(log, begins + np.array(starts, dtype=np.int64), ends)
+    return pad_windows(log, begins + np.array(starts, dtype=np.int64), ends)
 
 
-def windows(log: Interactions, longest: int, generator: np.random.Generator) -> NDArray[np.int64]:
+def tile_windows(
+    log: Interactions, longest: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
     """Each history tiled backwards from its end into (first event, end) [n, 2], drawn anew.
 
     A window overlaps the next at random, so that targets early in a window, which see little
@@ -73,20 +77,20 @@ def windows(log: Interactions, longest: int, generator: np.random.Generator) -> 
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def batches(
-    spans: NDArray[np.int64], tokens: int, generator: np.random.Generator
+def batch_windows(
+    windows: NDArray[np.int64], tokens: int, generator: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """Windows of like length together, at most `tokens` padded inputs each, in random order."""
-    lengths = spans[:, 1] - spans[:, 0]
-    jitter = generator.uniform(-2, 2, len(spans))
-    spans = spans[np.argsort(lengths + jitter, kind="stable")]
+    lengths = windows[:, 1] - windows[:, 0]
+    jitter = generator.uniform(-2, 2, len(windows))
+    windows = windows[np.argsort(lengths + jitter, kind="stable")]
     parts: list[NDArray[np.int64]] = []
     start = longest = 0
-    for at, (first, end) in enumerate(spans):
+    for at, (first, end) in enumerate(windows):
         inputs = int(end - first) - 1
         if at > start and max(longest, inputs) * (at - start + 1) > tokens:
-            parts.append(spans[start:at])
+            parts.append(windows[start:at])
             start, longest = at, 0
         longest = max(longest, inputs)
-    parts.append(spans[start:])
+    parts.append(windows[start:])
     return [parts[i] for i in generator.permutation(len(parts))]

@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from models.encoder.recency_bias import BUCKETS, counted
+from models.encoder.recency_bias import BUCKETS, bucket_sums
 
-HIDDEN = BUCKETS  # the bucket of a key in the query's future
+FUTURE_BUCKET = BUCKETS  # the bucket of a key in the query's future
 _NEVER = -1e9  # its bias: no softmax sees it, and it is finite in every dtype
 _BLOCK = 64  # queries at once; keys after a block's last query are never touched
 
@@ -63,7 +63,7 @@ class _CausalAttention(torch.autograd.Function):
             to_value[:, :last] += torch.bmm(weights.mT, given)
             to_scores = torch.bmm(given, value[:, :last].mT).float()
             to_scores = to_scores.sub_(common[:, first:last]).mul_(weights)
-            to_table += counted(buckets, to_scores.view(heads, -1), BUCKETS + 1)
+            to_table += bucket_sums(buckets, to_scores.view(heads, -1), BUCKETS + 1)
             to_scores = to_scores.to(query.dtype)
             to_query[:, first:last] = torch.bmm(to_scores, key[:, :last])
             to_key[:, :last] += torch.bmm(to_scores.mT, query[:, first:last])

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from models.encoder.recency_bias import looked_up
+from models.encoder.recency_bias import gather_bias
 
 UNKNOWN = -1  # a type that the model does not know
-IGNORED = -2  # a dislike, where the model knows none: it would be taken for a like
+MASKED = -2  # a dislike, where the model knows none: it would be taken for a like
 
 
-def liked(types: Tensor, dislike: int) -> Tensor:
+def is_liked(types: Tensor, dislike: int) -> Tensor:
     """Which of types int64 [...] are not the one that says what was not liked; -1 = none does."""
     return (types != dislike) | (dislike < 0)
 
 
-class EventKinds(nn.Module):
+class EventEmbedding(nn.Module):
     """What is read of an event beside its item: x + kind[type] + log(w)·loudness, from 0 on."""
 
     def __init__(self, types: int, dim: int) -> None:
         super().__init__()
         # Of one type the same would be said of every event.
-        self.kind = nn.Parameter(torch.zeros(types, dim)) if types > 1 else None
-        self.loudness = nn.Parameter(torch.zeros(dim))
+        self.type_embedding = nn.Parameter(torch.zeros(types, dim)) if types > 1 else None
+        self.log_weight_embedding = nn.Parameter(torch.zeros(dim))
 
     def forward(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
         """What is read of events.
@@ -40,15 +40,20 @@ class EventKinds(nn.Module):
             types: int64 [...].
             log_weights: [...].
         """
-        if self.kind is not None:
-            table = torch.cat([self.kind, self.kind.new_zeros(1, self.kind.shape[1])])
-            vectors = vectors + embedding(_rows(types, len(self.kind)), table)
+        if self.type_embedding is not None:
+            table = torch.cat(
+                [
+                    self.type_embedding,
+                    self.type_embedding.new_zeros(1, self.type_embedding.shape[1]),
+                ]
+            )
+            vectors = vectors + embedding(_rows(types, len(self.type_embedding)), table)
         if bool(log_weights.any()):
-            vectors = vectors + log_weights[..., None] * self.loudness
+            vectors = vectors + log_weights[..., None] * self.log_weight_embedding
         return vectors
 
 
-class KindBias(nn.Module):
+class EventTypeBias(nn.Module):
     """A bias on the score by head and type, from 0 on; -inf where the head may not see the type.
 
     The last heads see dislikes alone, and the others never do: softmax weights cannot be negative,
@@ -71,7 +76,7 @@ class KindBias(nn.Module):
         """The bias [H, ...] of types int64 [...]."""
         heads, size = self.bias.shape
         table = torch.cat([self.bias, self.bias.new_zeros(heads, 1)], 1)
-        return looked_up(_rows(types, size), table.masked_fill(self.hidden, -math.inf))
+        return gather_bias(_rows(types, size), table.masked_fill(self.hidden, -math.inf))
 
 
 def _rows(types: Tensor, size: int) -> Tensor:

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from models.encoder.causal_attention import HIDDEN, causal_attention
+from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
 from models.encoder.dropout import PooledDropout
 from models.encoder.recency_bias import (
     AGE_BUCKETS,
     RecencyBias,
     age_bucket,
-    looked_up,
+    gather_bias,
     recency_bucket,
 )
 
-UNTOLD = -(2**63)  # a request time that is not told
-GAP = 0.2  # share of the gap to the event before in what is read of an event
+NO_REQUEST_TIME = -(2**63)  # a request time that is not told
+GAP_SCALE = 0.2  # share of the gap to the event before in what is read of an event
 
 
 class EncoderBlock(nn.Module):
@@ -84,7 +84,7 @@ class EncoderBlock(nn.Module):
         return self.finish(x, causal_attention(queries, keys, values, table, bucket), gate)
 
 
-class EncoderState(NamedTuple):
+class EncoderCache(NamedTuple):
     """What the encoder keeps of one user's events: append-only, as a KV cache. Never written to."""
 
     keys: Tensor  # [blocks, H, n, d]
@@ -111,15 +111,15 @@ class HistoryEncoder(nn.Module):
     def __init__(self, dim: int, heads: int, blocks: int, dropout: float) -> None:
         super().__init__()
         self.gap = nn.Embedding(AGE_BUCKETS, dim)
-        self.asked_gap = nn.Embedding(AGE_BUCKETS + 1, dim)  # the last: not told
+        self.request_gap = nn.Embedding(AGE_BUCKETS + 1, dim)  # the last: not told
         nn.init.zeros_(self.gap.weight)
-        nn.init.zeros_(self.asked_gap.weight)
+        nn.init.zeros_(self.request_gap.weight)
         self.norm_in = nn.LayerNorm(dim)
         self.drop = PooledDropout(dropout)
         self.blocks = nn.ModuleList(EncoderBlock(dim, heads, self.drop) for _ in range(blocks))
         self.norm_out = nn.LayerNorm(dim)
 
-    def forward(self, events: Tensor, timestamps: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, events: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
         """Summaries of every prefix.
 
         Args:
@@ -138,30 +138,30 @@ class HistoryEncoder(nn.Module):
 
         def buckets(at: Tensor) -> Tensor:
             age = at[:, :, None] - timestamps[:, None, :]  # (B, L, L)
-            return recency_bucket(distance, age).masked_fill_(future, HIDDEN)
+            return recency_bucket(distance, age).masked_fill_(future, FUTURE_BUCKET)
 
-        x = self._read(events, timestamps, timestamps[:, :1])
+        x = self._input(events, timestamps, timestamps[:, :1])
         own = buckets(timestamps)
         *before, last = self._blocks()
         for block in before:
             x = block(x, x, own)
-        told = asked != UNTOLD
-        bucket = buckets(torch.where(told, asked, timestamps)) if bool(told.any()) else own
-        x = last(x + self._asking(asked, timestamps), x, bucket)
+        told = request_times != NO_REQUEST_TIME
+        bucket = buckets(torch.where(told, request_times, timestamps)) if bool(told.any()) else own
+        x = last(x + self._request_embedding(request_times, timestamps), x, bucket)
         summary: Tensor = self.norm_out(x)
         return summary
 
     # ------------------------------------------------------------------ one user, step by step
 
-    def begin(self) -> EncoderState:
+    def empty_cache(self) -> EncoderCache:
         """The state of a user without events."""
         first = self._blocks()[0]
         weight = first.out.weight
         empty = weight.new_zeros(len(self.blocks), first.heads, 0, first.dim // first.heads)
         times = torch.zeros(0, dtype=torch.int64, device=weight.device)
-        return EncoderState(empty, empty, times, weight.new_zeros(first.dim))
+        return EncoderCache(empty, empty, times, weight.new_zeros(first.dim))
 
-    def append(self, state: EncoderState, events: Tensor, timestamps: Tensor) -> EncoderState:
+    def append(self, cache: EncoderCache, events: Tensor, timestamps: Tensor) -> EncoderCache:
         """The state after more events: the work is that of the new events alone.
 
         Args:
@@ -170,33 +170,33 @@ class HistoryEncoder(nn.Module):
             timestamps: int64 microseconds [n].
         """
         if not len(timestamps):
-            return state
+            return cache
         keys, values, times, x = self._append(
-            state.keys[:, :, None],
-            state.values[:, :, None],
-            state.timestamps[None],
+            cache.keys[:, :, None],
+            cache.values[:, :, None],
+            cache.timestamps[None],
             events[None],
             timestamps[None],
         )
         newest = x[0, -1].clone()  # a view would keep the streams of all the new events
-        return EncoderState(keys[:, :, 0], values[:, :, 0], times[0], newest)
+        return EncoderCache(keys[:, :, 0], values[:, :, 0], times[0], newest)
 
-    def summarise(self, state: EncoderState, asked: int = UNTOLD) -> Tensor:
+    def user_state(self, cache: EncoderCache, request_time: int = NO_REQUEST_TIME) -> Tensor:
         """H [dim] of all events of the state as asked at a time, microseconds; zero without any."""
-        if not len(state):
-            return torch.zeros_like(state.newest)
-        times = state.timestamps[None]
-        at = torch.full_like(times[:, -1], asked)
-        keys, values = state.keys[-1][:, None], state.values[-1][:, None]
-        return self._summarise(keys, values, times, state.newest[None], at)[0]
+        if not len(cache):
+            return torch.zeros_like(cache.newest)
+        times = cache.timestamps[None]
+        at = torch.full_like(times[:, -1], request_time)
+        keys, values = cache.keys[-1][:, None], cache.values[-1][:, None]
+        return self._user_states(keys, values, times, cache.newest[None], at)[0]
 
     def branch(
         self,
-        state: EncoderState,
+        cache: EncoderCache,
         shared: int,
         events: Tensor,
         timestamps: Tensor,
-        asked: Tensor,
+        request_times: Tensor,
     ) -> Tensor:
         """Summaries of several histories that begin alike: the work is that of what follows.
 
@@ -212,13 +212,13 @@ class HistoryEncoder(nn.Module):
         """
         each = (-1, -1, len(events), -1, -1)
         keys, values, times, x = self._append(
-            state.keys[:, :, None, :shared].expand(each),
-            state.values[:, :, None, :shared].expand(each),
-            state.timestamps[:shared].expand(len(events), -1),
+            cache.keys[:, :, None, :shared].expand(each),
+            cache.values[:, :, None, :shared].expand(each),
+            cache.timestamps[:shared].expand(len(events), -1),
             events,
             timestamps,
         )
-        return self._summarise(keys[-1], values[-1], times, x[:, -1], asked)
+        return self._user_states(keys[-1], values[-1], times, x[:, -1], request_times)
 
     def _append(
         self, keys: Tensor, values: Tensor, before: Tensor, events: Tensor, timestamps: Tensor
@@ -238,7 +238,7 @@ class HistoryEncoder(nn.Module):
         """
         old = before.shape[1]
         times = torch.cat([before, timestamps], 1)
-        x = self._read(events, timestamps, times[:, max(0, old - 1), None])
+        x = self._input(events, timestamps, times[:, max(0, old - 1), None])
         position = torch.arange(times.shape[1], device=times.device)
         distance = position[old:, None] - position
         bucket = recency_bucket(distance, timestamps[:, :, None] - times[:, None])  # (B, n, N + n)
@@ -251,14 +251,14 @@ class HistoryEncoder(nn.Module):
             own_keys, own_values = all_keys[number], all_values[number]
             own_keys[:, :, old:], own_values[:, :, old:] = block.keys_values(normed)
             if number < len(blocks) - 1:
-                bias = looked_up(bucket, block.recency.table())
+                bias = gather_bias(bucket, block.recency.table())
                 if len(distance) > 1:
                     bias = bias.masked_fill(distance < 0, -torch.inf)
                 x = _step(block, x, normed, own_keys, own_values, bias)
         return all_keys, all_values, times, x
 
-    def _summarise(
-        self, keys: Tensor, values: Tensor, times: Tensor, newest: Tensor, asked: Tensor
+    def _user_states(
+        self, keys: Tensor, values: Tensor, times: Tensor, newest: Tensor, request_times: Tensor
     ) -> Tensor:
         """Summaries [B, dim] of B histories.
 
@@ -272,25 +272,27 @@ class HistoryEncoder(nn.Module):
         last = self._blocks()[-1]
         latest = times[:, -1]
         distance = torch.arange(times.shape[1] - 1, -1, -1, device=times.device)
-        age = torch.where(asked == UNTOLD, latest, asked)[:, None] - times  # (B, N)
-        bias = looked_up(recency_bucket(distance, age), last.recency.table())  # (H, B, N)
-        x = (newest + self._asking(asked, latest))[:, None]
+        age = (
+            torch.where(request_times == NO_REQUEST_TIME, latest, request_times)[:, None] - times
+        )  # (B, N)
+        bias = gather_bias(recency_bucket(distance, age), last.recency.table())  # (H, B, N)
+        x = (newest + self._request_embedding(request_times, latest))[:, None]
         asking = last.norm_attention(x)
         step = _step(last, x, asking, keys, values, bias[:, :, None])
         summary: Tensor = self.norm_out(step)[:, 0]
         return summary
 
-    def _read(self, events: Tensor, timestamps: Tensor, before: Tensor) -> Tensor:
+    def _input(self, events: Tensor, timestamps: Tensor, before: Tensor) -> Tensor:
         """What enters the first block; `before` [B, 1] is the time of the event before."""
         gap = torch.diff(timestamps, dim=1, prepend=before)
-        read: Tensor = self.drop(self.norm_in(events + GAP * self.gap(age_bucket(gap))))
+        read: Tensor = self.drop(self.norm_in(events + GAP_SCALE * self.gap(age_bucket(gap))))
         return read
 
-    def _asking(self, asked: Tensor, timestamps: Tensor) -> Tensor:
+    def _request_embedding(self, request_times: Tensor, timestamps: Tensor) -> Tensor:
         """What the time of the request adds to a query."""
-        told = asked != UNTOLD
-        waited = age_bucket(torch.where(told, asked, timestamps) - timestamps)
-        added: Tensor = self.asked_gap(torch.where(told, waited, AGE_BUCKETS))
+        told = request_times != NO_REQUEST_TIME
+        waited = age_bucket(torch.where(told, request_times, timestamps) - timestamps)
+        added: Tensor = self.request_gap(torch.where(told, waited, AGE_BUCKETS))
         return added
 
     def _blocks(self) -> list[EncoderBlock]:

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.encoder.history_encoder import GAP, EncoderBlock, EncoderState, HistoryEncoder
-from models.encoder.recency_bias import AGE_BUCKETS, age_edges, position_bucket
+from models.encoder.history_encoder import GAP_SCALE, EncoderBlock, EncoderCache, HistoryEncoder
+from models.encoder.recency_bias import AGE_BUCKETS, age_bucket_edges, position_bucket
 
 Array = NDArray[np.float32]
 
@@ -45,17 +45,17 @@ class _Block(NamedTuple):
     table: Array  # [H, buckets]
 
 
-class Stepper:
+class NumpyEncoder:
     """`HistoryEncoder.append` of single events, for an encoder that is no longer trained."""
 
     def __init__(self, encoder: HistoryEncoder) -> None:
         """Take the weights as they are now."""
         self._norm_in = _norm(encoder.norm_in)
-        self._gap = GAP * _array(encoder.gap.weight)
-        self._edges = age_edges().numpy()
+        self._gap = GAP_SCALE * _array(encoder.gap.weight)
+        self._edges = age_bucket_edges().numpy()
         self._blocks = [_block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
 
-    def append(self, state: EncoderState, event: Tensor, timestamp: int) -> EncoderState:
+    def append(self, cache: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
         """The state after one more event.
 
         Args:
@@ -63,12 +63,12 @@ class Stepper:
             event: the item vector [dim].
             timestamp: microseconds.
         """
-        blocks, heads, old, size = state.keys.shape
+        blocks, heads, old, size = cache.keys.shape
         room = (blocks, heads, old + 1, size)
         keys, values = np.empty(room, np.float32), np.empty(room, np.float32)
-        keys[:, :, :old], values[:, :, :old] = state.keys.numpy(), state.values.numpy()
+        keys[:, :, :old], values[:, :, :old] = cache.keys.numpy(), cache.values.numpy()
         times = np.empty(old + 1, np.int64)
-        times[:old], times[old] = state.timestamps.numpy(), timestamp
+        times[:old], times[old] = cache.timestamps.numpy(), timestamp
         ages = np.searchsorted(self._edges, timestamp - times, side="right")  # [old + 1]
         bucket = _positions(old + 1) + ages
         x: Array = self._norm_in(event.numpy() + self._gap[ages[old - 1] if old else 0])
@@ -79,7 +79,7 @@ class Stepper:
             if number < blocks - 1:
                 mixed = _attended(block, normed, keys[number], values[number], bucket)
                 x = _fed(block, x + mixed)
-        return EncoderState(
+        return EncoderCache(
             torch.from_numpy(keys), torch.from_numpy(values), torch.from_numpy(times),
             torch.from_numpy(x),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 POSITION_BUCKETS = 32
 AGE_BUCKETS = 40
 BUCKETS = POSITION_BUCKETS * AGE_BUCKETS  # of position and age together
-FOREVER = 2**62  # microseconds or events: an age and a distance in the last bucket
+FARTHEST = 2**62  # microseconds or events: an age and a distance in the last bucket
 _EXACT = 16  # distances below this have a bucket each
 
 
@@ -50,7 +50,7 @@ def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
     return age_bucket(age) + (position_bucket(distance) * AGE_BUCKETS).int()
 
 
-def steady(ages: NDArray[np.int64]) -> tuple[int, int]:
+def bucket_margins(ages: NDArray[np.int64]) -> tuple[int, int]:
     """By how much time may go back, and go on, before any of some ages is in another bucket.
 
     Args:
@@ -65,10 +65,10 @@ def steady(ages: NDArray[np.int64]) -> tuple[int, int]:
     begun, ends = ages[bucket > 0], ages[bucket < len(edges)]
     younger = begun - edges[bucket[bucket > 0] - 1]
     older = edges[bucket[bucket < len(edges)]] - ends
-    return int(younger.min(initial=FOREVER)), int(older.min(initial=FOREVER))
+    return int(younger.min(initial=FARTHEST)), int(older.min(initial=FARTHEST))
 
 
-def age_edges() -> Tensor:
+def age_bucket_edges() -> Tensor:
     """The least age in microseconds of each bucket but the first: exact, and faster than logs."""
 
     def bucket(age: int) -> int:
@@ -83,7 +83,7 @@ def age_edges() -> Tensor:
     return torch.tensor(edges)
 
 
-_AGE_EDGES = age_edges()
+_AGE_EDGES = age_bucket_edges()
 
 
 def _position_buckets() -> Tensor:
@@ -130,7 +130,7 @@ class RecencyBias(nn.Module):
             distance: integers, broadcastable against `age`.
             age: integers [...].
         """
-        return looked_up(recency_bucket(distance, age), self.table())
+        return gather_bias(recency_bucket(distance, age), self.table())
 
 
 class _Lookup(torch.autograd.Function):
@@ -149,17 +149,17 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (bucket,) = ctx.saved_tensors
-        return None, counted(bucket.reshape(-1), gradient.flatten(1), ctx.size)
+        return None, bucket_sums(bucket.reshape(-1), gradient.flatten(1), ctx.size)
 
 
-def looked_up(bucket: Tensor, table: Tensor) -> Tensor:
+def gather_bias(bucket: Tensor, table: Tensor) -> Tensor:
     """table[:, bucket] with a fast gradient: bucket [...], table [H, buckets] -> [H, ...]."""
     if not (table.requires_grad and torch.is_grad_enabled()):
         return table.index_select(1, bucket.reshape(-1)).view(len(table), *bucket.shape)
     return cast(Tensor, _Lookup.apply(bucket, table))  # type: ignore[no-untyped-call]
 
 
-def counted(bucket: Tensor, weights: Tensor, size: int) -> Tensor:
+def bucket_sums(bucket: Tensor, weights: Tensor, size: int) -> Tensor:
     """Sums of the weights [H, n] by bucket [n]: [H, size]."""
     heads = [torch.bincount(bucket, weights=head, minlength=size) for head in weights]
     return torch.stack(heads).to(weights.dtype)

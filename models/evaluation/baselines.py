@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.user_items import pairs
-from models.recommender.cooccurrence import Transitions, transitions
+from models.data.user_items import user_item_keys
+from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class Repeats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TransitionCounts:
+class ItemTransitions:
     """What followed the user's last items in other histories, nearest item first.
 
     score(c) = sum over k < depth of decay**k * M[item k from the end, c] / (count(c) + 5)**damping,
@@ -79,7 +79,7 @@ class TransitionCounts:
     scores 0 everywhere. Memory: at most 8 * window * E bytes.
     """
 
-    matrix: Transitions
+    matrix: TransitionMatrix
     damp: NDArray[np.float32]  # [n_items]
     decay: float
     depth: int
@@ -102,7 +102,7 @@ class TransitionCounts:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         damp = (log.liked().item_counts() + 5.0) ** -damping
-        matrix = transitions(log, window=window, power=power)
+        matrix = transition_matrix(log, window=window, power=power)
         return cls(matrix, damp.astype(np.float32), decay, depth)
 
     def scores(
@@ -116,7 +116,9 @@ class TransitionCounts:
         batch, events = history.gather(users, last=self.depth)
         age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
         weights = (self.decay**age).astype(np.float32)
-        return self.matrix.mix(batch, history.items[events], weights, len(users)) * self.damp
+        return (
+            self.matrix.weighted_sums(batch, history.items[events], weights, len(users)) * self.damp
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +172,7 @@ class EASE:
 
 def _gram(log: Interactions) -> torch.Tensor:
     """[n_items, n_items] float64: how many users touched both items."""
-    held = np.unique(pairs(log.users, log.items, max(log.n_items, 1)))
+    held = np.unique(user_item_keys(log.users, log.items, max(log.n_items, 1)))
     users, items = (torch.from_numpy(part) for part in np.divmod(held, max(log.n_items, 1)))
     shape = (log.n_items, log.n_users)
     taken_by = torch.sparse_coo_tensor(

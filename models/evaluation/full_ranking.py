@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import ALONE, Team
+from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.metrics import gains, hits, reciprocals, standard_error
+from models.evaluation.metrics import hits, ndcg_gains, reciprocal_ranks, standard_error
 from models.evaluation.splits import Holdout
 
 SECOND = 1_000_000  # microseconds
@@ -42,7 +42,7 @@ class Ranker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Metrics:
+class RankingMetrics:
     """Means over the cases of one evaluation. With no cases every mean is nan."""
 
     k: int
@@ -50,20 +50,20 @@ class Metrics:
     ndcg: float  # at k
     mrr: float  # over the full ranking
     coverage: float  # share of the catalogue that stands among anyone's first k
-    n: int
+    n_cases: int
     ranks: NDArray[np.int64]  # [M], 0 = first
 
-    def errors(self) -> tuple[float, float]:
+    def standard_errors(self) -> tuple[float, float]:
         """Standard errors of hr and ndcg over cases."""
         return (
             standard_error(hits(self.ranks, self.k)),
-            standard_error(gains(self.ranks, self.k)),
+            standard_error(ndcg_gains(self.ranks, self.k)),
         )
 
     def __str__(self) -> str:
         return (
             f"HR@{self.k} {self.hr:.4f}  NDCG@{self.k} {self.ndcg:.4f}  MRR {self.mrr:.4f}  "
-            f"coverage {self.coverage:.3f}  n {self.n}"
+            f"coverage {self.coverage:.3f}  n {self.n_cases}"
         )
 
 
@@ -82,13 +82,13 @@ def evaluate(
     holdout: Holdout,
     *,
     k: int = 10,
-    batch: int = 256,
+    batch_size: int = 256,
     exclude_seen: bool = True,
-    seen: int | None = None,
+    max_seen: int | None = None,
     use_target_time: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    team: Team = ALONE,
-) -> Metrics:
+    group: DataParallelGroup = SINGLE_PROCESS,
+) -> RankingMetrics:
     """Rank each target among all items; with exclude_seen, all but those in the user's history.
 
     `seen` leaves out the items of that many newest events only.
@@ -99,23 +99,23 @@ def evaluate(
     with (cases done, cases in all) after each batch. The members of a `team` rank every n-th batch
     each, and all have the result. Raises ValueError where scores have the wrong shape or hold NaN.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+    if batch_size < 1:
+        raise ValueError(f"batch must be at least 1, got {batch_size}")
     ranks = np.zeros(len(holdout), dtype=np.int64)
     shown = np.zeros(holdout.history.n_items, dtype=np.int64)
-    for rows in [*_batches(len(holdout), batch)][team.rank :: team.size]:
+    for rows in [*_batches(len(holdout), batch_size)][group.rank :: group.world_size]:
         scores = _scores(ranker, holdout, rows, use_target_time=use_target_time)
         targets = holdout.targets[rows]
         candidates = np.ones(scores.shape, dtype=np.bool_)
         if exclude_seen:
-            cases, events = holdout.history.gather(holdout.users[rows], last=seen)
+            cases, events = holdout.history.gather(holdout.users[rows], last=max_seen)
             candidates[cases, holdout.history.items[events]] = False
         ranks[rows] = _target_ranks(scores, targets, candidates)
         candidates[np.arange(len(targets)), targets] = True
         shown[_first(scores, candidates, k)] = 1
         if progress is not None:
             progress(rows.stop, len(holdout))
-    return _summary(team.sum(ranks), k, team.sum(shown) > 0)
+    return _summary(group.all_reduce_sum(ranks), k, group.all_reduce_sum(shown) > 0)
 
 
 def _scores(
@@ -132,7 +132,7 @@ def _scores(
 
 def by_gap(
     holdout: Holdout,
-    metrics: Metrics,
+    metrics: RankingMetrics,
     edges: Sequence[int] = (0, SECOND, 60 * SECOND, 3600 * SECOND),
 ) -> list[GapSlice]:
     """The same evaluation by the time between a user's last seen event and the target.
@@ -141,8 +141,10 @@ def by_gap(
     defaults are: the same second, under a minute, under an hour, longer. Cases below the first
     edge (users without any event have a gap of -1) are in no slice.
     """
-    if len(holdout) != metrics.n:
-        raise ValueError(f"metrics are over {metrics.n} cases, the holdout has {len(holdout)}")
+    if len(holdout) != metrics.n_cases:
+        raise ValueError(
+            f"metrics are over {metrics.n_cases} cases, the holdout has {len(holdout)}"
+        )
     if any(a >= b for a, b in pairwise(edges)):
         raise ValueError(f"edges must rise, got {list(edges)}")
     gaps = holdout.gaps()
@@ -150,7 +152,7 @@ def by_gap(
     for low, high in zip(edges, [*edges[1:], None], strict=True):
         inside = (gaps >= low) if high is None else (gaps >= low) & (gaps < high)
         ranks = metrics.ranks[inside]
-        hr, ndcg = _mean(hits(ranks, metrics.k)), _mean(gains(ranks, metrics.k))
+        hr, ndcg = _mean(hits(ranks, metrics.k)), _mean(ndcg_gains(ranks, metrics.k))
         slices.append(GapSlice(low, high, len(ranks), hr, ndcg))
     return slices
 
@@ -186,14 +188,14 @@ def _first(scores: NDArray[np.float32], candidates: NDArray[np.bool_], k: int) -
     return top[np.take_along_axis(scores, top, axis=1) > -np.inf]
 
 
-def _summary(ranks: NDArray[np.int64], k: int, shown: NDArray[np.bool_]) -> Metrics:
-    return Metrics(
+def _summary(ranks: NDArray[np.int64], k: int, shown: NDArray[np.bool_]) -> RankingMetrics:
+    return RankingMetrics(
         k=k,
         hr=_mean(hits(ranks, k)),
-        ndcg=_mean(gains(ranks, k)),
-        mrr=_mean(reciprocals(ranks)),
+        ndcg=_mean(ndcg_gains(ranks, k)),
+        mrr=_mean(reciprocal_ranks(ranks)),
         coverage=_mean(shown.astype(np.float64)) if len(ranks) else float("nan"),
-        n=len(ranks),
+        n_cases=len(ranks),
         ranks=ranks,
     )
 

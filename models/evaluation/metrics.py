@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ranks = NDArray[np.int64]  # [M], one per case
-Worth = NDArray[np.float64]  # [M], what each case contributes to a mean
+CaseValues = NDArray[np.float64]  # [M], what each case contributes to a mean
 
 # From ranks to the worth of each case; a metric of the whole is the mean.
-Metric = Callable[[Ranks], Worth]
+Metric = Callable[[Ranks], CaseValues]
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """Mean of b minus mean of a over the same cases, with its bootstrap spread."""
 
     difference: float
@@ -32,12 +32,12 @@ class Difference(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def hits(ranks: Ranks, k: int = 10) -> Worth:
+def hits(ranks: Ranks, k: int = 10) -> CaseValues:
     """[M] 1 where the target is among the first k; the mean is HR@k, here also recall@k."""
     return (ranks < _cutoff(k)).astype(np.float64)
 
 
-def gains(ranks: Ranks, k: int = 10) -> Worth:
+def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
     """[M] 1 / log2(rank + 2) where the target is among the first k, else 0; the mean is NDCG@k.
 
     With one relevant item the ideal gain is 1, so the gain is its own normalisation
@@ -46,18 +46,18 @@ def gains(ranks: Ranks, k: int = 10) -> Worth:
     return np.where(ranks < _cutoff(k), discounts(ranks), 0.0)
 
 
-def reciprocals(ranks: Ranks) -> Worth:
+def reciprocal_ranks(ranks: Ranks) -> CaseValues:
     """[M] 1 / (rank + 1), over the full ranking; the mean is MRR."""
     return 1.0 / (ranks.astype(np.float64) + 1.0)
 
 
-def discounts(ranks: Ranks) -> Worth:
+def discounts(ranks: Ranks) -> CaseValues:
     """[...] 1 / log2(rank + 2): what a relevant item is worth at each rank."""
-    worth: Worth = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)
+    worth: CaseValues = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)
     return worth
 
 
-def standard_error(worth: Worth) -> float:
+def standard_error(worth: CaseValues) -> float:
     """Standard error of the mean over cases; nan for fewer than two."""
     return float(worth.std(ddof=1) / np.sqrt(len(worth))) if len(worth) > 1 else float("nan")
 
@@ -65,12 +65,12 @@ def standard_error(worth: Worth) -> float:
 def paired_bootstrap(
     ranks_a: Ranks,
     ranks_b: Ranks,
-    metric: Metric = gains,
+    metric: Metric = ndcg_gains,
     *,
     seed: int,
     samples: int = 2000,
     level: float = 0.95,
-) -> Difference:
+) -> PairedDifference:
     """How much better b is than a on the same cases [M], and how sure that is.
 
     Cases are resampled together for both rankers, so what makes a case hard for both cancels
@@ -82,7 +82,9 @@ def paired_bootstrap(
     return bootstrap(metric(ranks_b) - metric(ranks_a), seed=seed, samples=samples, level=level)
 
 
-def bootstrap(paired: Worth, *, seed: int, samples: int = 2000, level: float = 0.95) -> Difference:
+def bootstrap(
+    paired: CaseValues, *, seed: int, samples: int = 2000, level: float = 0.95
+) -> PairedDifference:
     """The mean of the differences between two rankers, one for each case [M], and how sure it is.
 
     Raises ValueError for no case and for a level outside (0, 1).
@@ -106,7 +108,7 @@ def bootstrap(paired: Worth, *, seed: int, samples: int = 2000, level: float = 0
         ]
     ) / len(paired)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(float(paired.mean()), float(low), float(high), float(means.std()))
+    return PairedDifference(float(paired.mean()), float(low), float(high), float(means.std()))
 
 
 def graded_ndcg(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 10) -> float:
@@ -131,7 +133,9 @@ def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100)
     return len(found) / len(relevant) if relevant else 0.0
 
 
-def first_relevant(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100) -> int:
+def first_relevant_rank(
+    ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100
+) -> int:
     """The rank of the first relevant id (judged above 0), from 0; k where the first k have none.
 
     `hits` of these ranks is success@k: the share of queries that found what they asked for.

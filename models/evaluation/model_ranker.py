@@ -11,17 +11,17 @@ from torch import Tensor
 
 from models.compute.device import product_dtype
 from models.data.interactions import Interactions
-from models.data.windows import newest
-from models.encoder.event_types import liked
-from models.encoder.history_encoder import UNTOLD
+from models.data.windows import newest_windows
+from models.encoder.event_types import is_liked
+from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention
-from models.recommender.transition_counts import followed
+from models.recommender.transition_counts import transition_sums
 
 _BATCH = 16  # users at once
 
 
-class RecommenderRanker:
+class ModelRanker:
     """Scores the whole catalogue for each user, as the service would."""
 
     name = "heed"
@@ -32,7 +32,7 @@ class RecommenderRanker:
         content: NDArray[np.float32],
         *,
         attention: bool = True,
-        narrow: bool = False,
+        reduced_precision: bool = False,
     ) -> None:
         """A ranker over the model's own items.
 
@@ -45,13 +45,15 @@ class RecommenderRanker:
         """
         self._model = model
         self._device = device = model.prior.device
-        dtype = product_dtype(device) if narrow else torch.float32
+        dtype = product_dtype(device) if reduced_precision else torch.float32
         self._products = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
         # Before the attention is trained it adds nothing, at half of the cost.
-        self._attention = attention and bool(model.cross.w_o.weight.any())
-        items = model.config.items
+        self._attention = attention and bool(model.cross_attention.w_o.weight.any())
+        items = model.config.n_items
         with torch.inference_mode():
-            self._tables = model.tables(torch.arange(items, device=device), self._placed(content))
+            self._tables = model.item_tables(
+                torch.arange(items, device=device), self._placed(content)
+            )
 
     def scores(
         self,
@@ -61,12 +63,12 @@ class RecommenderRanker:
     ) -> NDArray[np.float32]:
         """Scores [B, n_items] of each user's next event; zero but for the prior without history."""
         model = self._model
-        if history.n_items != model.config.items:
+        if history.n_items != model.config.n_items:
             raise ValueError(
-                f"the model ranks {model.config.items} items, the log has {history.n_items}"
+                f"the model ranks {model.config.n_items} items, the log has {history.n_items}"
             )
         order = np.argsort(history.lengths[users], kind="stable")
-        out = np.empty((len(users), model.config.items), dtype=np.float32)
+        out = np.empty((len(users), model.config.n_items), dtype=np.float32)
         with torch.inference_mode(), self._products:
             # Users of like length together; of no users there is no part.
             for part in np.array_split(order, -(-len(order) // _BATCH)) if len(order) else ():
@@ -81,28 +83,33 @@ class RecommenderRanker:
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
         model, tables = self._model, self._tables
-        window = newest(history, users, model.config.window)
+        window = newest_windows(history, users, model.config.window)
         events, times = self._placed(window.items), self._placed(window.timestamps)
         types = self._placed(window.types)
         log_weights = torch.log(self._placed(window.weights))
         lengths = self._placed(window.lengths)
         batch = torch.arange(len(users), device=self._device)
         last = (lengths - 1).clamp(min=0)
-        asked = torch.full_like(times, UNTOLD)
+        asked = torch.full_like(times, NO_REQUEST_TIME)
         now = times[batch, last]
         if request_times is not None:
             told = self._placed(request_times)
-            asked[batch, last], now = model.within(told, now), told  # attention sees the age itself
+            asked[batch, last], now = (
+                model.clamp_request_time(told, now),
+                told,
+            )  # attention sees the age itself
         total = tables.prior.expand(len(users), -1).clone()
         if model.encoder is not None:
-            read = model.read(tables.vectors[events], types, log_weights)
-            summary = model.summaries(read, times, asked)[batch, last]
+            read = model.event_inputs(tables.vectors[events], types, log_weights)
+            summary = model.user_states(read, times, asked)[batch, last]
             summary = summary.float() * (lengths > 0)[:, None]
             counts = [
                 self._counts(row[:length].flip(0), kinds[:length].flip(0))
                 for row, kinds, length in zip(events, types, window.lengths.tolist(), strict=True)
             ]
-            total += summary @ tables.vectors.T + model.transitions(summary, torch.stack(counts))
+            total += summary @ tables.vectors.T + model.transition_scores(
+                summary, torch.stack(counts)
+            )
         if self._attention:
             distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
             bias = model.memory_bias(distance, now[:, None] - times, log_weights, types)
@@ -118,11 +125,11 @@ class RecommenderRanker:
     def _counts(self, items: Tensor, types: Tensor) -> Tensor:
         """What `Recommender.transitions` takes of one user, [S, N], newest item first."""
         model = self._model
-        counts = [2 * followed(model.followers, items, model.reach)]
-        if model.counts_own:
-            depth = model.reach.depth
-            taken = items[:depth][liked(types[:depth], model.config.dislike)]
-            counts.append(torch.bincount(taken, minlength=model.config.items).float())
+        counts = [2 * transition_sums(model.transition_counts, items, model.cooccurrence_window)]
+        if model.counts_repeats:
+            depth = model.cooccurrence_window.depth
+            taken = items[:depth][is_liked(types[:depth], model.config.dislike_type)]
+            counts.append(torch.bincount(taken, minlength=model.config.n_items).float())
         return torch.stack(counts)
 
     def _placed(self, array: NDArray[Any]) -> Tensor:

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.user_items import first_of, pairs
-from models.evaluation.splits import Holdout, leave_one_out, min_counts, time_at, time_split
+from models.data.user_items import is_first_occurrence, user_item_keys
+from models.evaluation.splits import Holdout, k_core, leave_one_out, time_quantile, time_split
 
-SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking
+MAX_SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking
 _LATE = 0.9  # share of the events that come before the date of a time split
 _HELD = 4  # one in so many users of a time split is held out of training for validation
 
 
-class Task(NamedTuple):
+class EvaluationTask(NamedTuple):
     """One way to hold out and to judge. Items are rows of `items`, the kept ones of the log."""
 
     name: str
@@ -26,7 +26,7 @@ class Task(NamedTuple):
     validation: Holdout | None  # None: nothing is chosen, epochs are fixed in advance
     test: Holdout
     exclude_seen: bool
-    seen: int | None = None  # newest events of a user that count as seen; None = all
+    max_seen: int | None = None  # newest events of a user that count as seen; None = all
 
     @property
     def events(self) -> int:
@@ -34,22 +34,22 @@ class Task(NamedTuple):
         return len(self.test.history) + len(self.test)
 
 
-def protocol_a(log: Interactions) -> Task:
+def protocol_a(log: Interactions) -> EvaluationTask:
     """Items and users of five events at least; last event test, the one before validation.
 
     The protocol of SASRec's reference code (Kang & McAuley 2018), over the full ranking. Raises
     ValueError where nothing is left.
     """
     users = log.users
-    keep = min_counts(users, log.items, 5)
+    keep = k_core(users, log.items, 5)
     if not keep.any():
         raise ValueError("no users and items have five events each: there is nothing to compare")
     items, small = _renumbered(log, keep)
     split = leave_one_out(small)
-    return Task("A", items, split.train, split.validation, split.test, exclude_seen=True)
+    return EvaluationTask("A", items, split.train, split.validation, split.test, exclude_seen=True)
 
 
-def protocol_b(log: Interactions) -> Task:
+def protocol_b(log: Interactions) -> EvaluationTask:
     """All items and users; last event test, everything else training, no validation.
 
     The protocol of HSTU's code (Zhai et al. 2024): the newest `SEEN_B` events count as seen.
@@ -57,10 +57,12 @@ def protocol_b(log: Interactions) -> Task:
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     split = leave_one_out(small)
     history = split.test.history
-    return Task("B", items, history, None, split.test, exclude_seen=True, seen=SEEN_B)
+    return EvaluationTask(
+        "B", items, history, None, split.test, exclude_seen=True, max_seen=MAX_SEEN_B
+    )
 
 
-def next_basket(log: Interactions, at: int | None = None) -> Task:
+def next_basket(log: Interactions, at: int | None = None) -> EvaluationTask:
     """Judge by every item of each user's first basket from a date on.
 
     A basket is what a user took at one time. What was taken before may be taken again.
@@ -69,23 +71,23 @@ def next_basket(log: Interactions, at: int | None = None) -> Task:
         log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
     """
-    at = time_at(log, _LATE) if at is None else at
+    at = time_quantile(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_basket(small, at)
     train, validation = _chosen_by(before, _first_basket)
-    return Task("next basket", items, train, validation, test, exclude_seen=False)
+    return EvaluationTask("next basket", items, train, validation, test, exclude_seen=False)
 
 
-def next_new(log: Interactions, at: int | None = None) -> Task:
+def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
     """Judge by what is new to each user in the first basket from a date on that has such an item.
 
     A basket is what a user took at one time.
     """
-    at = time_at(log, _LATE) if at is None else at
+    at = time_quantile(log, _LATE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_new(small, at)
     train, validation = _chosen_by(before, _first_new)
-    return Task("next new item", items, train, validation, test, exclude_seen=True)
+    return EvaluationTask("next new item", items, train, validation, test, exclude_seen=True)
 
 
 def _chosen_by(
@@ -96,7 +98,7 @@ def _chosen_by(
     Of the others everything up to the test is fitted on. What is in season then is not what was a
     month before, and nobody would serve a model that has not seen it.
     """
-    at = time_at(before, _LATE)
+    at = time_quantile(before, _LATE)
     _, validation = cases(before, at)
     users = np.unique(validation.users)
     held = np.zeros(before.n_users, dtype=np.bool_)
@@ -118,13 +120,15 @@ def _first_time(cases: Holdout) -> Holdout:
     first = np.full(cases.history.n_users, np.iinfo(np.int64).max)
     np.minimum.at(first, users, cases.timestamps)
     basket = cases.where(cases.timestamps == first[users])
-    return basket.where(first_of(pairs(basket.users, basket.targets, cases.history.n_items)))
+    return basket.where(
+        is_first_occurrence(user_item_keys(basket.users, basket.targets, cases.history.n_items))
+    )
 
 
 def _first_new(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
-    had = pairs(train.users, train.items, log.n_items)
-    new = later.where(~np.isin(pairs(later.users, later.targets, log.n_items), had))
+    had = user_item_keys(train.users, train.items, log.n_items)
+    new = later.where(~np.isin(user_item_keys(later.users, later.targets, log.n_items), had))
     return train, _first_time(new)
 
 
@@ -141,6 +145,6 @@ def _renumbered(
         log.types[keep],
         n_users=len(users),
         n_items=len(items),
-        dislike=log.dislike,
+        dislike_type=log.dislike_type,
     )
     return items.astype(np.int64), small

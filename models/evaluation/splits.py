@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from models.data.columns import natural, whole, within
+from models.data.columns import as_integers, require_in_range, require_non_negative
 from models.data.interactions import Interactions
-from models.data.user_items import first_of, pairs
+from models.data.user_items import is_first_occurrence, user_item_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +29,8 @@ class Holdout:
     def __post_init__(self) -> None:
         if not self.users.shape == self.targets.shape == self.timestamps.shape == (len(self),):
             raise ValueError("users, targets and timestamps must be [M], of one length")
-        within("users", self.users, self.history.n_users)
-        within("targets", self.targets, self.history.n_items)
+        require_in_range("users", self.users, self.history.n_users)
+        require_in_range("targets", self.targets, self.history.n_items)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -69,7 +69,7 @@ def leave_one_out(log: Interactions) -> Split:
     return Split(train, validation, test)
 
 
-def last_baskets(log: Interactions) -> tuple[Interactions, Holdout]:
+def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
     """Hold out what each user took at their last time, every item once.
 
     Of users with something before it and three liked events in all; of the others, and after a
@@ -82,7 +82,9 @@ def last_baskets(log: Interactions) -> tuple[Interactions, Holdout]:
     held = (log.liked().lengths >= 3) & (first < last)
     rest = log.where(~held[log.users] | (log.timestamps < last[log.users]))
     cases = np.flatnonzero(held[log.users] & liked & (log.timestamps == last[log.users]))
-    cases = cases[first_of(pairs(log.users[cases], log.items[cases], log.n_items))]
+    cases = cases[
+        is_first_occurrence(user_item_keys(log.users[cases], log.items[cases], log.n_items))
+    ]
     return rest, Holdout(log.users[cases], log.items[cases], log.timestamps[cases], rest)
 
 
@@ -99,13 +101,13 @@ def time_split(
     past = log.timestamps < at
     train = log.where(past)
     seen = np.repeat(train.lengths, log.lengths)  # histories are in time order: past is a prefix
-    case = ~past & ~log.disliked & (seen >= natural("min_history", min_history))
+    case = ~past & ~log.disliked & (seen >= require_non_negative("min_history", min_history))
     if per_user is not None:
-        case &= log.positions - seen < natural("per_user", per_user)
+        case &= log.positions - seen < require_non_negative("per_user", per_user)
     return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
 
 
-def time_at(log: Interactions, share: float) -> int:
+def time_quantile(log: Interactions, share: float) -> int:
     """The time before which about `share` of all events lie: where to cut for `time_split`.
 
     Raises ValueError for a share outside [0, 1] or an empty log.
@@ -118,17 +120,17 @@ def time_at(log: Interactions, share: float) -> int:
     return int(np.partition(log.timestamps, place)[place])
 
 
-def min_counts(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.bool_]:
+def k_core(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.bool_]:
     """Which events [E] to keep so that every user and item left has at least `minimum` of them.
 
     Dropping an item can starve a user and the other way round, so the rule is applied until
     nothing more falls (the k-core). users and items are non-negative rows or codes [E].
     """
-    user_column = whole("users", users, np.int64)
-    item_column = whole("items", items, np.int64)
+    user_column = as_integers("users", users, np.int64)
+    item_column = as_integers("items", items, np.int64)
     if user_column.shape != item_column.shape:
         raise ValueError(f"items has {len(item_column)} rows, users has {len(user_column)}")
-    natural("minimum", minimum)
+    require_non_negative("minimum", minimum)
     for name, column in (("users", user_column), ("items", item_column)):
         if column.size and column.min() < 0:
             raise ValueError(f"{name} must not be negative")
@@ -146,7 +148,7 @@ def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions
     last = np.zeros(log.n_users, dtype=np.int64)
     liked = ~log.disliked
     np.maximum.at(last, log.users[liked], log.positions[liked])
-    rest = log.first(np.where(held, last, log.lengths))
+    rest = log.head(np.where(held, last, log.lengths))
     users = np.flatnonzero(held).astype(np.int32)
     events = log.offsets[users] + last[users]
     return rest, Holdout(users, log.items[events], log.timestamps[events], rest)

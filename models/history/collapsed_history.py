@@ -24,10 +24,10 @@ from models.attention.clustered.clustered_attention import MAX_ERROR, attend_clu
 from models.attention.clustered.moment_expansion import ClusteredAttention
 from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks, merge_partials
 from models.catalogue.snapshot import Snapshot
-from models.encoder.event_types import IGNORED, UNKNOWN
-from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, age_edges
+from models.encoder.event_types import MASKED, UNKNOWN
+from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, age_bucket_edges
 from models.history.user_history import UserHistory
-from models.recommender.target_attention import of_rows
+from models.recommender.target_attention import gather_rows
 
 RECENT_EVENTS = 1_024  # of the newest events, at least, are attended one by one: see `split`
 _STEP = 512  # events that become older at a time
@@ -36,7 +36,7 @@ _FRESH = 8  # one in so many items may be newer than the cells before they are m
 _BLOCK = 65_536  # rows gathered at once
 _QUERIES = 65_536  # items whose queries say what the queries to come look at
 _DISTANT = 1 << 30  # events: a position in the last bucket
-_EDGES = age_edges().numpy()
+_EDGES = age_bucket_edges().numpy()
 
 
 def collapsible_events(events: int, window: int) -> int:
@@ -142,7 +142,7 @@ class CollapsedHistory:
         inside = (rows >= 0) & (rows < size)
         usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
         if history.types is not None:
-            usable &= history.types[part] != IGNORED
+            usable &= history.types[part] != MASKED
         self._missing = np.union1d(self._missing, rows[~usable])
         items = rows[usable]
         named = np.zeros(size, np.bool_)
@@ -248,7 +248,7 @@ class CollapsedHistory:
         if not len(own):
             return found
         rows = torch.from_numpy(self._items)[places[own]]
-        keys, values = of_rows(self._tables.keys, rows), of_rows(self._tables.values, rows)
+        keys, values = gather_rows(self._tables.keys, rows), gather_rows(self._tables.values, rows)
         scores = (query[:, own] * keys).sum(-1) / math.sqrt(query.shape[-1])
         scores += torch.from_numpy(_log(self._weights[:, places[own].numpy()])).float()
         share = (scores - found.partial.logsumexp[:, own]).exp().clamp(max=1 - 1e-6)
@@ -328,7 +328,7 @@ class CollapsedHistory:
     def _biases(self, snapshot: Snapshot) -> NDArray[np.float64]:
         """The bias of each age bucket and type, [H, (types + 1) · AGE_BUCKETS], type-major."""
         ages = torch.cat([torch.zeros(1, dtype=torch.int64), torch.from_numpy(_EDGES)])
-        types = torch.tensor([*range(snapshot.model.config.types), UNKNOWN])
+        types = torch.tensor([*range(snapshot.model.config.n_event_types), UNKNOWN])
         found = snapshot.model.memory_bias(
             torch.full((1, 1), _DISTANT),
             ages.expand(len(types), -1),
@@ -343,7 +343,7 @@ class CollapsedHistory:
         places = self._place.take(rows, mode="clip")
         hidden = (rows < 0) | (rows >= len(self._place))
         if self.history.types is not None:
-            hidden |= self.history.types[events] == IGNORED
+            hidden |= self.history.types[events] == MASKED
         places[hidden] = -1
         return places
 
@@ -394,7 +394,10 @@ class CollapsedHistory:
         for at in range(start, len(self), _BLOCK):
             items = torch.from_numpy(self._items[at : at + _BLOCK])
             log_weights = torch.from_numpy(_log(self._weights[:, at : at + _BLOCK])).float()
-            keys, values = of_rows(self._tables.keys, items), of_rows(self._tables.values, items)
+            keys, values = (
+                gather_rows(self._tables.keys, items),
+                gather_rows(self._tables.values, items),
+            )
             yield KVBlock(keys, values, log_weights)
 
 

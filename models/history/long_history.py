@@ -16,11 +16,11 @@ from models.attention.kv_memory import KeyValueMemory
 from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import UNKNOWN
-from models.encoder.recency_bias import FOREVER
+from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory
 from models.history.user_memory import UserMemory
-from models.recommender.target_attention import of_rows
+from models.recommender.target_attention import gather_rows
 
 REMAINDER = -(1 << 62)  # the source of the row that stands for all that is not named
 _TINY = 1e-12  # a share that is nothing but rounding
@@ -72,7 +72,7 @@ def attend_recent(
         hidden = ~exclude_self(targets, user.rows)  # (T, m)
         bias = bias[:, None].masked_fill(hidden, -math.inf)
     rows = KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
-    return attend_blocks(of_rows(snapshot.tables.queries, targets), [rows])
+    return attend_blocks(gather_rows(snapshot.tables.queries, targets), [rows])
 
 
 def attend_long(
@@ -97,7 +97,7 @@ def attend_long(
     if options.hard or options.temperature != 1:
         raise ValueError("options: a collapsed history is attended by the softmax at temperature 1")
     tables = snapshot.tables
-    query, outputs = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)
+    query, outputs = gather_rows(tables.queries, targets), gather_rows(tables.outputs, targets)
     beside = attend_recent(snapshot, user, targets, options)
     cells = options.mode == "coarse" or (
         options.mode == "auto" and len(collapsed) > options.crossover.rows(len(targets))
@@ -157,8 +157,8 @@ def expand_top_events(
         others = past.rows[events] != target
         events, bias = events[others][:top], bias[:, others][:, :top]
     rows = torch.from_numpy(past.rows[events].astype(np.int64))
-    keys = of_rows(snapshot.tables.keys, rows)  # (H, E, d)
-    values = of_rows(snapshot.tables.values, rows)
+    keys = gather_rows(snapshot.tables.keys, rows)  # (H, E, d)
+    values = gather_rows(snapshot.tables.values, rows)
     biases = torch.from_numpy(bias)
     scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
     # All shares of one softmax: what is left is the rest's.
@@ -180,7 +180,7 @@ def expand_top_events(
         torch.cat([values, (context / left)[:, None]], 1).transpose(0, 1),
         bias=biases,
     )
-    forever = torch.full((count,), FOREVER)
+    forever = torch.full((count,), FARTHEST)
     return replace(
         user,
         memory=user.memory.merge(more),

@@ -13,13 +13,13 @@ from torch import Tensor
 from models.attention.kv_memory import KeyValueMemory
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
-from models.encoder.event_types import IGNORED, UNKNOWN, liked
-from models.encoder.history_encoder import EncoderState
-from models.encoder.recency_bias import FOREVER
+from models.encoder.event_types import MASKED, UNKNOWN, is_liked
+from models.encoder.history_encoder import EncoderCache
+from models.encoder.recency_bias import FARTHEST
 from models.history.collapsed_history import CollapsedHistory
 from models.history.user_history import UserHistory
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import of_rows
+from models.recommender.target_attention import gather_rows
 
 _FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
 
@@ -64,7 +64,7 @@ class UserMemory:
         Args:
             dislike: the model's type of dislikes, or -1.
         """
-        return self.rows[self.recent], liked(self.types[self.recent], dislike)
+        return self.rows[self.recent], is_liked(self.types[self.recent], dislike)
 
 
 class EncodedHistory(NamedTuple):
@@ -72,7 +72,7 @@ class EncodedHistory(NamedTuple):
 
     first_item: int  # the first event on an item that was read, those that stand elsewhere counted
     events: Tensor  # [n, dim] what was read of them: `Recommender.read`
-    state: EncoderState  # with their timestamps
+    state: EncoderCache  # with their timestamps
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +120,7 @@ def _encode(
         if same and torch.equal(before.events, events[:size]):
             state, read = before.state, size
     if state is None:
-        state = encoder.begin()
+        state = encoder.empty_cache()
     if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
         for event, time in zip(events[read:], times[read:].tolist(), strict=True):
             state = snapshot.stepper.append(state, event, time)
@@ -134,7 +134,7 @@ def encoder_inputs(
 ) -> Tensor:
     """What the encoder reads of events on items, [n, dim]: their places [n] and item rows [n]."""
     vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
-    return snapshot.model.read(vectors, *_types_and_log_weights(history, source))
+    return snapshot.model.event_inputs(vectors, *_types_and_log_weights(history, source))
 
 
 def _types_and_log_weights(
@@ -196,7 +196,7 @@ def build_memory(
         encoded = _encode(snapshot, history, source, rows, encoded)
         user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
-    recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.reach.depth + 1]
+    recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.cooccurrence_window.depth + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
     profile = _profile(snapshot, history)
     if profile is not None:
@@ -205,8 +205,8 @@ def build_memory(
         keys, values = torch.cat([keys, extra_keys]), torch.cat([values, extra_values])
         rows = torch.cat([rows, extra_rows])
         # A profile is timeless: it weighs as the oldest of events do.
-        distance = torch.cat([distance, torch.full((count,), FOREVER)])
-        age = torch.cat([age, torch.full((count,), FOREVER)])
+        distance = torch.cat([distance, torch.full((count,), FARTHEST)])
+        age = torch.cat([age, torch.full((count,), FARTHEST)])
         log_weights = torch.cat([log_weights, torch.zeros(count)])
         types = torch.cat([types, torch.full((count,), UNKNOWN)])
         source = np.concatenate([source, -1 - np.arange(count)])
@@ -234,8 +234,8 @@ def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> 
     """h_u [dim] as asked at a time."""
     if model.encoder is None or encoded is None or not len(encoded.state):
         return torch.zeros(model.config.dim)
-    asked = model.within(torch.tensor(at), encoded.state.timestamps[-1])
-    return model.encoder.summarise(encoded.state, int(asked))
+    asked = model.clamp_request_time(torch.tensor(at), encoded.state.timestamps[-1])
+    return model.encoder.user_state(encoded.state, int(asked))
 
 
 def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
@@ -252,7 +252,7 @@ def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray
     if history.visible is not None:
         attendable &= history.visible
     if history.types is not None:
-        attendable &= history.types != IGNORED
+        attendable &= history.types != MASKED
     source = np.flatnonzero(attendable)
     return source, torch.from_numpy(np.where(inside, history.rows, -1)[source].astype(np.int64))
 
@@ -274,4 +274,4 @@ def _profile(snapshot: Snapshot, history: UserHistory) -> tuple[Tensor, Tensor, 
 
 def _heads_last(table: Tensor, rows: Tensor) -> Tensor:
     """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything."""
-    return of_rows(table, rows.clamp(min=0)).transpose(0, 1)
+    return gather_rows(table, rows.clamp(min=0)).transpose(0, 1)

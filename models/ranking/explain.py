@@ -22,12 +22,12 @@ from torch import Tensor
 from models.attention.attend import attend
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.encoder.recency_bias import FOREVER
+from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.collapsed_history import rank_contributions
 from models.history.long_history import REMAINDER, expand_top_events
 from models.history.user_memory import UserMemory
-from models.recommender.transition_counts import share
+from models.recommender.transition_counts import transition_shares
 
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
@@ -95,7 +95,7 @@ def explain(
     recent = torch.arange(len(user.recent))
     for number, shares in enumerate(_shares(snapshot, user, recent, target, options)):
         if shares.any():
-            part = model.scale(user.user_state)[number] * torch.log1p(shares.sum())
+            part = model.transition_scale(user.user_state)[number] * torch.log1p(shares.sum())
             each[user.recent[: len(shares)]] += part * shares / shares.sum()
     named = ((weights.sum(0) > 0) | (each != 0)).numpy() & (user.source != REMAINDER)
     candidates = torch.from_numpy(np.flatnonzero(named))
@@ -150,7 +150,7 @@ def _without(
     # Deleting event j moves the events before it one place nearer to the present: their biases
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
     older = user.distance[rows, None] < user.distance  # (J, m)
-    nearer = user.distance - (older & (user.distance < FOREVER)).long()
+    nearer = user.distance - (older & (user.distance < FARTHEST)).long()
     ages = user.age.expand(len(rows), -1)
     model = snapshot.model
     was = model.memory_bias(user.distance, user.age, user.log_weights, user.types)  # (H, m)
@@ -181,10 +181,12 @@ def _shares(
     model = snapshot.model
     if not model.has_transitions:
         return torch.zeros(0, 0)
-    item, reach = int(snapshot.trained_rows[target]), model.reach
-    shares = [2 * share(model.followers, user.recent_items[recent], item, reach)]
-    if model.counts_own:
-        rows, liked = user.taken(model.config.dislike)
+    item, reach = int(snapshot.trained_rows[target]), model.cooccurrence_window
+    shares = [
+        2 * transition_shares(model.transition_counts, user.recent_items[recent], item, reach)
+    ]
+    if model.counts_repeats:
+        rows, liked = user.taken(model.config.dislike_type)
         again = (rows[recent] == target) & liked[recent] & (not options.exclude_self)
         shares.append(again[: reach.depth].float())
     return torch.stack(shares)
@@ -200,4 +202,4 @@ def _transitions_without(
     counts = [
         _shares(snapshot, user, recent, target, options).sum(1, keepdim=True) for recent in left
     ]
-    return snapshot.model.transitions(user.user_state, torch.stack(counts))[:, 0]
+    return snapshot.model.transition_scores(user.user_state, torch.stack(counts))[:, 0]

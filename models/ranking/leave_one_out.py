@@ -90,7 +90,7 @@ def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> 
         events = encoder_inputs(snapshot, user.history, source[start:], rows[start:])
         times = torch.from_numpy(user.history.timestamps[source[start:]])
         encoded = EncodedHistory(
-            start + before, events, encoder.append(encoder.begin(), events, times)
+            start + before, events, encoder.append(encoder.empty_cache(), events, times)
         )
     # One event more than the window that is left: without an earlier event, its first one is past.
     gone, row = np.unique(np.maximum(places - start, 0), return_inverse=True)
@@ -117,5 +117,5 @@ def _summaries_of(
     after = torch.arange(shared, len(read.events)).expand(len(gone), -1)
     after = after[after != torch.from_numpy(gone)[:, None]].view(len(gone), -1)  # (G, n)
     times = read.state.timestamps[after]
-    asked = model.within(torch.tensor(at), times[:, -1])
+    asked = model.clamp_request_time(torch.tensor(at), times[:, -1])
     return encoder.branch(read.state, shared, read.events[after], times, asked)

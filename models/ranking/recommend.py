@@ -12,12 +12,12 @@ from torch import Tensor
 
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot, popular_first
-from models.data.row_sets import Rows, united
+from models.data.row_sets import RowIndices, sorted_union
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.scoring import Scores, score
 from models.recommender.target_attention import candidate_query
-from models.recommender.transition_counts import most_followed
+from models.recommender.transition_counts import top_transitions
 
 # Scoring every item is the true ranking, so it is done while targets × rows stay below this:
 # measured by `make bench`, about 30 ms on one core.
@@ -30,7 +30,7 @@ _SHARE = 400  # one in so many does: of a million near copies, the best 20 are s
 class Ranked:
     """Items, best first."""
 
-    rows: Rows  # [L]
+    rows: RowIndices  # [L]
     scores: Scores  # of these rows, in this order
     personal: bool  # False: by popularity, for there was no memory to attend to
     mode: Literal["exact", "coarse"]  # coarse where any stage left something unseen
@@ -43,7 +43,7 @@ def recommend(
     *,
     limit: int,
     allowed: NDArray[np.bool_],
-    excluded: Rows,
+    excluded: RowIndices,
     diversity: float = 0.0,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> Ranked:
@@ -93,7 +93,7 @@ def candidate_count(
 @torch.inference_mode()
 def candidates(
     snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
-) -> Rows:
+) -> RowIndices:
     """The allowed items of the largest approximate score, by row.
 
     One inner product with the user's pooled query stands in for every target's own attention: of
@@ -121,7 +121,7 @@ def candidates(
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     counted = _counted(snapshot, user, count)
-    return united(found, open_rows, counted[allowed[counted]])
+    return sorted_union(found, open_rows, counted[allowed[counted]])
 
 
 def _cost(user: UserMemory, options: AttentionOptions) -> float:
@@ -132,7 +132,7 @@ def _cost(user: UserMemory, options: AttentionOptions) -> float:
     )
 
 
-def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
+def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     """What the transitions count for, which the pooled query knows nothing of.
 
     The items that most followed the newest ones; and these themselves, where users come back.
@@ -140,12 +140,14 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> Rows:
     trained, model = snapshot.trained, snapshot.model
     if trained is None or not model.has_transitions or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    after = most_followed(model.followers, user.recent_items, count, model.reach)
+    after = top_transitions(
+        model.transition_counts, user.recent_items, count, model.cooccurrence_window
+    )
     ids = [trained.item_ids[item] for item in after.tolist()]
     rows = snapshot.catalogue.rows(ids).astype(np.int64)
-    if not model.counts_own:
+    if not model.counts_repeats:
         return rows
-    taken, _ = user.taken(model.config.dislike)
+    taken, _ = user.taken(model.config.dislike_type)
     return np.concatenate([rows, taken.numpy()])
 
 

@@ -15,8 +15,8 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.long_history import attend_long, concat_targets
 from models.history.user_memory import UserMemory
-from models.recommender.target_attention import of_rows
-from models.recommender.transition_counts import followed
+from models.recommender.target_attention import gather_rows
+from models.recommender.transition_counts import transition_sums
 
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
 _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
@@ -94,13 +94,15 @@ def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(len(targets))
     rows = snapshot.trained_rows.index_select(0, targets)
-    after = followed(model.followers, user.recent_items, model.reach)
+    after = transition_sums(model.transition_counts, user.recent_items, model.cooccurrence_window)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
-    if model.counts_own:
-        items, liked = user.taken(model.config.dislike)
-        items = items[: model.reach.depth][liked[: model.reach.depth] & again]
+    if model.counts_repeats:
+        items, liked = user.taken(model.config.dislike_type)
+        items = items[: model.cooccurrence_window.depth][
+            liked[: model.cooccurrence_window.depth] & again
+        ]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
-    return model.transitions(user.user_state, torch.stack(counts))
+    return model.transition_scores(user.user_state, torch.stack(counts))
 
 
 def _attend_exact(
@@ -111,7 +113,10 @@ def _attend_exact(
 ) -> Tensor:
     """The attention part [T]."""
     tables = snapshot.tables
-    query, output = of_rows(tables.queries, targets), of_rows(tables.outputs, targets)  # (H, T, d)
+    query, output = (
+        gather_rows(tables.queries, targets),
+        gather_rows(tables.outputs, targets),
+    )  # (H, T, d)
     keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
     bias = user.bias[:, None]  # (H, 1, m)
     visible = exclude_self(targets, user.rows) if options.exclude_self else None  # (T, m)

@@ -24,7 +24,7 @@ from models.attention.attend import attend
 from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
-from models.data.row_sets import Rows, united
+from models.data.row_sets import RowIndices, sorted_union
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.index.mips import normalize_rows
 from models.ranking.scoring import Scores
@@ -43,13 +43,13 @@ class Matches:
     query: Tensor  # [1, D] of unit length
     open_keys: NDArray[np.bool_]  # [F] of what may be answered
     open_count: int  # how many of those are
-    places: Rows  # [K] the keys that are compared, ascending; only open ones are attended
+    places: RowIndices  # [K] the keys that are compared, ascending; only open ones are attended
     keys: Tensor  # [K, D]
     lexical: NDArray[np.float32]  # [K] of the items behind the keys
     cosines: Tensor  # [1, K]
     beside: Tensor  # [1, K] what each score is more than the cosine: lexical, and by temperature
-    items: Rows  # [I] rows of the items behind the keys, ascending
-    item_of: Rows  # [K] the place of each key's item among them
+    items: RowIndices  # [I] rows of the items behind the keys, ascending
+    item_of: RowIndices  # [K] the place of each key's item among them
     options: AttentionOptions
     mode: Literal["exact", "coarse"]
     parameters: SearchParameters
@@ -59,7 +59,7 @@ class Matches:
 class Found:
     """Items that match, best first."""
 
-    rows: Rows  # [L] item rows
+    rows: RowIndices  # [L] item rows
     weights: NDArray[np.float32]  # [L] share of the softmax gathered over the item's keys
     scores: NDArray[np.float32]  # [L] log of the weight before normalising, plus any personal part
     matched: tuple[dict[str, float], ...]  # [L] each field's share of the item's weight
@@ -112,7 +112,7 @@ def match(
         if mode == "exact" and np.any(query):
             items = np.flatnonzero(allowed)
         else:
-            items = united(shared, near) if len(near) else shared
+            items = sorted_union(shared, near) if len(near) else shared
         places, item_of = fields.positions_of(items)
         if np.any(np.diff(places) < 0):  # of items that changed
             order = np.argsort(places)
@@ -145,7 +145,7 @@ def match(
 
 
 @torch.inference_mode()
-def nearest(matches: Matches, count: int) -> Rows:
+def nearest(matches: Matches, count: int) -> RowIndices:
     """The items [≤ count] that match best by text alone, whatever is asked of the softmax."""
     scale = matches.parameters.temperature
     bias = matches.beside + _bias(matches, matches.places, None, scale)
@@ -191,7 +191,9 @@ def search(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None
 
 
 @torch.inference_mode()
-def ranking(matches: Matches, *, limit: int, personal: NDArray[np.float32] | None = None) -> Rows:
+def ranking(
+    matches: Matches, *, limit: int, personal: NDArray[np.float32] | None = None
+) -> RowIndices:
     """The rows [≤ limit] that `search` finds, without a word about them: in a fraction of its time.
 
     The arguments are those of `search`.
@@ -201,7 +203,7 @@ def ranking(matches: Matches, *, limit: int, personal: NDArray[np.float32] | Non
 
 
 def personal_bias(
-    snapshot: Snapshot, scores: Scores, rows: Rows, worth: float = 1.0
+    snapshot: Snapshot, scores: Scores, rows: RowIndices, worth: float = 1.0
 ) -> NDArray[np.float32]:
     """What a memory adds to the logits of items found by text, [N]: its standardised scores.
 
@@ -218,7 +220,9 @@ def personal_bias(
     return bias
 
 
-def _shared(hits: Hits | None, parameters: SearchParameters) -> tuple[Rows, NDArray[np.float32]]:
+def _shared(
+    hits: Hits | None, parameters: SearchParameters
+) -> tuple[RowIndices, NDArray[np.float32]]:
     """Rows of items that share words with the query, rising, and what that is worth."""
     if hits is None or not len(hits.rows) or not parameters.lexical:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
@@ -233,7 +237,7 @@ def _near(
     open_keys: NDArray[np.bool_],
     count: int,
     options: AttentionOptions,
-) -> Rows:
+) -> RowIndices:
     """The places of the `k` open keys nearest to a query [1, D], and of those newer than the index.
 
     Fewer where there are fewer, or where the probed part of the index holds fewer.
@@ -260,7 +264,7 @@ def _near(
 
 def _bias(
     matches: Matches,
-    places: Rows | slice,
+    places: RowIndices | slice,
     personal: NDArray[np.float32] | None,
     scale: float,
 ) -> Tensor:
@@ -304,7 +308,7 @@ def _weigh(matches: Matches, bias: Tensor, scale: float, *, hard: bool) -> NDArr
 
 def _best(
     matches: Matches, weights: NDArray[np.float32], count: int
-) -> tuple[Rows, NDArray[np.float32]]:
+) -> tuple[RowIndices, NDArray[np.float32]]:
     """Places [≤ count] of the items of most weight, best first; and what every item gathers [I]."""
     gathered = np.zeros(len(matches.items), dtype=np.float32)
     np.add.at(gathered, matches.item_of, weights)

@@ -16,18 +16,21 @@ from safetensors.torch import load, save
 
 from models.data.interactions import DISLIKE
 from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import UNBOUNDED, Recommender
+from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
 
-Counts = NDArray[np.int64]
+ItemCounts = NDArray[np.int64]
 
-FORMAT = 3
+ARTIFACT_FORMAT = 4
 _EVENTS = "events"  # the tensor of events per item
-_WHOLE = {"columns": torch.int32, "horizon": torch.int64}  # tensors of whole numbers
-WEIGHTS, DESCRIPTION, ITEMS = "weights.safetensors", "model.json", "items.json"
+_WHOLE = {
+    "transition_items": torch.int32,
+    "max_request_gap": torch.int64,
+}  # tensors of whole numbers
+WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE = "weights.safetensors", "model.json", "items.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class TrainedModel:
     """A trained model with the ids it was trained on.
 
     Raises ValueError where the parts do not fit each other or a weight is not finite.
@@ -35,81 +38,84 @@ class Trained:
 
     model: Recommender
     item_ids: tuple[str, ...]  # row order of the id embedding
-    counts: Counts  # [N] events per item in training
-    encoder: str  # name of the text encoder whose vectors the model reads
+    item_counts: ItemCounts  # [N] events per item in training
+    text_encoder: str  # name of the text encoder whose vectors the model reads
     metadata: Mapping[str, Any]
-    types: tuple[str, ...] = ("view",)  # names of the types of events, row order
+    event_types: tuple[str, ...] = ("view",)  # names of the types of events, row order
 
     def __post_init__(self) -> None:
-        items = self.model.config.items
-        if len(self.item_ids) != items or self.counts.shape != (items,):
+        items = self.model.config.n_items
+        if len(self.item_ids) != items or self.item_counts.shape != (items,):
             raise ValueError(
                 f"the model has {items} items, the vocabulary {len(self.item_ids)}, "
-                f"the counts {self.counts.shape}: they must agree"
+                f"the counts {self.item_counts.shape}: they must agree"
             )
-        if np.any(self.counts < 0):
+        if np.any(self.item_counts < 0):
             raise ValueError("counts must not be negative")
         _check_distinct(self.item_ids)
-        _check_types(self.types, self.model.config)
+        _check_types(self.event_types, self.model.config)
         for name, weight in self.model.state_dict().items():
             if not torch.isfinite(weight).all():
                 raise ValueError(f"weight {name} is not finite everywhere")
-        columns, counts = self.model.followers
+        columns, counts = self.model.transition_counts
         if ((columns < 0) | (columns > items)).any():
             raise ValueError(f"followers must be rows of {items} items, or {items} for none")
         if (counts < 0).any():
             raise ValueError("counts of followers must not be negative")
-        if not 0 <= int(self.model.horizon) <= UNBOUNDED:
-            raise ValueError(f"the horizon must be in [0, {UNBOUNDED}] microseconds")
+        if not 0 <= int(self.model.max_request_gap) <= MAX_REQUEST_GAP:
+            raise ValueError(f"the horizon must be in [0, {MAX_REQUEST_GAP}] microseconds")
 
-    def pack(self) -> dict[str, bytes]:
+    def to_files(self) -> dict[str, bytes]:
         """Named byte strings: safetensors and JSON, nothing pickled."""
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
-        tensors[_EVENTS] = torch.from_numpy(self.counts)
+        tensors[_EVENTS] = torch.from_numpy(self.item_counts)
         description = {
-            "format": FORMAT,
+            "format": ARTIFACT_FORMAT,
             "config": self.model.config.as_dict(),
-            "encoder": self.encoder,
-            "types": self.types,
+            "text_encoder": self.text_encoder,
+            "event_types": self.event_types,
             "metadata": dict(self.metadata),
         }
         return {
-            WEIGHTS: save(tensors),
-            DESCRIPTION: json.dumps(description, indent=1, allow_nan=False).encode(),
-            ITEMS: json.dumps(self.item_ids, ensure_ascii=False).encode(),
+            WEIGHTS_FILE: save(tensors),
+            DESCRIPTION_FILE: json.dumps(description, indent=1, allow_nan=False).encode(),
+            ITEMS_FILE: json.dumps(self.item_ids, ensure_ascii=False).encode(),
         }
 
     @classmethod
-    def unpack(cls, files: Mapping[str, bytes]) -> Trained:
+    def from_files(cls, files: Mapping[str, bytes]) -> TrainedModel:
         """What `pack` wrote.
 
         Raises:
             ValueError: saying which file is missing, malformed or does not fit the others.
         """
-        for name in (WEIGHTS, DESCRIPTION, ITEMS):
+        for name in (WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE):
             if name not in files:
                 raise ValueError(f"{name} is missing")
-        with _blamed(DESCRIPTION):
-            description = json.loads(files[DESCRIPTION])
-            if description["format"] != FORMAT:
-                raise ValueError(f"format {description['format']} is not {FORMAT}")
-            encoder, metadata = description["encoder"], dict(description["metadata"])
+        with _blamed(DESCRIPTION_FILE):
+            description = json.loads(files[DESCRIPTION_FILE])
+            if description["format"] != ARTIFACT_FORMAT:
+                raise ValueError(
+                    f"format {description['format']} of an artifact cannot be read, only "
+                    f"{ARTIFACT_FORMAT}: train the model again"
+                )
+            encoder, metadata = description["text_encoder"], dict(description["metadata"])
             if not isinstance(encoder, str):
-                raise ValueError(f"encoder must be a name, not {encoder!r}")
+                raise ValueError(f"text_encoder must be a name, not {encoder!r}")
             config = RecommenderConfig(**description["config"])
-            types = description["types"]
+            types = description["event_types"]
             if not isinstance(types, list) or not all(isinstance(name, str) for name in types):
                 raise ValueError("types must be a list of names")
             _check_types(types, config)
-        with _blamed(ITEMS):
-            item_ids = json.loads(files[ITEMS])
+        with _blamed(ITEMS_FILE):
+            item_ids = json.loads(files[ITEMS_FILE])
             if not isinstance(item_ids, list) or not all(isinstance(id_, str) for id_ in item_ids):
                 raise ValueError("must be a list of strings")
-            if len(item_ids) != config.items:
-                raise ValueError(f"{len(item_ids)} ids, where the model has {config.items} items")
+            if len(item_ids) != config.n_items:
+                raise ValueError(f"{len(item_ids)} ids, where the model has {config.n_items} items")
             _check_distinct(item_ids)
-        with _blamed(WEIGHTS):
-            tensors = load(files[WEIGHTS])
+        with _blamed(WEIGHTS_FILE):
+            tensors = load(files[WEIGHTS_FILE])
             counts = tensors.pop(_EVENTS)
             if counts.dtype != torch.int64:
                 raise ValueError(f"counts must be int64, not {counts.dtype}")
@@ -120,11 +126,12 @@ class Trained:
             # Before a model of the size that the description claims takes any memory.
             last = f"encoder.blocks.{config.blocks - 1}.out.weight"
             if (
-                tensors["content.weight"].shape != (config.dim, config.content)
-                or tensors["columns"].shape != (config.items, config.followers)
+                tensors["content_projection.weight"].shape != (config.dim, config.content_dim)
+                or tensors["transition_items"].shape
+                != (config.n_items, config.transitions_per_item)
                 or (config.blocks and last not in tensors)
             ):
-                raise ValueError(f"its weights are not of the shape that {DESCRIPTION} gives")
+                raise ValueError(f"its weights are not of the shape that {DESCRIPTION_FILE} gives")
             model = Recommender(config)
             model.load_state_dict(tensors)
             ids, names = tuple(item_ids), tuple(types)
@@ -147,10 +154,10 @@ def _check_distinct(item_ids: Sequence[str]) -> None:
 
 
 def _check_types(types: Sequence[str], config: RecommenderConfig) -> None:
-    if len(types) != config.types:
-        raise ValueError(f"{len(types)} names of types, where the model has {config.types}")
+    if len(types) != config.n_event_types:
+        raise ValueError(f"{len(types)} names of types, where the model has {config.n_event_types}")
     if len(set(types)) < len(types):
         raise ValueError("types must be distinct")
     dislike = types.index(DISLIKE) if DISLIKE in types else -1
-    if dislike != config.dislike:
-        raise ValueError(f"the model's dislikes are of type {config.dislike}, not {dislike}")
+    if dislike != config.dislike_type:
+        raise ValueError(f"the model's dislikes are of type {config.dislike_type}, not {dislike}")

@@ -13,24 +13,31 @@ class RecommenderConfig:
     Raises ValueError, naming the field, for a shape that no model can have.
     """
 
-    items: int  # rows of the id embedding
-    content: int = 256  # dimension of the text embeddings
+    n_items: int  # rows of the id embedding
+    content_dim: int = 256  # dimension of the text embeddings
     dim: int = 128
     heads: int = 4
     blocks: int = 3  # of the history encoder; 0 leaves the sequence and the transitions out
-    followers: int = 512  # kept of each item; 0 leaves the transitions out
+    transitions_per_item: int = 512  # kept of each item; 0 leaves the transitions out
     window: int = 240  # recent events that the encoder reads, three quarters of them at least
     dropout: float = 0.3
-    tied: bool = False  # W_V = W_K
-    types: int = 1  # of events
-    dislike: int = -1  # the type that says what was not liked; -1 = there is none
+    tied_values: bool = False  # W_V = W_K
+    n_event_types: int = 1  # of events
+    dislike_type: int = -1  # the type that says what was not liked; -1 = there is none
     dislike_heads: int = 0  # the last ones of the target attention: they see dislikes alone
-    baskets: bool = False  # it is asked before a basket: what was taken at one time has no order
-    again: bool = False  # users come back to what they had
+    next_basket: bool = (
+        False  # it is asked before a basket: what was taken at one time has no order
+    )
+    repeat_consumption: bool = False  # users come back to what they had
 
     def __post_init__(self) -> None:
-        least = {"items": 0, "content": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
-        least |= {"followers": 0, "types": 1, "dislike": -1, "dislike_heads": 0}
+        least = {"n_items": 0, "content_dim": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
+        least |= {
+            "transitions_per_item": 0,
+            "n_event_types": 1,
+            "dislike_type": -1,
+            "dislike_heads": 0,
+        }
         for name, lowest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < lowest:
@@ -41,15 +48,17 @@ class RecommenderConfig:
             raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
         if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
-        for name in ("tied", "baskets", "again"):
+        for name in ("tied_values", "next_basket", "repeat_consumption"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if self.dislike >= self.types or (self.dislike >= 0 and self.types < 2):
-            raise ValueError(f"dislike must be one of several types, not {self.dislike}")
-        if self.dislike_heads and (self.dislike < 0 or self.dislike_heads >= self.heads):
+        if self.dislike_type >= self.n_event_types or (
+            self.dislike_type >= 0 and self.n_event_types < 2
+        ):
+            raise ValueError(f"dislike_type must be one of several types, not {self.dislike_type}")
+        if self.dislike_heads and (self.dislike_type < 0 or self.dislike_heads >= self.heads):
             raise ValueError("dislike_heads must leave other heads, and have dislikes to see")
 
-    def typed(self, types: int, *, dislike: int, disliked: bool) -> RecommenderConfig:
+    def with_event_types(self, types: int, *, dislike: int, disliked: bool) -> RecommenderConfig:
         """This shape for a log of so many types of events.
 
         Args:
@@ -58,7 +67,7 @@ class RecommenderConfig:
             disliked: whether there is such an event: one head is then theirs, if another is left.
         """
         heads = 1 if disliked and self.heads > 1 else 0
-        return replace(self, types=types, dislike=dislike, dislike_heads=heads)
+        return replace(self, n_event_types=types, dislike_type=dislike, dislike_heads=heads)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

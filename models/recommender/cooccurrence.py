@@ -14,7 +14,7 @@ CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Transitions:
+class TransitionMatrix:
     """Sparse [n_items, n_items], compressed by row: row a holds the items that followed a.
 
     Row a is columns[offsets[a]:offsets[a + 1]], rising, with their counts.
@@ -36,7 +36,7 @@ class Transitions:
         out[rows, self.columns] = self.counts
         return out
 
-    def mix(
+    def weighted_sums(
         self,
         batch: NDArray[np.int64],
         items: NDArray[np.int32],
@@ -59,7 +59,9 @@ class Transitions:
         return flat.reshape(size, self.n_items).astype(np.float32)
 
 
-def transitions(log: Interactions, *, window: int = 20, power: float = 1.0) -> Transitions:
+def transition_matrix(
+    log: Interactions, *, window: int = 20, power: float = 1.0
+) -> TransitionMatrix:
     """Count, for every pair of events of a user at most `window` apart, 1 / distance ** power.
 
     M[a, b] sums over a being followed by b, so M is not symmetric; what was not liked follows
@@ -93,7 +95,7 @@ def transitions(log: Interactions, *, window: int = 20, power: float = 1.0) -> T
         columns.append((keys[heads] % n).astype(np.int32))
         counts.append(np.add.reduceat(worth[distance[order]], heads).astype(np.float32))
         row_lengths += np.bincount(keys[heads] // n, minlength=n)
-    return Transitions(
+    return TransitionMatrix(
         np.concatenate(([0], np.cumsum(row_lengths))).astype(np.int64),
         np.concatenate([np.empty(0, dtype=np.int32), *columns]),
         np.concatenate([np.empty(0, dtype=np.float32), *counts]),

@@ -20,7 +20,7 @@ DAY = 86_400_000_000  # microseconds
 _MOST = 2**24  # numbers of one half-life: with more, a step is longer than a day
 
 
-class Trends:
+class RecentPopularity:
     """The trends of one log."""
 
     def __init__(self, log: Interactions, device: torch.device | None = None) -> None:
@@ -42,17 +42,17 @@ class Trends:
         """What is left of an event after one step."""
         return float(0.5 ** (self._step / (days * DAY)))
 
-    def at(self, times: Tensor) -> Tensor:
+    def steps(self, times: Tensor) -> Tensor:
         """The places, for `of`, of times int64 [...] in microseconds."""
         last = self._tables.shape[1] - 1
         return ((times - self._first) // self._step).clamp(0, last)
 
-    def of(self, places: Tensor, rows: Tensor) -> Tensor:
+    def scores(self, places: Tensor, rows: Tensor) -> Tensor:
         """X of items [C] at places [n]: [half-lives, n, C]; row -1 is an item never taken."""
         return self._tables[:, places][:, :, rows]
 
     @property
-    def now(self) -> Tensor:
+    def latest(self) -> Tensor:
         """X at the end of the log, [half-lives, N + 1]; the last is an item never taken."""
         return self._tables[:, -1].clone()
 

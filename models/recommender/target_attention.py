@@ -24,7 +24,7 @@ class ItemTables(NamedTuple):
     prior: Tensor  # [N]
 
 
-def of_rows(table: Tensor, rows: Tensor) -> Tensor:
+def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
     """Some rows [T] of a table [H, N, d]: [H, T, d], a copy in which each head's stand together.
 
     Row by row, as the table lies in memory. Along its second dimension torch would copy all of it
@@ -102,7 +102,7 @@ def candidate_keys(tables: ItemTables) -> Tensor:
 
 
 def candidate_query(
-    summary: Tensor, values: Tensor, bias: Tensor, beside: PartialSoftmax | None = None
+    user_state: Tensor, values: Tensor, bias: Tensor, recent_partial: PartialSoftmax | None = None
 ) -> Tensor:
     """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
 
@@ -117,7 +117,7 @@ def candidate_query(
     """
     nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
     pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
-    if beside is not None:
+    if recent_partial is not None:
         mass = bias.logsumexp(1, keepdim=True)
-        pooled = merge_partials(PartialSoftmax(pooled, mass), beside).context
-    return torch.cat([summary, merge_heads(pooled)[0], summary.new_ones(1)])
+        pooled = merge_partials(PartialSoftmax(pooled, mass), recent_partial).context
+    return torch.cat([user_state, merge_heads(pooled)[0], user_state.new_ones(1)])

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.data.row_sets import united
-from models.data.user_items import pairs
-from models.recommender.cooccurrence import Transitions, transitions
+from models.data.row_sets import sorted_union
+from models.data.user_items import user_item_keys
+from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
 
-WINDOW = 20
+MAX_PAIR_DISTANCE = 20
 
 
-class Reach(NamedTuple):
+class CooccurrenceWindow(NamedTuple):
     """Which of a user's events count, and what nearness is worth."""
 
     decay: float  # of an event for each one after it
@@ -32,29 +32,31 @@ class Reach(NamedTuple):
 
 
 # After single events the newest say most by far: the ninth from the end would weigh 7e-5.
-ORDERED = Reach(0.3, 8, 2.0)
+SEQUENCE_WINDOW = CooccurrenceWindow(0.3, 8, 2.0)
 # What was taken at one time has no order, and what is taken next goes with all of it alike.
-UNORDERED = Reach(1.0, 180, 1.0)
+BASKET_WINDOW = CooccurrenceWindow(1.0, 180, 1.0)
 
 
-class Followers(NamedTuple):
+class TransitionCounts(NamedTuple):
     """The items that most followed each item: N items, K kept of each."""
 
-    columns: Tensor  # int32 [N, K], N where fewer than K followed
+    items: Tensor  # int32 [N, K], N where fewer than K followed
     counts: Tensor  # float32 [N, K], 0 there
 
 
-def followers(log: Interactions, most: int, reach: Reach = ORDERED) -> Followers:
+def transition_counts(
+    log: Interactions, most: int, window: CooccurrenceWindow = SEQUENCE_WINDOW
+) -> TransitionCounts:
     """Count what follows what, and keep the `most` frequent followers of each item.
 
     Raises ValueError for `most` below 1.
     """
     if most < 1:
         raise ValueError(f"most must be at least 1, got {most}")
-    return _kept(transitions(log, window=WINDOW, power=reach.power), most)
+    return _kept(transition_matrix(log, window=MAX_PAIR_DISTANCE, power=window.power), most)
 
 
-def _kept(matrix: Transitions, most: int) -> Followers:
+def _kept(matrix: TransitionMatrix, most: int) -> TransitionCounts:
     """The largest entries of each row, as rectangles."""
     n = matrix.n_items
     rows = np.repeat(np.arange(n), np.diff(matrix.offsets))
@@ -65,10 +67,12 @@ def _kept(matrix: Transitions, most: int) -> Followers:
     counts = np.zeros((n, most), dtype=np.float32)
     at = rows[inside], place[inside]
     columns[at], counts[at] = matrix.columns[order][inside], matrix.counts[order][inside]
-    return Followers(torch.from_numpy(columns), torch.from_numpy(counts))
+    return TransitionCounts(torch.from_numpy(columns), torch.from_numpy(counts))
 
 
-def followed(kept: Followers, items: Tensor, reach: Reach = ORDERED) -> Tensor:
+def transition_sums(
+    counts: TransitionCounts, items: Tensor, window: CooccurrenceWindow = SEQUENCE_WINDOW
+) -> Tensor:
     """F(c) after a user's last items.
 
     Args:
@@ -80,24 +84,29 @@ def followed(kept: Followers, items: Tensor, reach: Reach = ORDERED) -> Tensor:
     Returns:
         Tensor: [N].
     """
-    size = len(kept.columns)
-    items, decay = _reached(items, reach)
+    size = len(counts.items)
+    items, decay = _reached(items, window)
     rows, worth = items.clamp(min=0), decay * (items >= 0)
-    counts = kept.counts.index_select(0, rows) * worth[:, None]
-    total = kept.counts.new_zeros(size + 1)
-    total.index_add_(0, kept.columns.index_select(0, rows).flatten(), counts.flatten())
+    weighted = counts.counts.index_select(0, rows) * worth[:, None]
+    total = counts.counts.new_zeros(size + 1)
+    total.index_add_(0, counts.items.index_select(0, rows).flatten(), weighted.flatten())
     return total[:size]
 
 
-def most_followed(kept: Followers, items: Tensor, count: int, reach: Reach = ORDERED) -> Tensor:
+def top_transitions(
+    counts: TransitionCounts,
+    items: Tensor,
+    count: int,
+    window: CooccurrenceWindow = SEQUENCE_WINDOW,
+) -> Tensor:
     """The items [≤ count] of the largest F above 0, largest first.
 
     items and reach as in `followed`.
     """
-    total = followed(kept, items, reach)
-    near = kept.columns.index_select(0, items[: reach.depth].clamp(min=0)).flatten()
+    total = transition_sums(counts, items, window)
+    near = counts.items.index_select(0, items[: window.depth].clamp(min=0)).flatten()
     if len(near) < len(total):  # of a large catalogue hardly any item followed
-        places = torch.from_numpy(united(near[near < len(total)].long().numpy()))
+        places = torch.from_numpy(sorted_union(near[near < len(total)].long().numpy()))
     else:
         places = torch.arange(len(total))
     best, at = torch.topk(total[places], min(count, len(places)))
@@ -105,20 +114,25 @@ def most_followed(kept: Followers, items: Tensor, count: int, reach: Reach = ORD
     return found
 
 
-def share(kept: Followers, items: Tensor, target: int, reach: Reach = ORDERED) -> Tensor:
+def transition_shares(
+    counts: TransitionCounts,
+    items: Tensor,
+    target: int,
+    window: CooccurrenceWindow = SEQUENCE_WINDOW,
+) -> Tensor:
     """What each of a user's last items adds to F(target), [min(n, depth)].
 
     items and reach as in `followed`.
     """
-    items, decay = _reached(items, reach)
+    items, decay = _reached(items, window)
     if target < 0:
-        return kept.counts.new_zeros(len(items))
+        return counts.counts.new_zeros(len(items))
     rows = items.clamp(min=0)
-    there = (kept.columns[rows] == target) & (items >= 0)[:, None]
-    return (kept.counts[rows] * there).sum(1) * decay
+    there = (counts.items[rows] == target) & (items >= 0)[:, None]
+    return (counts.counts[rows] * there).sum(1) * decay
 
 
-def _reached(items: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+def _reached(items: Tensor, reach: CooccurrenceWindow) -> tuple[Tensor, Tensor]:
     """The items that count and what each is worth."""
     items = items[: reach.depth]
     return items, _decays(reach.decay, reach.depth).to(items.device)[: len(items)]
@@ -131,20 +145,20 @@ def _decays(decay: float, depth: int) -> Tensor:
         return decay ** torch.arange(depth)
 
 
-class OwnPairs:
+class OwnTransitions:
     """What each user's own history put into the counts, to be taken out while training on it.
 
     A model that sees its own targets counted learns to trust counts that will not be there.
     """
 
-    def __init__(self, log: Interactions, reach: Reach = ORDERED) -> None:
+    def __init__(self, log: Interactions, reach: CooccurrenceWindow = SEQUENCE_WINDOW) -> None:
         n = log.n_items
         users, liked = log.users, ~log.disliked
         # Numbered anew, so that pairs of them fit an integer however many there are.
-        own = pairs(users, log.items, n)
+        own = user_item_keys(users, log.items, n)
         owned: NDArray[np.int64] = np.unique(own, return_inverse=True)[1]
         keys, values = [np.zeros(0, np.int64)], [np.zeros(0)]
-        for distance in range(1, min(WINDOW, max(0, len(log) - 1)) + 1):
+        for distance in range(1, min(MAX_PAIR_DISTANCE, max(0, len(log) - 1)) + 1):
             same = np.flatnonzero((users[:-distance] == users[distance:]) & liked[distance:])
             keys.append(owned[same] * n + log.items[same + distance])
             values.append(np.full(len(same), distance**-reach.power))
@@ -159,7 +173,7 @@ class OwnPairs:
         self._begin = np.searchsorted(source, owned, "left")  # [E]
         self._lengths = np.searchsorted(source, owned, "right") - self._begin
 
-    def of(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+    def starting_at(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs that start at the items of these events [n]: place in `events`, column, count.
 
         No column comes twice for one place.
@@ -175,14 +189,19 @@ class OwnPairs:
         )
 
 
-class Counting:
+class HeldOutTransitions:
     """F of every position of whole windows, each user's own share taken out."""
 
-    def __init__(self, kept: Followers, own: OwnPairs, reach: Reach = ORDERED) -> None:
-        self._columns, self._counts, self._own = kept.columns.long(), kept.counts, own
+    def __init__(
+        self,
+        kept: TransitionCounts,
+        own: OwnTransitions,
+        reach: CooccurrenceWindow = SEQUENCE_WINDOW,
+    ) -> None:
+        self._columns, self._counts, self._own = kept.items.long(), kept.counts, own
         self._reach = reach
 
-    def at(
+    def log_counts(
         self, items: Tensor, events: NDArray[np.int64], column: Tensor | None, width: int
     ) -> Tensor:
         """log(1 + 2F) of each position, [B, L, width].
@@ -198,7 +217,9 @@ class Counting:
         flat = items.reshape(-1)
         total = self._counts.new_zeros(batch * length, width + 1)
         columns = self._columns[flat]
-        place, own, counts = (part.to(items.device) for part in self._own.of(events.reshape(-1)))
+        place, own, counts = (
+            part.to(items.device) for part in self._own.starting_at(events.reshape(-1))
+        )
         if column is not None:
             columns, own = column[columns], column[own]
         # Only the last, unread column comes twice in a row; elsewhere nothing needs adding up.
@@ -222,7 +243,9 @@ class Counting:
         return each
 
 
-def had(columns: Tensor, liked: Tensor, width: int, reach: Reach) -> Tensor:
+def log_repeat_counts(
+    columns: Tensor, liked: Tensor, width: int, reach: CooccurrenceWindow
+) -> Tensor:
     """log(1 + how often it was taken) of each column at each position, [B, L, width].
 
     Args:

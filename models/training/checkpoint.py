@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import Metrics
+from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout
 
 _MAGIC = b"heed training 2\n"  # 2: of what `Checkpoint` and its trainer's state are made of
 _DIGEST = hashlib.sha256().digest_size
 
 
-class CannotResume(ValueError):
+class CheckpointError(ValueError):
     """A checkpoint that is damaged, or of another training."""
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestEpoch:
     """The best weights so far, and what they reached."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)  # parameters by name
     epoch: int = 0
-    metrics: Metrics | None = None
+    metrics: RankingMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Checkpoint:
     run: str  # what is trained on and how: `fingerprint`
     stage: str
     epoch: int  # of the stage, those done
-    stale: int  # validations since the best
+    validations_since_best: int  # validations since the best
     weights: dict[str, Tensor]  # parameters by name
-    mean: dict[str, Tensor]
-    trainer: dict[str, Any]  # the optimiser and its step
-    best: Best
-    latest: Metrics | None
+    ema: dict[str, Tensor]
+    optimiser: dict[str, Any]  # the optimiser and its step
+    best: BestEpoch
+    latest: RankingMetrics | None
     history: list[dict[str, float]]
 
     def to_bytes(self) -> bytes:
@@ -71,18 +71,18 @@ class Checkpoint:
         """What `to_bytes` gave. Raises `CannotResume` for anything else."""
         start = len(_MAGIC) + _DIGEST
         if not data.startswith(_MAGIC):
-            raise CannotResume("this is no checkpoint, or one of another version")
+            raise CheckpointError("this is no checkpoint, or one of another version")
         # The archive's own checksums are not looked at when it is read.
         if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
-            raise CannotResume("the checkpoint is damaged")
+            raise CheckpointError("the checkpoint is damaged")
         try:
             read = torch.load(io.BytesIO(data[start:]), map_location="cpu", weights_only=True)
             best = read.pop("best")
             latest = _metrics(read.pop("latest"))
-            kept = Best(best["weights"], best["epoch"], _metrics(best["metrics"]))
+            kept = BestEpoch(best["weights"], best["epoch"], _metrics(best["metrics"]))
             return cls(best=kept, latest=latest, **read)
         except Exception as error:
-            raise CannotResume(f"the checkpoint cannot be read: {error}") from error
+            raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
 
 
 def fingerprint(
@@ -103,12 +103,12 @@ def _columns(log: Interactions) -> list[NDArray[Any]]:
     return [log.items, log.timestamps, log.weights, log.types, log.offsets]
 
 
-def _plain(metrics: Metrics | None) -> dict[str, Any] | None:
+def _plain(metrics: RankingMetrics | None) -> dict[str, Any] | None:
     if metrics is None:
         return None
     values = {name: getattr(metrics, name) for name in metrics.__slots__}
     return values | {"ranks": torch.from_numpy(metrics.ranks)}
 
 
-def _metrics(values: dict[str, Any] | None) -> Metrics | None:
-    return None if values is None else Metrics(**values | {"ranks": values["ranks"].numpy()})
+def _metrics(values: dict[str, Any] | None) -> RankingMetrics | None:
+    return None if values is None else RankingMetrics(**values | {"ranks": values["ranks"].numpy()})

@@ -72,14 +72,14 @@ class _Entropy(torch.autograd.Function):
         return (*parts, None, None, None, None)
 
 
-def entropy(
+def chunked_cross_entropy(
     states: Tensor,
     scale: Tensor,
     classes: Tensor,
     bias: Tensor,
     *,
     targets: Tensor,
-    worth: Tensor,
+    target_weights: Tensor,
     chunks: Iterable[Chunk],
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -95,5 +95,5 @@ def entropy(
         chunks: that together cover the rows.
         dtype: of the matrix products; sums stay in float32.
     """
-    loss = _Entropy.apply(states, scale, classes, bias, targets, worth, chunks, dtype)  # type: ignore[no-untyped-call]
+    loss = _Entropy.apply(states, scale, classes, bias, targets, target_weights, chunks, dtype)  # type: ignore[no-untyped-call]
     return cast(Tensor, loss)

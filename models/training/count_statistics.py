@@ -7,28 +7,38 @@ import torch
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.recommender.recent_popularity import Trends
+from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import Followers, Reach, followers
+from models.recommender.transition_counts import (
+    CooccurrenceWindow,
+    TransitionCounts,
+    transition_counts,
+)
 
 _HORIZON = 0.999  # share of training's waits between events that are within the model's horizon
 
 
-def memorise(model: Recommender, log: Interactions) -> None:
+def fit_statistics(model: Recommender, log: Interactions) -> None:
     """What follows what, the horizon, what is popular and what was of late, into the model."""
     config = model.config
-    lately = Trends(log).now if config.baskets else None
-    model.memorise(_followers(log, config.followers, model.reach), _horizon(log), lately)
+    lately = RecentPopularity(log).latest if config.next_basket else None
+    model.load_statistics(
+        _followers(log, config.transitions_per_item, model.cooccurrence_window),
+        _horizon(log),
+        lately,
+    )
     frequency = _frequency(log)
     with torch.no_grad():
         model.prior.copy_(frequency)
         model.new_prior.copy_(frequency.mean())
 
 
-def _followers(log: Interactions, most: int, reach: Reach) -> Followers:
+def _followers(log: Interactions, most: int, reach: CooccurrenceWindow) -> TransitionCounts:
     if most:
-        return followers(log, most, reach)
-    return Followers(torch.zeros(log.n_items, 0, dtype=torch.int32), torch.zeros(log.n_items, 0))
+        return transition_counts(log, most, reach)
+    return TransitionCounts(
+        torch.zeros(log.n_items, 0, dtype=torch.int32), torch.zeros(log.n_items, 0)
+    )
 
 
 def _frequency(log: Interactions) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import time
 
 
-class Clock:
+class Stopwatch:
     """How long it took since a start, in seconds of `time.monotonic`, and how long it will."""
 
     def __init__(self, started: float | None = None) -> None:
@@ -18,7 +18,7 @@ class Clock:
         """Since the start."""
         return time.monotonic() - self._started
 
-    def left(self, share: float) -> float:
+    def remaining(self, share: float) -> float:
         """Seconds to the end at the pace since the first asking, with this share done."""
         if self._offset is None:
             self._offset = (share, self.seconds)

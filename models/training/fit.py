@@ -12,20 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.compute.data_parallel import ALONE, Team
+from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.compute.device import training_device
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import Metrics, evaluate
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.full_ranking import RankingMetrics, evaluate
+from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
-from models.training.checkpoint import Best, CannotResume, Checkpoint, fingerprint
-from models.training.count_statistics import memorise
-from models.training.eta import Clock
-from models.training.log_profile import questions
-from models.training.losses import Losses
-from models.training.stage import Pace, Stage, Trainer
+from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
+from models.training.count_statistics import fit_statistics
+from models.training.eta import Stopwatch
+from models.training.log_profile import prediction_task
+from models.training.losses import TrainingLosses
+from models.training.stage import Stage, StageSchedule, StageTrainer
 
 _CASES = 64  # of the validation at once, few enough for the members of a team to have alike many
 _ALIKE = 4  # times smaller batches are where targets come in baskets
@@ -41,16 +41,18 @@ class TrainConfig:
     validate_every: int = 2  # epochs
     validation_users: int = 3_000  # at most, drawn once under the seed
     learning_rate: float = 1e-3
-    warmup: int = 200  # steps
+    warmup_steps: int = 200  # steps
     batch_tokens: int = 6_400  # padded positions
-    attention_tokens: int = 1_600  # the same while the target attention is trained
-    drop_id: float = 0.1  # items that lose their id for one step, so that text alone works
-    request_time: float = 0.75  # share of windows that see the target's own time, as a service does
-    average: float = 0.998  # decay of the running mean of the weights, which is what is served
-    negatives: int = 4_096  # sampled beyond `full_softmax` items
-    full_softmax: int = 20_000
+    attention_batch_tokens: int = 1_600  # the same while the target attention is trained
+    id_dropout: float = 0.1  # items that lose their id for one step, so that text alone works
+    request_time_share: float = (
+        0.75  # share of windows that see the target's own time, as a service does
+    )
+    ema_decay: float = 0.998  # decay of the running mean of the weights, which is what is served
+    sampled_negatives: int = 4_096  # sampled beyond `full_softmax` items
+    full_softmax_items: int = 20_000
 
-    def in_baskets(self) -> TrainConfig:
+    def for_next_basket(self) -> TrainConfig:
         """The same for a model that is asked for baskets.
 
         Targets of one basket ask one question, so that a batch of the same size asks fewer: they
@@ -69,7 +71,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Where training stands; handed to the callback after every step."""
 
     epoch: int  # from 1
@@ -78,16 +80,16 @@ class Progress:
     steps: int
     loss: float  # mean of the epoch so far
     seconds: float  # since the start
-    left: float  # seconds, at the pace so far
-    validation: Metrics | None  # the latest
+    remaining: float  # seconds, at the pace so far
+    validation: RankingMetrics | None  # the latest
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class TrainingResult:
     """A trained model and how it got there."""
 
     model: Recommender  # the best epoch's weights, in eval mode
-    validation: Metrics | None
+    validation: RankingMetrics | None
     epoch: int  # the one whose weights these are
     history: list[dict[str, float]]
     seconds: float
@@ -97,15 +99,15 @@ def fit(
     log: Interactions,
     content: NDArray[np.float32],
     *,
-    shape: RecommenderConfig | None = None,
-    config: TrainConfig = TrainConfig(),
+    model_config: RecommenderConfig | None = None,
+    train_config: TrainConfig = TrainConfig(),
     validation: Holdout | None = None,
     seed: int = 0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
     save: Callable[[bytes], None] | None = None,
     resume: bytes | None = None,
-    team: Team = ALONE,
-) -> Fitted:
+    group: DataParallelGroup = SINGLE_PROCESS,
+) -> TrainingResult:
     """Train a recommender by full cross-entropy over the catalogue at every event.
 
     First the encoder, the item tower and the transitions; then the target attention on top, the
@@ -130,27 +132,31 @@ def fit(
             fit the log, content is not finite, or a weight is not greater than 0.
         CannotResume: when `resume` is damaged or of another training.
     """
-    width = shape.content if shape else content.shape[-1]
+    width = model_config.content_dim if model_config else content.shape[-1]
     if content.shape != (log.n_items, width):
         raise ValueError(f"content must be [{log.n_items}, {width}], got {list(content.shape)}")
     if not np.isfinite(content).all():
         raise ValueError("content must be finite")
-    shape = shape or RecommenderConfig(items=log.n_items, content=width)
-    if shape.items != log.n_items:
-        raise ValueError(f"the shape has {shape.items} items, the log {log.n_items}")
-    shape = shape.typed(log.n_types, dislike=log.dislike, disliked=bool(log.disliked.any()))
-    shape = replace(shape, **questions(log, validation)._asdict())
-    config = config.in_baskets() if shape.baskets else config
+    model_config = model_config or RecommenderConfig(n_items=log.n_items, content_dim=width)
+    if model_config.n_items != log.n_items:
+        raise ValueError(f"the shape has {model_config.n_items} items, the log {log.n_items}")
+    model_config = model_config.with_event_types(
+        log.n_types, dislike=log.dislike_type, disliked=bool(log.disliked.any())
+    )
+    model_config = replace(model_config, **prediction_task(log, validation)._asdict())
+    train_config = train_config.for_next_basket() if model_config.next_basket else train_config
     if np.any(log.weights <= 0):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
     if not np.any(~log.disliked & (log.positions > 0)):
         raise ValueError("no user has two events: there is nothing to learn an order from")
-    device = training_device(team.rank)
+    device = training_device(group.rank)
     on_gpu = device.type == "cuda"
     # As a context a device costs every call a little: only where it is not the default anyway.
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():
         torch.manual_seed(seed)
-        run = _Run(log, content, shape, config, validation, seed, progress, save, team)
+        run = _Run(
+            log, content, model_config, train_config, validation, seed, progress, save, group
+        )
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))
 
 
@@ -165,27 +171,27 @@ class _Run:
         config: TrainConfig,
         validation: Holdout | None,
         seed: int,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[TrainingProgress], None] | None,
         save: Callable[[bytes], None] | None,
-        team: Team,
+        group: DataParallelGroup,
     ) -> None:
         self._log, self._content, self._config = log, content, config
-        self._seed, self._team = seed, team
-        self._progress = progress if team.leads else None
-        self._save = save if team.leads else None
+        self._seed, self._team = seed, group
+        self._progress = progress if group.is_rank_zero else None
+        self._save = save if group.is_rank_zero else None
         self._name = fingerprint(log, content, validation, shape, config, seed)
         with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
             self._model = Recommender(shape)
-            memorise(self._model, log)
-        self._model.to(training_device(team.rank))
-        self._losses = Losses(
+            fit_statistics(self._model, log)
+        self._model.to(training_device(group.rank))
+        self._losses = TrainingLosses(
             self._model,
             log,
             content,
-            drop_id=config.drop_id,
-            request_time=config.request_time,
-            full_softmax=config.full_softmax,
-            negatives=config.negatives,
+            id_dropout=config.id_dropout,
+            request_time_share=config.request_time_share,
+            full_softmax_items=config.full_softmax_items,
+            sampled_negatives=config.sampled_negatives,
         )
         if validation is not None and len(validation) > config.validation_users:
             chosen = np.zeros(len(validation), dtype=np.bool_)
@@ -194,21 +200,21 @@ class _Run:
             validation = validation.where(chosen)
         # Of no cases every figure is nan, and no epoch the best.
         self._validation = validation if validation is not None and len(validation) else None
-        self._best = Best()
-        self._latest: Metrics | None = None
+        self._best = BestEpoch()
+        self._latest: RankingMetrics | None = None
         self._history: list[dict[str, float]] = []
-        self._clock = Clock()
+        self._clock = Stopwatch()
 
-    def fit(self, resume: Checkpoint | None) -> Fitted:
+    def fit(self, resume: Checkpoint | None) -> TrainingResult:
         """All stages, from the checkpoint on. Raises `CannotResume` for one of another run."""
         if resume is not None and resume.run != self._name:
-            raise CannotResume("the checkpoint is of another training: other events or settings")
+            raise CheckpointError("the checkpoint is of another training: other events or settings")
         stages = self._stages()
         names = [stage.name for stage in stages]
         for stage in stages[names.index(resume.stage) if resume is not None else 0 :]:
             self._stage(stage, stages, resume)
             resume = None
-        return Fitted(
+        return TrainingResult(
             model=self._model.requires_grad_(True).eval().cpu(),
             validation=self._best.metrics,
             epoch=self._best.epoch,
@@ -218,36 +224,38 @@ class _Run:
 
     def _stages(self) -> list[Stage]:
         model, config = self._model, self._config
-        attention: list[nn.Module] = [model.norm, model.cross, model.recency]
-        if model.kind_bias is not None:
-            attention.append(model.kind_bias)
+        attention: list[nn.Module] = [model.item_norm, model.cross_attention, model.recency]
+        if model.type_bias is not None:
+            attention.append(model.type_bias)
         rest = [part for part in model.children() if part not in attention]
         if model.encoder is None:
-            tokens = config.attention_tokens
-            return [Stage("attention", config.epochs, tokens, [*rest, *attention], prior=True)]
-        stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, prior=True)]
+            tokens = config.attention_batch_tokens
+            return [
+                Stage("attention", config.epochs, tokens, [*rest, *attention], trains_prior=True)
+            ]
+        stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, trains_prior=True)]
         if config.attention_epochs:
-            epochs, tokens = config.attention_epochs, config.attention_tokens
-            stages.append(Stage("attention", epochs, tokens, attention, prior=False))
+            epochs, tokens = config.attention_epochs, config.attention_batch_tokens
+            stages.append(Stage("attention", epochs, tokens, attention, trains_prior=False))
         return stages
 
     def _stage(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
         """Train what the stage learns; the model ends as the best epoch so far left it."""
         config, model = self._config, self._model
         model.requires_grad_(False)
-        for part in stage.learns:
+        for part in stage.modules:
             part.requires_grad_(True)
-        for prior in (model.prior, model.new_prior, model.trend):
+        for prior in (model.prior, model.new_prior, model.recent_popularity_weight):
             if prior is not None:
-                prior.requires_grad_(stage.prior)
-        pace = Pace(config.learning_rate, config.warmup, config.average)
+                prior.requires_grad_(stage.trains_prior)
+        pace = StageSchedule(config.learning_rate, config.warmup_steps, config.ema_decay)
         streams = (self._seed, stages.index(stage))
-        trainer = Trainer(model, self._log, stage, pace, streams, self._team)
+        trainer = StageTrainer(model, self._log, stage, pace, streams, self._team)
         before = sum(earlier.epochs for earlier in stages[: stages.index(stage)])
         total = sum(each.epochs for each in stages)
         first, stale = 1, 0
         if resume is not None:
-            first, stale = resume.epoch + 1, resume.stale
+            first, stale = resume.epoch + 1, resume.validations_since_best
             self._restore(trainer, resume)
         loss_of = self._losses.sequence if stage.name == "sequence" else self._losses.attention
         for epoch in range(first, stage.epochs + 1):
@@ -258,57 +266,59 @@ class _Run:
                 if self._progress is not None:
                     share = (before + epoch - 1 + step / steps) / total
                     self._progress(
-                        Progress(
+                        TrainingProgress(
                             before + epoch,
                             total,
                             step,
                             steps,
                             loss,
                             self._clock.seconds,
-                            self._clock.left(share),
+                            self._clock.remaining(share),
                             self._latest,
                         )
                     )
             record = {"epoch": float(before + epoch), "loss": loss}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
-                self._latest = metrics = self._validate(trainer.mean, self._validation)
+                self._latest = metrics = self._validate(trainer.ema, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
-                    self._best = Best(_weights(trainer.mean), before + epoch, metrics)
+                    self._best = BestEpoch(_weights(trainer.ema), before + epoch, metrics)
                     stale = 0
                 else:
                     stale += 1
             elif self._validation is None:
-                self._best = Best(_weights(trainer.mean), before + epoch, None)
+                self._best = BestEpoch(_weights(trainer.ema), before + epoch, None)
             self._history.append(record)
             if self._save is not None:
                 self._save(self._checkpoint(stage, epoch, stale, trainer).to_bytes())
         model.load_state_dict(self._best.weights, strict=False)
 
-    def _validate(self, model: Recommender, cases: Holdout) -> Metrics:
-        ranker = RecommenderRanker(model, self._content, narrow=True)
-        new = not model.config.again
-        return evaluate(ranker, cases, exclude_seen=new, batch=_CASES, team=self._team)
+    def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
+        ranker = ModelRanker(model, self._content, reduced_precision=True)
+        new = not model.config.repeat_consumption
+        return evaluate(ranker, cases, exclude_seen=new, batch_size=_CASES, group=self._team)
 
-    def _checkpoint(self, stage: Stage, epoch: int, stale: int, trainer: Trainer) -> Checkpoint:
+    def _checkpoint(
+        self, stage: Stage, epoch: int, stale: int, trainer: StageTrainer
+    ) -> Checkpoint:
         return Checkpoint(
             run=self._name,
             stage=stage.name,
             epoch=epoch,
-            stale=stale,
+            validations_since_best=stale,
             weights=_weights(self._model),
-            mean=_weights(trainer.mean),
-            trainer=trainer.state(),
+            ema=_weights(trainer.ema),
+            optimiser=trainer.state(),
             best=self._best,
             latest=self._latest,
             history=self._history,
         )
 
-    def _restore(self, trainer: Trainer, kept: Checkpoint) -> None:
+    def _restore(self, trainer: StageTrainer, kept: Checkpoint) -> None:
         self._model.load_state_dict(kept.weights, strict=False)
-        trainer.mean.load_state_dict(kept.mean, strict=False)
-        trainer.restore(kept.trainer)
+        trainer.ema.load_state_dict(kept.ema, strict=False)
+        trainer.restore(kept.optimiser)
         self._best, self._latest = kept.best, kept.latest
         self._history = list(kept.history)
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NEVER = -1e9  # a logit no softmax sees
+MASKED_LOGIT = -1e9  # a logit no softmax sees
 
 
-class Candidates(NamedTuple):
+class SoftmaxItems(NamedTuple):
     """The items in the softmax's denominator."""
 
     rows: Tensor  # int64 [C] item rows
@@ -24,7 +24,7 @@ class Candidates(NamedTuple):
         return items if self.column is None else self.column[items]
 
 
-def denominator(items: int, targets: Tensor, full: int, negatives: int) -> Candidates:
+def softmax_items(items: int, targets: Tensor, full: int, negatives: int) -> SoftmaxItems:
     """All items up to `full` of them, else the targets and a sample of the rest.
 
     Args:
@@ -34,7 +34,7 @@ def denominator(items: int, targets: Tensor, full: int, negatives: int) -> Candi
         negatives: to draw otherwise, at most.
     """
     if items <= full:
-        return Candidates(torch.arange(items), None, torch.zeros(items))
+        return SoftmaxItems(torch.arange(items), None, torch.zeros(items))
     # Two strata: the batch's targets, all of them; the rest, a uniform sample that is
     # weighted by its share. The estimate of the partition function is unbiased.
     targets = torch.unique(targets)
@@ -49,10 +49,10 @@ def denominator(items: int, targets: Tensor, full: int, negatives: int) -> Candi
     column[rows] = torch.arange(len(rows))
     correction = torch.zeros(len(rows))
     correction[len(targets) :] = each
-    return Candidates(rows, column, correction)
+    return SoftmaxItems(rows, column, correction)
 
 
-def picked(logits: Tensor, own: Tensor, real: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def sample_columns(logits: Tensor, own: Tensor, real: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Columns for each window, all its targets among them, and what they stand for.
 
     The others are drawn by their mean probability in the window, each with its own chance, and
@@ -78,4 +78,4 @@ def picked(logits: Tensor, own: Tensor, real: Tensor, count: int) -> tuple[Tenso
     width = int(taken.sum(1).max())
     order = torch.argsort(taken.int(), dim=1, descending=True, stable=True)[:, :width]
     weight = -torch.log(chance.gather(1, order))
-    return order, weight.masked_fill(~taken.gather(1, order), NEVER)
+    return order, weight.masked_fill(~taken.gather(1, order), MASKED_LOGIT)

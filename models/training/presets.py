@@ -8,10 +8,10 @@ from typing import Literal, get_args
 from models.recommender.config import RecommenderConfig
 from models.training.fit import TrainConfig
 
-Name = Literal["quick", "best"]
-NAMES = get_args(Name)
+PresetName = Literal["quick", "best"]
+PRESET_NAMES = get_args(PresetName)
 
-SMALL = 300_000  # events: up to here the small model is not beaten by the large one
+SMALL_LOG = 300_000  # events: up to here the small model is not beaten by the large one
 _QUICK_TOKENS = 7_000_000  # inputs in all, over a catalogue of `_ITEMS`
 _BEST_TOKENS = 18_000_000
 _ITEMS = 3_500  # the loss costs in proportion to the items, the rest of the model does not
@@ -31,26 +31,26 @@ class Preset:
     dim: int
     blocks: int
     dropout: float
-    followers: int
-    config: TrainConfig
+    transitions_per_item: int
+    train_config: TrainConfig
 
-    def shape(self, items: int, content: int) -> RecommenderConfig:
+    def model_config(self, items: int, content: int) -> RecommenderConfig:
         """For a catalogue of this many items, with text embeddings of this dimension."""
         return RecommenderConfig(
-            items=items,
-            content=content,
+            n_items=items,
+            content_dim=content,
             dim=self.dim,
             blocks=self.blocks,
             dropout=self.dropout,
-            followers=self.followers,
+            transitions_per_item=self.transitions_per_item,
         )
 
     def __str__(self) -> str:
         size = f"{self.dim} dimensions, {self.blocks} blocks"
-        return f"{self.name} ({size}, {self.config.epochs} epochs at most)"
+        return f"{self.name} ({size}, {self.train_config.epochs} epochs at most)"
 
 
-def choose(
+def choose_preset(
     events: int, items: int, name: str | None = None, *, epochs: int | None = None
 ) -> Preset:
     """The preset for a log of this size.
@@ -65,29 +65,31 @@ def choose(
         ValueError: for another name.
     """
     if name is None:
-        name = "quick" if events <= SMALL else "best"
-    if name not in NAMES:
-        raise ValueError(f"preset must be one of {', '.join(NAMES)}, not {name!r}")
+        name = "quick" if events <= SMALL_LOG else "best"
+    if name not in PRESET_NAMES:
+        raise ValueError(f"preset must be one of {', '.join(PRESET_NAMES)}, not {name!r}")
     tokens = _QUICK_TOKENS if name == "quick" else _BEST_TOKENS
-    share = 0.4 + 0.6 * min(items, TrainConfig().full_softmax) / _ITEMS
+    share = 0.4 + 0.6 * min(items, TrainConfig().full_softmax_items) / _ITEMS
     fitting = round(tokens / max(1.0, share) / max(1, events))
     few = events < _FEW
     config = TrainConfig(
         epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
         # Judging takes a third of an epoch, and a model of a large log overfits late if ever.
-        validate_every=2 if events <= SMALL else 4,
+        validate_every=2 if events <= SMALL_LOG else 4,
         batch_tokens=min(_MOST, max(400, events // _STEPS)),
     )
-    config = replace(config, attention_tokens=min(config.attention_tokens, config.batch_tokens))
+    config = replace(
+        config, attention_batch_tokens=min(config.attention_batch_tokens, config.batch_tokens)
+    )
     dropout = 0.5 if few else 0.3
-    followers = kept_followers(items)
+    followers = max_transitions_per_item(items)
     if name == "quick":
         # An epoch of the attention takes as long as two of the rest.
-        config = replace(config, attention_epochs=2 if events <= SMALL else 1)
+        config = replace(config, attention_epochs=2 if events <= SMALL_LOG else 1)
         return Preset("quick", 64, 2, dropout, followers, config)
     return Preset("best", 128, 3, dropout, followers, config)
 
 
-def kept_followers(items: int) -> int:
+def max_transitions_per_item(items: int) -> int:
     """How many followers a model of so many items keeps of each."""
     return min(_FOLLOWERS, max(1, _KEPT // max(1, items)))

@@ -55,7 +55,7 @@ def benchmark(
     if plot is not None:
         _need_matplotlib()
     training_threads()
-    from models.training.presets import choose
+    from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.evaluation import compare_models, comparison_report
     from service.training import training_corpus
@@ -66,7 +66,7 @@ def benchmark(
         )
     reports = []
     for task in tasks(dataset, protocol, corpus.log):
-        chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
+        chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         out.print(f"Task {task.name}, preset {chosen}.")
         with progress_bars.bars(out) as told:
             table = compare_models.compare(
@@ -100,7 +100,7 @@ def tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
 
     try:
         if dataset == "online-retail":
-            return [protocols.next_basket(log), protocols.next_new(log)]
+            return [protocols.next_basket(log), protocols.next_new_item(log)]
         return [protocols.protocol_a(log) if protocol == "A" else protocols.protocol_b(log)]
     except ValueError as error:
         raise ModelRejected(str(error)) from error

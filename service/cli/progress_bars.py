@@ -21,16 +21,16 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from models.training.fit import Progress as Training
+from models.training.fit import TrainingProgress as Training
 from service.domain.timestamps import to_rfc3339
 from service.snapshots.registry import Version
-from service.training.training_corpus import Told
+from service.training.training_corpus import StageProgressCallback
 
 _EVERY = 0.5  # seconds between two messages
 
 
 @contextmanager
-def told(console: Console, *, as_json: bool) -> Iterator[Told]:
+def told(console: Console, *, as_json: bool) -> Iterator[StageProgressCallback]:
     """A callback for `training`: JSON lines on stdout for a job, a bar for a person."""
     if as_json:
         yield _json_lines()
@@ -40,7 +40,7 @@ def told(console: Console, *, as_json: bool) -> Iterator[Told]:
 
 
 @contextmanager
-def bars(console: Console) -> Iterator[Told]:
+def bars(console: Console) -> Iterator[StageProgressCallback]:
     """A progress bar with the loss, the latest validation and the time left.
 
     Where there is no terminal to draw it on, a line for each stage and each epoch.
@@ -69,7 +69,7 @@ def bars(console: Console) -> Iterator[Told]:
         yield show
 
 
-def _plain_lines(console: Console) -> Told:
+def _plain_lines(console: Console) -> StageProgressCallback:
     said = ""
 
     def say(stage: str, _done: int, _total: int, training: Training | None) -> None:
@@ -83,7 +83,7 @@ def _plain_lines(console: Console) -> Told:
     return say
 
 
-def _json_lines() -> Told:
+def _json_lines() -> StageProgressCallback:
     latest = ("", 0.0)
 
     def say(stage: str, done: int, total: int, training: Training | None) -> None:
@@ -95,8 +95,8 @@ def _json_lines() -> Told:
         message: dict[str, Any] = {"stage": stage, "step": done, "steps": total}
         if training is not None:
             message |= {"epoch": training.epoch, "epochs": training.epochs, "loss": training.loss}
-            if math.isfinite(training.left):
-                message["eta_s"] = training.left
+            if math.isfinite(training.remaining):
+                message["eta_s"] = training.remaining
             if training.validation is not None:
                 found = training.validation
                 message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}

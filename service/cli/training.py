@@ -171,6 +171,6 @@ def last_held_out(corpus: Any) -> Any:
 
 def preset_for(corpus: Any, name: str | None, epochs: int | None) -> Any:
     """The preset of that name, or the one that so many events ask for."""
-    from models.training.presets import choose
+    from models.training.presets import choose_preset
 
-    return choose(len(corpus.log), corpus.log.n_items, name, epochs=epochs)
+    return choose_preset(len(corpus.log), corpus.log.n_items, name, epochs=epochs)

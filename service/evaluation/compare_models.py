@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, Popularity, Repeats, TransitionCounts
-from models.evaluation.full_ranking import Metrics, Ranker, evaluate
-from models.evaluation.model_ranker import RecommenderRanker
-from models.evaluation.protocols import Task
+from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats
+from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
+from models.evaluation.model_ranker import ModelRanker
+from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender
 from models.training.presets import Preset
 from service.training.train_and_publish import fitted
-from service.training.training_corpus import Told
+from service.training.training_corpus import StageProgressCallback
 
 HEED = "heed"
 
@@ -27,9 +27,11 @@ HEED = "heed"
 class Row:
     """One model's figures, a list entry for each seed."""
 
-    test: list[Metrics] = field(default_factory=list)  # the target's time not told
-    told: list[Metrics] = field(default_factory=list)  # told; none for models that do not use it
-    validation: list[Metrics] = field(default_factory=list)
+    test: list[RankingMetrics] = field(default_factory=list)  # the target's time not told
+    told: list[RankingMetrics] = field(
+        default_factory=list
+    )  # told; none for models that do not use it
+    validation: list[RankingMetrics] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of fitting
     ranker: Ranker | None = None  # of the first seed
 
@@ -42,14 +44,14 @@ Table = dict[str, Row]
 
 
 def compare(
-    task: Task,
+    task: EvaluationTask,
     content: NDArray[np.float32],
     preset: Preset,
     *,
     seeds: int = 1,
     first_seed: int = 0,
     ablate: bool = False,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
 ) -> Table:
     """Fit and judge the baselines, Heed for each seed, and with `ablate` Heed without each part.
 
@@ -75,38 +77,38 @@ def compare(
     for seed in range(first_seed, first_seed + seeds):
         row = table.setdefault(HEED, Row())
         model, seconds = _train(task, content, preset, seed, told)
-        _judge(row, task, RecommenderRanker(model, content), seconds, times=True)
+        _judge(row, task, ModelRanker(model, content), seconds, times=True)
         if seed == first_seed and ablate:
             # The attention is trained last, the rest held still: leaving it out is the rest.
-            alone = RecommenderRanker(model, content, attention=False)
+            alone = ModelRanker(model, content, attention=False)
             row = table.setdefault(f"{HEED} without target attention", Row())
             _judge(row, task, alone, seconds, times=True)
     if ablate:
         for name, changed, text, changed_task in _ablations(task, content, preset):
             model, seconds = _train(changed_task, text, changed, first_seed, told)
             row = table.setdefault(f"{HEED} without {name}", Row())
-            _judge(row, changed_task, RecommenderRanker(model, text), seconds, times=True)
+            _judge(row, changed_task, ModelRanker(model, text), seconds, times=True)
     return table
 
 
-def _baselines(task: Task) -> Mapping[str, Callable[[Interactions], Ranker]]:
+def _baselines(task: EvaluationTask) -> Mapping[str, Callable[[Interactions], Ranker]]:
     makers: dict[str, Callable[[Interactions], Ranker]] = {"popularity": Popularity.fit}
     if not task.exclude_seen:
         makers["repeats"] = Repeats.fit
-    return makers | {"EASE": EASE.fit, "transition counts": TransitionCounts.fit}
+    return makers | {"EASE": EASE.fit, "transition counts": ItemTransitions.fit}
 
 
 def _ablations(
-    task: Task, content: NDArray[np.float32], preset: Preset
-) -> Iterator[tuple[str, Preset, NDArray[np.float32], Task]]:
+    task: EvaluationTask, content: NDArray[np.float32], preset: Preset
+) -> Iterator[tuple[str, Preset, NDArray[np.float32], EvaluationTask]]:
     """Name, preset, content and task of Heed without each part that is trained with the rest."""
-    yield "transitions", replace(preset, followers=0), content, task
+    yield "transitions", replace(preset, transitions_per_item=0), content, task
     yield "times", preset, content, _timeless(task)
     # One model for both kinds of request, beside one for each.
     for name, share in (("times of requests", 0.0), ("requests at no time", 1.0)):
         yield (
             name,
-            replace(preset, config=replace(preset.config, request_time=share)),
+            replace(preset, train_config=replace(preset.train_config, request_time_share=share)),
             content,
             task,
         )
@@ -114,7 +116,7 @@ def _ablations(
     yield "the encoder", replace(preset, blocks=0), content, task
 
 
-def _timeless(task: Task) -> Task:
+def _timeless(task: EvaluationTask) -> EvaluationTask:
     """The same task with every event at one time: the order stays."""
 
     def log(timed: Interactions) -> Interactions:
@@ -130,19 +132,23 @@ def _timeless(task: Task) -> Task:
 
 
 def _train(
-    task: Task, content: NDArray[np.float32], preset: Preset, seed: int, told: Told | None
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    preset: Preset,
+    seed: int,
+    told: StageProgressCallback | None,
 ) -> tuple[Recommender, float]:
     done = fitted(task.train, content, task.validation, preset, seed, told)
     return done.model, done.seconds
 
 
-def _judge(row: Row, task: Task, ranker: Ranker, seconds: float, *, times: bool) -> None:
-    def judged(cases: Holdout, *, use_target_time: bool = False) -> Metrics:
+def _judge(row: Row, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool) -> None:
+    def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
         return evaluate(
             ranker,
             cases,
             exclude_seen=task.exclude_seen,
-            seen=task.seen,
+            max_seen=task.max_seen,
             use_target_time=use_target_time,
         )
 

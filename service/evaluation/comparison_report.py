@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.full_ranking import Metrics
-from models.evaluation.metrics import Difference, gains, hits, paired_bootstrap
-from models.evaluation.protocols import Task
+from models.evaluation.full_ranking import RankingMetrics
+from models.evaluation.metrics import PairedDifference, hits, ndcg_gains, paired_bootstrap
+from models.evaluation.protocols import EvaluationTask
 from service.evaluation.compare_models import HEED, Row, Table
 
 # HR@10 and NDCG@10 on MovieLens 1M as their papers and repositories give them, by protocol.
@@ -33,7 +33,7 @@ PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
 }
 
 
-def shown(task: Task, table: Table, data: str = "") -> RenderableType:
+def shown(task: EvaluationTask, table: Table, data: str = "") -> RenderableType:
     """The models side by side; errors are standard errors over cases."""
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
@@ -67,7 +67,7 @@ def shown(task: Task, table: Table, data: str = "") -> RenderableType:
     return Group(grid, *lines)
 
 
-def differences(table: Table) -> dict[str, tuple[Difference, Difference]]:
+def differences(table: Table) -> dict[str, tuple[PairedDifference, PairedDifference]]:
     """How much better Heed is than each other model, the first seed's cases paired: HR, NDCG."""
     if HEED not in table:
         return {}
@@ -75,14 +75,14 @@ def differences(table: Table) -> dict[str, tuple[Difference, Difference]]:
     return {
         name: (
             paired_bootstrap(row.test[0].ranks, ours, hits, seed=0),
-            paired_bootstrap(row.test[0].ranks, ours, gains, seed=0),
+            paired_bootstrap(row.test[0].ranks, ours, ndcg_gains, seed=0),
         )
         for name, row in table.items()
         if name != HEED and len(ours)
     }
 
 
-def as_json(task: Task, table: Table, preset: str) -> dict[str, Any]:
+def as_json(task: EvaluationTask, table: Table, preset: str) -> dict[str, Any]:
     """Every figure, for machines."""
     return {
         "task": task.name,
@@ -104,7 +104,7 @@ def over(table: Table) -> dict[str, Any]:
     }
 
 
-def plot(task: Task, table: Table, path: Path, data: str = "") -> None:
+def plot(task: EvaluationTask, table: Table, path: Path, data: str = "") -> None:
     """Bars of NDCG@10 and HR@10 with their standard errors, as a PNG.
 
     Raises:
@@ -136,23 +136,23 @@ def plot(task: Task, table: Table, path: Path, data: str = "") -> None:
     figure.savefig(path, dpi=120)
 
 
-def pair(found: Sequence[Metrics]) -> list[str]:
+def pair(found: Sequence[RankingMetrics]) -> list[str]:
     """HR and NDCG with their standard errors, as cells."""
     hr, ndcg = _errors(found)
     return [f"{_mean(found, 'hr'):.4f} ±{hr:.4f}", f"{_mean(found, 'ndcg'):.4f} ±{ndcg:.4f}"]
 
 
-def _errors(found: Sequence[Metrics]) -> tuple[float, float]:
+def _errors(found: Sequence[RankingMetrics]) -> tuple[float, float]:
     """Standard errors of HR and NDCG: the seeds share their cases, so they do not shrink them."""
-    hr, ndcg = np.mean([metrics.errors() for metrics in found], axis=0)
+    hr, ndcg = np.mean([metrics.standard_errors() for metrics in found], axis=0)
     return float(hr), float(ndcg)
 
 
-def _mean(found: Sequence[Metrics], name: str) -> float:
+def _mean(found: Sequence[RankingMetrics], name: str) -> float:
     return float(np.mean([getattr(metrics, name) for metrics in found]))
 
 
-def interval(found: Difference) -> str:
+def interval(found: PairedDifference) -> str:
     """A difference with its interval, as text."""
     return f"{found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
@@ -160,7 +160,7 @@ def interval(found: Difference) -> str:
 def numbers(row: Row) -> dict[str, Any]:
     """One model's figures, for machines."""
 
-    def each(found: Sequence[Metrics]) -> list[dict[str, float]]:
+    def each(found: Sequence[RankingMetrics]) -> list[dict[str, float]]:
         return [
             {"hr": one.hr, "ndcg": one.ndcg, "mrr": one.mrr, "coverage": one.coverage}
             for one in found

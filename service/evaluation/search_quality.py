@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.evaluation.metrics import (
-    Difference,
+    PairedDifference,
     bootstrap,
-    first_relevant,
+    first_relevant_rank,
     graded_ndcg,
     hits,
     recall,
@@ -23,7 +23,7 @@ from models.evaluation.metrics import (
 )
 from models.ranking.search import search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.text.bm25 import WordIndex
 from service.datasets import JudgedQuery, to_json_lines
 from service.domain.errors import Invalid
@@ -31,7 +31,7 @@ from service.domain.records import Item
 from service.engine.search import match_text
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.training.training_corpus import Told, encoding
+from service.training.training_corpus import StageProgressCallback, encoding
 
 Way = Literal["BM25 alone", "meaning alone", "both"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -65,7 +65,7 @@ class Tuned(NamedTuple):
     parameters: SearchParameters
     before: Quality
     after: Quality
-    gained: Difference  # in nDCG
+    gained: PairedDifference  # in nDCG
 
     @property
     def better(self) -> bool:
@@ -76,9 +76,9 @@ class Tuned(NamedTuple):
 def searchable(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
     *,
-    trained: Trained | None = None,
+    trained: TrainedModel | None = None,
 ) -> Snapshot:
     """A snapshot of these items as the service would search them, by a model or by none.
 
@@ -126,7 +126,7 @@ def judge(
         ranking = _ranked(snapshot, encode, query, way, parameters, deep)
         ndcg.append(graded_ndcg(ranking, gains, _FIRST))
         found.append(recall(ranking, gains, deep))
-        ranks.append(first_relevant(ranking, gains, deep))
+        ranks.append(first_relevant_rank(ranking, gains, deep))
     return Quality(np.array(ndcg), np.array(found), np.array(ranks))
 
 
@@ -157,7 +157,7 @@ def tune(
     *,
     start: SearchParameters = DEFAULTS,
     seed: int = 0,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
 ) -> Tuned:
     """Fit the parameters on half of the queries, one after the other, and judge by the rest.
 
@@ -212,7 +212,7 @@ def _axes(now: SearchParameters, names: Sequence[str]) -> Iterator[list[SearchPa
         ]
 
 
-def differences(found: Mapping[Way, Quality]) -> dict[Way, Difference]:
+def differences(found: Mapping[Way, Quality]) -> dict[Way, PairedDifference]:
     """How much better both heads are than each alone, in nDCG, the same queries paired."""
     both = found["both"].ndcg
     return {

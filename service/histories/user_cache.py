@@ -10,7 +10,7 @@ from operator import attrgetter
 from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.recency_bias import steady
+from models.encoder.recency_bias import bucket_margins
 from models.history.collapsed_history import CollapsedHistory
 from models.history.user_history import UserHistory
 from models.history.user_memory import EncodedHistory, UserMemory
@@ -45,7 +45,7 @@ class DerivedState:
         size += 0 if self.collapsed is None else self.collapsed.nbytes
         if self.memory is not None:
             size += self.memory.nbytes  # `encoded` among them
-            younger, older = steady(self.memory.at - self.history.timestamps)
+            younger, older = bucket_margins(self.memory.at - self.history.timestamps)
             object.__setattr__(self, "since", self.memory.at - younger)
             object.__setattr__(self, "until", self.memory.at + older)
         elif self.encoded is not None:

@@ -9,7 +9,7 @@ from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
-from models.recommender.artifact import Counts, Trained
+from models.recommender.artifact import ItemCounts, TrainedModel
 from service.domain.errors import ModelRejected
 from service.snapshots.registry import Registry
 
@@ -18,7 +18,7 @@ def load_snapshot(
     registry: Registry,
     version: str | None,
     catalogue: Catalogue,
-    counts: Counts,
+    counts: ItemCounts,
     *,
     encoder: str,
     index_from: int,
@@ -42,10 +42,10 @@ def load_snapshot(
         return Snapshot.build(UNTRAINED, None, catalogue, counts, index_from=index_from)
     name, files, _ = registry.load(version)
     try:
-        trained = Trained.unpack(files)
-        if trained.encoder != encoder:
+        trained = TrainedModel.from_files(files)
+        if trained.text_encoder != encoder:
             raise ValueError(
-                f"it reads vectors of {trained.encoder}, not of {encoder}: "
+                f"it reads vectors of {trained.text_encoder}, not of {encoder}: "
                 "train again with heed train, or set HEED_ENCODER to what it was trained with"
             )
         snapshot = Snapshot.build(name, trained, catalogue, counts, index_from=index_from)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from models.compute.data_parallel import ALONE, Team
+from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from service.domain.errors import HeedError
 
 _PATIENCE = timedelta(days=7)  # a slow member is waited for; one that died is noticed at once
@@ -55,7 +55,7 @@ def fitting(cores: int, *, tokens: int, work: int, weights: int) -> int:
 
 
 @contextlib.contextmanager
-def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]:
+def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[DataParallelGroup]:
     """A team that this process leads, or takes part in where torchrun started it.
 
     Args:
@@ -69,10 +69,10 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if not distributed.is_initialized():  # once: a second meeting would find the first's keys
             distributed.init_process_group(_backend(), timeout=_PATIENCE)
-        yield Team(distributed.get_rank(), distributed.get_world_size())
+        yield DataParallelGroup(distributed.get_rank(), distributed.get_world_size())
         return
     if size < 2:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     with tempfile.TemporaryDirectory(prefix="heed-team-") as folder, _threads(size) as threads:
         meeting = Path(folder)
@@ -88,7 +88,7 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[Team]
         try:
             _wait_for(others, meeting)
             _meet(meeting, 0, size)
-            yield Team(0, size)
+            yield DataParallelGroup(0, size)
         except RuntimeError as error:
             if code := _ended(others):
                 raise _broken(code) from error
@@ -163,7 +163,7 @@ def _help(
     (meeting / f"{rank} has come").touch()
     _meet(meeting, rank, size)
     try:
-        assist(Team(rank, size), *args)
+        assist(DataParallelGroup(rank, size), *args)
     except RuntimeError as error:
         # Most often the leader is gone, and has said why; there is nobody to tell twice.
         raise SystemExit(f"helper {rank}: {error}") from None

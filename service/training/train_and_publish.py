@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import Team
+from models.compute.data_parallel import DataParallelGroup
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
-from models.evaluation.full_ranking import Metrics, evaluate
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.full_ranking import RankingMetrics, evaluate
+from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
-from models.recommender.artifact import Trained
-from models.training.checkpoint import CannotResume
-from models.training.fit import Fitted, Progress, fit
+from models.recommender.artifact import TrainedModel
+from models.training.checkpoint import CheckpointError
+from models.training.fit import TrainingProgress, TrainingResult, fit
 from models.training.log_profile import hold_out
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
@@ -26,7 +26,7 @@ from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
 from service.snapshots.registry import Registry
 from service.training.process_group import fitting, leads, team
-from service.training.training_corpus import Corpus, Told
+from service.training.training_corpus import Corpus, StageProgressCallback
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def train(
     preset: Preset,
     seed: int = 0,
     activate: bool = True,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def train(
     done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint, processes)
     if not leads():
         return {}
-    new = not done.model.config.again  # as the epoch was chosen
+    new = not done.model.config.repeat_consumption  # as the epoch was chosen
     popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
-    ranker = RecommenderRanker(done.model, corpus.content)
+    ranker = ModelRanker(done.model, corpus.content)
     judged = evaluate(ranker, cases, exclude_seen=new)
     metrics = _numbers(judged) | {
         "popularity_ndcg": popularity.ndcg,
@@ -92,16 +92,16 @@ def train(
             f"the model reaches NDCG@10 {judged.ndcg:.4f} on validation, popularity "
             f"{popularity.ndcg:.4f}: it is not published"
         )
-    trained = Trained(
+    trained = TrainedModel(
         done.model,
         corpus.item_ids,
         history.liked().item_counts(),
         encoder,
         _described(done, preset, seed),
-        corpus.types[: done.model.config.types],
+        corpus.types[: done.model.config.n_event_types],
     )
     version = registry.publish(
-        trained.pack(),
+        trained.to_files(),
         {"metrics": metrics, "items": len(corpus.item_ids), "events": len(corpus.log),
          **_described(done, preset, seed)},
         activate=activate,
@@ -121,10 +121,10 @@ def fitted(
     cases: Holdout | None,
     preset: Preset,
     seed: int,
-    told: Told | None,
+    told: StageProgressCallback | None,
     checkpoint: Path | None = None,
     processes: int | None = None,
-) -> Fitted:
+) -> TrainingResult:
     """`models.training.fit.fit`, going on from the checkpoint where there is one of this training.
 
     Args:
@@ -143,8 +143,8 @@ def fitted(
     work = (log, content, cases, preset, seed)
     size = processes or fitting(
         torch.get_num_threads(),
-        tokens=preset.config.batch_tokens,
-        work=len(log) * preset.config.epochs,
+        tokens=preset.train_config.batch_tokens,
+        work=len(log) * preset.train_config.epochs,
         weights=log.n_items * preset.dim,
     )
     with team(size, _fit, *work) as members:
@@ -152,35 +152,35 @@ def fitted(
 
 
 def _fit(
-    members: Team,
+    members: DataParallelGroup,
     log: Interactions,
     content: NDArray[np.float32],
     cases: Holdout | None,
     preset: Preset,
     seed: int,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
-) -> Fitted:
+) -> TrainingResult:
     """What each of the processes does."""
 
-    def pass_on(progress: Progress) -> None:
+    def pass_on(progress: TrainingProgress) -> None:
         if progress.step % _TRIMMED == 0:
             trim()
         if told is not None:
             _pass_on(told, progress)
 
-    def run(resume: bytes | None) -> Fitted:
+    def run(resume: bytes | None) -> TrainingResult:
         return fit(
             log,
             content,
-            shape=preset.shape(log.n_items, content.shape[1]),
-            config=preset.config,
+            model_config=preset.model_config(log.n_items, content.shape[1]),
+            train_config=preset.train_config,
             validation=cases,
             seed=seed,
             progress=pass_on,
             save=None if checkpoint is None else lambda data: _keep(checkpoint, data),
             resume=resume,
-            team=members,
+            group=members,
         )
 
     def kept() -> bytes | None:
@@ -188,13 +188,13 @@ def _fit(
             return None
         return checkpoint.read_bytes()
 
-    data = members.agree(kept)
+    data = members.broadcast(kept)
     if data is not None:
         if told is not None:
             told("going on from the checkpoint", 0, 0, None)
         try:
             return run(data)
-        except CannotResume as error:
+        except CheckpointError as error:
             _log.warning("training starts anew: %s", error)
     return run(None)
 
@@ -212,26 +212,26 @@ def _forget(checkpoint: Path | None) -> None:
         checkpoint.unlink(missing_ok=True)
 
 
-def _pass_on(told: Told, progress: Progress) -> None:
+def _pass_on(told: StageProgressCallback, progress: TrainingProgress) -> None:
     done = (progress.epoch - 1) * progress.steps + progress.step
     told("training", done, progress.epochs * progress.steps, progress)
 
 
-def _described(fitted: Fitted, preset: Preset, seed: int) -> dict[str, Any]:
+def _described(fitted: TrainingResult, preset: Preset, seed: int) -> dict[str, Any]:
     return {
         "preset": preset.name,
         "epoch": fitted.epoch,
         "seconds": round(fitted.seconds, 1),
         "seed": seed,
-        "shape": fitted.model.config.as_dict(),
+        "model_config": fitted.model.config.as_dict(),
     }
 
 
-def _numbers(metrics: Metrics) -> dict[str, float]:
+def _numbers(metrics: RankingMetrics) -> dict[str, float]:
     return {
         "hr": metrics.hr,
         "ndcg": metrics.ndcg,
         "mrr": metrics.mrr,
         "coverage": metrics.coverage,
-        "cases": float(metrics.n),
+        "cases": float(metrics.n_cases),
     }

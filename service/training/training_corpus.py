@@ -14,7 +14,7 @@ from models.catalogue.catalogue import Catalogue
 from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
-from models.training.fit import Progress
+from models.training.fit import TrainingProgress
 from service.datasets import Dataset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
@@ -22,7 +22,7 @@ from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
-Told = Callable[[str, int, int, Progress | None], None]
+StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called as work goes on: the stage, how much is done, of how much, and the training's own."""
 
 _TYPES = 64  # types of events that a model tells apart: the most frequent, and dislikes
@@ -38,7 +38,9 @@ class Corpus:
     types: tuple[str, ...]  # names of the log's types of events, row order
 
 
-def read(store: Store, embeddings: EmbeddingCache, told: Told | None = None) -> Corpus:
+def read(
+    store: Store, embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
+) -> Corpus:
     """The whole log and the text of its items.
 
     Items of the catalogue that nobody has touched are left out: they have nothing to learn from,
@@ -50,8 +52,8 @@ def read(store: Store, embeddings: EmbeddingCache, told: Told | None = None) -> 
     for columns in store.scan():
         parts.append(columns)
         total += len(columns)
-        if told is not None:
-            told("reading events", total, 0, None)
+        if progress is not None:
+            progress("reading events", total, 0, None)
     if columns is None or not total:
         raise ModelRejected(
             "there are no events to learn from: import some with `heed import` or POST /v1/events"
@@ -66,11 +68,11 @@ def read(store: Store, embeddings: EmbeddingCache, told: Told | None = None) -> 
         codes,
         n_users=len(columns.user_ids),
         n_items=len(item_ids),
-        dislike=types.index(DISLIKE) if DISLIKE in types else -1,
+        dislike_type=types.index(DISLIKE) if DISLIKE in types else -1,
     )
-    if told is not None:
-        told("reading items", 0, 0, None)
-    content = _content(item_ids, store.scan_items(), embeddings, told)
+    if progress is not None:
+        progress("reading items", 0, 0, None)
+    content = _content(item_ids, store.scan_items(), embeddings, progress)
     return Corpus(log, item_ids, content, types)
 
 
@@ -93,7 +95,7 @@ def read_dataset(dataset: Dataset, embeddings: EmbeddingCache) -> Corpus:
         codes,
         n_users=len(users),
         n_items=len(items),
-        dislike=types.index(DISLIKE) if DISLIKE in types else -1,
+        dislike_type=types.index(DISLIKE) if DISLIKE in types else -1,
     )
     item_ids = tuple(items.id(row) for row in range(len(items)))
     return Corpus(log, item_ids, _content(item_ids, dataset.items(), embeddings), types)
@@ -103,25 +105,26 @@ def _content(
     item_ids: tuple[str, ...],
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    told: Told | None = None,
+    progress: StageProgressCallback | None = None,
 ) -> NDArray[np.float32]:
     """The text embeddings [N, D] of these ids, kept; zero where none of the items has it."""
     catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
     entries = (to_entry(item, embeddings.dimension) for item in items)
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
-    content = catalogue.updated(touched, [], encoding(embeddings, told)).content
+    content = catalogue.updated(touched, [], encoding(embeddings, progress)).content
     embeddings.save()
     return content
 
 
 def encoding(
-    embeddings: EmbeddingCache, told: Told | None = None
+    embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
     """How texts are encoded, telling how many are."""
-    if told is None:
+    if progress is None:
         return embeddings.encode
     return partial(
-        embeddings.encode, progress=lambda done, total: told("encoding texts", done, total, None)
+        embeddings.encode,
+        progress=lambda done, total: progress("encoding texts", done, total, None),
     )
 
 

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
 from service.domain.timestamps import from_rfc3339
 from service.runtime.data_layout import MODELS_FOLDER
@@ -89,7 +89,7 @@ class Published:
     def __init__(self, server: Server, http: httpx.Client) -> None:
         registry = Registry(server.data / MODELS_FOLDER)
         version = http.post("/v1/score", json={"item_ids": TARGETS}).json()["model_version"]
-        self.trained = Trained.unpack(registry.load(version)[1])
+        self.trained = TrainedModel.from_files(registry.load(version)[1])
         model = self.trained.model
         self.reference = ReferenceModel(model, model.config.heads, model.config.window)
         listed = http.get("/v1/items", params={"limit": 1000}).json()["items"]

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
-from models.evaluation.baselines import EASE, Popularity, TransitionCounts
-from models.evaluation.full_ranking import Metrics, Ranker, evaluate
-from models.evaluation.protocols import Task, protocol_a
+from models.evaluation.baselines import EASE, ItemTransitions, Popularity
+from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
+from models.evaluation.protocols import EvaluationTask, protocol_a
 from service import datasets
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 class Figures(NamedTuple):
     """By both ways: Heed's, and the number of rivals surely and possibly ahead of each target."""
 
-    heed: Metrics
+    heed: RankingMetrics
     surely: NDArray[np.int64]
     possibly: NDArray[np.int64]
 
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def task(folder: Path) -> Task:
+def task(folder: Path) -> EvaluationTask:
     """Protocol A, as `heed benchmark` has it."""
     users, items = Vocabulary(), Vocabulary()
     events = list(datasets.fetch_movielens("ml-100k", folder).events())
@@ -105,10 +105,10 @@ def cases(folder: Path) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def figures(task: Task, cases: list[Case]) -> dict[str, Figures]:
+def figures(task: EvaluationTask, cases: list[Case]) -> dict[str, Figures]:
     """Every baseline by both ways."""
     fits: list[Callable[[Interactions], Ranker]]
-    fits = [Popularity.fit, EASE.fit, TransitionCounts.fit]
+    fits = [Popularity.fit, EASE.fit, ItemTransitions.fit]
     slow = (by_popularity(cases), by_ease(cases), by_transitions(cases))
     return {
         name: Figures(
@@ -172,7 +172,7 @@ def ahead(scores: Scores, cases: list[Case]) -> tuple[NDArray[np.int64], NDArray
     return np.array(surely), np.array(possibly)
 
 
-def test_both_ways_hold_out_the_same(task: Task, cases: list[Case]) -> None:
+def test_both_ways_hold_out_the_same(task: EvaluationTask, cases: list[Case]) -> None:
     """As many users, items and events, and each history of the same length."""
     assert (task.train.n_users, task.train.n_items) == (len(cases), n_items(cases))
     assert task.train.n_items == len({film for case in cases for film in case.items})
@@ -183,7 +183,7 @@ def test_both_ways_hold_out_the_same(task: Task, cases: list[Case]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_are_those_of_loops(
-    figures: dict[str, Figures], task: Task, cases: list[Case], name: str
+    figures: dict[str, Figures], task: EvaluationTask, cases: list[Case], name: str
 ) -> None:
     """Case by case; they may differ only among scores that float32 cannot tell apart."""
     found = figures[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from models.recommender.artifact import WEIGHTS
+from models.recommender.artifact import WEIGHTS_FILE
 from models.training.checkpoint import Checkpoint
 from service.domain.records import Event
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
@@ -53,7 +53,7 @@ def weights(data: Path) -> bytes:
     registry = Registry(data / MODELS_FOLDER)
     (version,) = registry.versions()
     assert registry.current() == version.version
-    return registry.load(version.version)[1][WEIGHTS]
+    return registry.load(version.version)[1][WEIGHTS_FILE]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from models.recommender.artifact import WEIGHTS
+from models.recommender.artifact import WEIGHTS_FILE
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from tests.support.server import PATIENCE, Server
@@ -157,12 +157,12 @@ def test_a_broken_version_never_replaces_a_good_one(
 ) -> None:
     """Weights that are no numbers, or bytes that were changed: refused by name, whoever asks."""
     files = dict(registry.load(world.first)[1])
-    weights = load(files[WEIGHTS])
+    weights = load(files[WEIGHTS_FILE])
     weights["prior"][3] = np.nan
     before = answer(http)
-    registry.publish(files | {WEIGHTS: save(weights)}, {}, version="nan")
+    registry.publish(files | {WEIGHTS_FILE: save(weights)}, {}, version="nan")
     registry.publish(files, {}, version="bitten", activate=False)
-    path = server.data / MODELS_FOLDER / "versions" / "bitten" / WEIGHTS
+    path = server.data / MODELS_FOLDER / "versions" / "bitten" / WEIGHTS_FILE
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     end = time.monotonic() + PATIENCE
@@ -171,13 +171,13 @@ def test_a_broken_version_never_replaces_a_good_one(
         time.sleep(0.02)
     degraded = before | {"degraded": True}  # what was made current is not what answers
     assert answer(http) == degraded
-    for version, reason in (("nan", "prior is not finite"), ("bitten", WEIGHTS)):
+    for version, reason in (("nan", "prior is not finite"), ("bitten", WEIGHTS_FILE)):
         refused = http.post(f"/v1/models/{version}/activate")
         assert refused.status_code == 409
         assert reason in refused.json()["detail"]
         assert answer(http) == degraded
     broken = {m["version"]: m["broken"] for m in http.get("/v1/models").json()["models"]}
-    assert WEIGHTS in broken["bitten"]
+    assert WEIGHTS_FILE in broken["bitten"]
     assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
     assert registry.current() == world.first
     assert answer(http) == before

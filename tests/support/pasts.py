@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.history_encoder import EncoderState
+from models.encoder.history_encoder import EncoderCache
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
@@ -40,7 +40,7 @@ def told_snapshot() -> Snapshot:
 
 def basket_snapshot() -> Snapshot:
     """The same once more, of baskets that people come back to."""
-    model = random_model(11, window=WINDOW, baskets=True, again=True)
+    model = random_model(11, window=WINDOW, next_basket=True, repeat_consumption=True)
     return small_snapshot(ITEMS, model)
 
 
@@ -53,11 +53,11 @@ def appends(snapshot: Snapshot) -> Iterator[list[int]]:
     counts: list[int] = []
     many, one = encoder.append, stepper.append
 
-    def several(state: EncoderState, events: Tensor, timestamps: Tensor) -> EncoderState:
+    def several(state: EncoderCache, events: Tensor, timestamps: Tensor) -> EncoderCache:
         counts.append(len(events))
         return many(state, events, timestamps)
 
-    def single(state: EncoderState, event: Tensor, timestamp: int) -> EncoderState:
+    def single(state: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
         counts.append(1)
         return one(state, event, timestamp)
 
@@ -132,9 +132,9 @@ class Loop:
             snapshot.model,
             HEADS,
             WINDOW,
-            dislike=shape.dislike,
+            dislike=shape.dislike_type,
             dislike_heads=shape.dislike_heads,
-            baskets=shape.baskets,
+            baskets=shape.next_basket,
         )
         self.shape = shape
         content = snapshot.catalogue.content.astype(np.float64)
@@ -198,13 +198,13 @@ class Loop:
 
     def _again(self, target: int, summary: NDArray[np.float64]) -> float:
         """What it adds that the user took the target before."""
-        if not (self.shape.baskets and self.shape.again):
+        if not (self.shape.next_basket and self.shape.repeat_consumption):
             return 0.0
         return self.reference.again(summary, self._same(target))
 
     def _same(self, target: int) -> list[bool]:
         """Which of the newest events are on the target, and no dislike of it."""
-        return [self.rows[row] == target and not 0 <= self.shape.dislike == self.types[row]
+        return [self.rows[row] == target and not 0 <= self.shape.dislike_type == self.types[row]
                 for row in self.recent]  # fmt: skip
 
     def shares(self, target: int) -> NDArray[np.float64]:
@@ -225,7 +225,7 @@ class Loop:
             whole = self.reference.transitions(self.summary, self.trained, target_row(target))
             out += whole * shares / shares.sum()
         same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
-        if same and self.shape.baskets and not options.exclude_self:
+        if same and self.shape.next_basket and not options.exclude_self:
             out[same] += self._again(target, self.summary) / len(same)
         return out
 

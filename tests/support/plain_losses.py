@@ -33,7 +33,7 @@ class PlainLosses:
         self.log, self.told = log, told
         shape = model.config
         self.reference = ReferenceModel(
-            model, shape.heads, dislike=shape.dislike, dislike_heads=shape.dislike_heads
+            model, shape.heads, dislike=shape.dislike_type, dislike_heads=shape.dislike_heads
         )
         items = range(log.n_items)
         self.vectors = [
@@ -42,12 +42,16 @@ class PlainLosses:
         prior = model.prior.tolist()
         self.prior = [model.new_prior.item() if row in new else prior[row] for row in items]
         self.encoder = model.encoder is not None
-        self.counted = self.encoder and model.config.followers > 0
+        self.counted = self.encoder and model.config.transitions_per_item > 0
         self.new = new
         self.shape = shape
         # decay, depth and power: see models.recommender.transition_counts
-        self.reach = (1.0, 180, 1) if shape.baskets else (0.3, 8, 2)
-        self.trend = [] if model.trend is None else model.trend.tolist()
+        self.reach = (1.0, 180, 1) if shape.next_basket else (0.3, 8, 2)
+        self.trend = (
+            []
+            if model.recent_popularity_weight is None
+            else model.recent_popularity_weight.tolist()
+        )
 
     def at(self, begin: int, end: int) -> list[tuple[Array, Array, int, set[int]]]:
         """Of each target that something is known before: sequence + transitions + prior and the
@@ -68,12 +72,12 @@ class PlainLosses:
         out = []
         for t in range(1, len(rows)):
             seen = t  # how many events
-            while self.shape.baskets and seen and times[seen - 1] == times[t]:
+            while self.shape.next_basket and seen and times[seen - 1] == times[t]:
                 seen -= 1
             if not seen:
                 continue
             recent = rows[:seen][::-1]
-            liked = [type_ != self.shape.dislike for type_ in types[:seen]][::-1]
+            liked = [type_ != self.shape.dislike_type for type_ in types[:seen]][::-1]
             at = times[t] if self.told else times[seen - 1]
             trends = self._trends(times[t])
             first, whole = np.zeros(log.n_items), np.zeros(log.n_items)
@@ -84,7 +88,7 @@ class PlainLosses:
                 if self.counted:
                     known = () if item in self.new else recent
                     first[item] += self._transitions(summary, known, item, own)
-                if self.counted and self.shape.baskets and self.shape.again:
+                if self.counted and self.shape.next_basket and self.shape.repeat_consumption:
                     first[item] += self._again(summary, recent[:180], liked, item)
                 alpha, gain = self.reference.attention(
                     self.vectors[item],
@@ -111,7 +115,7 @@ class PlainLosses:
             counts = np.zeros(log.n_items + 1)
             for item, when, type_ in zip(log.items, log.timestamps, log.types, strict=True):
                 past = today - (when - start) // day
-                if past > 0 and (log.dislike < 0 or type_ != log.dislike):
+                if past > 0 and (log.dislike_type < 0 or type_ != log.dislike_type):
                     counts[item] += 0.5 ** (past / half_life)
             added += weight * np.log((counts + 1) / (counts[:-1].mean() + 1))
         return list(added)
@@ -122,7 +126,9 @@ class PlainLosses:
         """How often the user took it themselves."""
         times = sum(good for row, good in zip(recent, liked, strict=False) if row == item)
         state = self.reference.state
-        scale = float(state["scale.weight"][1] @ summary + state["scale.bias"][1])
+        scale = float(
+            state["transition_scale.weight"][1] @ summary + state["transition_scale.bias"][1]
+        )
         return scale * math.log(1 + times)
 
     def _transitions(
@@ -135,7 +141,9 @@ class PlainLosses:
             there = self.reference.follows(row, item)
             total += decay**k * max(0.0, there - own.get((row, item), 0.0))
         state = self.reference.state
-        scale = float(state["scale.weight"][0] @ summary + state["scale.bias"][0])
+        scale = float(
+            state["transition_scale.weight"][0] @ summary + state["transition_scale.bias"][0]
+        )
         return scale * math.log(1 + 2 * total)
 
     def _own(self, user: int) -> dict[tuple[int, int], float]:
@@ -143,7 +151,7 @@ class PlainLosses:
         items, types = mine.items.tolist(), mine.types.tolist()
         pairs: dict[tuple[int, int], float] = defaultdict(float)
         for late in range(len(items)):
-            if self.log.dislike >= 0 and types[late] == self.log.dislike:
+            if self.log.dislike_type >= 0 and types[late] == self.log.dislike_type:
                 continue
             for early in range(max(0, late - 20), late):
                 pairs[items[early], items[late]] += 1 / (late - early) ** self.reach[2]
@@ -158,12 +166,12 @@ def worths(
     baskets: leaves out what is of the window's first basket; new: what the user had counts nothing.
     """
     liked = [float(weight) for weight, type_ in zip(log.weights, log.types, strict=True)
-             if type_ != log.dislike]  # fmt: skip
+             if type_ != log.dislike_type]  # fmt: skip
     middle = statistics.median(liked)
     before = int(log.offsets[log.users[begin]])
     return [
         0.0
-        if log.types[at] == log.dislike or (new and log.items[at] in log.items[before:at])
+        if log.types[at] == log.dislike_type or (new and log.items[at] in log.items[before:at])
         else min(10.0, max(0.1, log.weights[at] / middle))
         for at in range(begin + 1, end)
         if not baskets or log.timestamps[at] > log.timestamps[begin]

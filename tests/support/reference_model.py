@@ -71,17 +71,17 @@ class ReferenceModel:
 
     def vector(self, row: int, content: NDArray[np.floating]) -> Array:
         """The item tower: the id's embedding, where there is one, and the projected text."""
-        vector = self.state["content.weight"] @ content.astype(np.float64)
-        return vector + self.state["ids.weight"][row] if row >= 0 else vector
+        vector = self.state["content_projection.weight"] @ content.astype(np.float64)
+        return vector + self.state["id_embedding.weight"][row] if row >= 0 else vector
 
     def project(self, vector: Array) -> dict[str, Array]:
         """Query, key, value and output of one item vector, [H, d] each."""
         known = self._projected.get(vector.tobytes())
         if known is not None:
             return known
-        normed = self._norm("norm", vector)
-        w = {name: self.state[f"cross.w_{name}.weight"] for name in ("q", "k", "o")}
-        w["v"] = self.state.get("cross.w_v.weight", w["k"])
+        normed = self._norm("item_norm", vector)
+        w = {name: self.state[f"cross_attention.w_{name}.weight"] for name in ("q", "k", "o")}
+        w["v"] = self.state.get("cross_attention.w_v.weight", w["k"])
         parts = {
             "query": (w["q"] @ normed).reshape(self.heads, -1),
             "key": (w["k"] @ normed).reshape(self.heads, -1),
@@ -95,11 +95,11 @@ class ReferenceModel:
 
     def read(self, vector: Array, kind: int, weight: float) -> Array:
         """What the encoder reads of an event on an item; a type below 0 is not known."""
-        if "kinds.loudness" not in self.state:
+        if "event_embedding.log_weight_embedding" not in self.state:
             return vector
-        read: Array = vector + math.log(weight) * self.state["kinds.loudness"]
-        if kind >= 0 and "kinds.kind" in self.state:
-            read = read + self.state["kinds.kind"][kind]
+        read: Array = vector + math.log(weight) * self.state["event_embedding.log_weight_embedding"]
+        if kind >= 0 and "event_embedding.type_embedding" in self.state:
+            read = read + self.state["event_embedding.type_embedding"][kind]
         return read
 
     def may_see(self, head: int, kind: int) -> bool:
@@ -131,7 +131,7 @@ class ReferenceModel:
         for t in range(len(x)):
             at = None if asked is None else asked[t]
             bucket = 40 if at is None else age_bucket(at - times[t])
-            query = x[t] + state["encoder.asked_gap.weight"][bucket]
+            query = x[t] + state["encoder.request_gap.weight"][bucket]
             when = times[t] if at is None else at
             last = self._block(blocks - 1, query, x[: t + 1], times[: t + 1], when)
             out.append(self._norm("encoder.norm_out", last))
@@ -145,10 +145,10 @@ class ReferenceModel:
         A request at a time is no later than the horizon allows; None = the time is not told.
         """
         if "encoder.gap.weight" not in self.state or not len(vectors):
-            return np.zeros(self.state["content.weight"].shape[0])
+            return np.zeros(self.state["content_projection.weight"].shape[0])
         start = window_start(len(vectors), self.window)
         if at is not None:
-            at = min(at, times[-1] + int(self.state["horizon"]))
+            at = min(at, times[-1] + int(self.state["max_request_gap"]))
         asked = [None] * (len(vectors) - start - 1) + [at]
         return self.summaries(vectors[start:], times[start:], asked)[-1]
 
@@ -156,7 +156,7 @@ class ReferenceModel:
         """How often one item followed another, by rows of the id embedding; -1 is no row."""
         if item < 0 or target < 0:
             return 0.0
-        columns, counts = self.state["columns"][item], self.state["counts"][item]
+        columns, counts = self.state["transition_items"][item], self.state["transition_sums"][item]
         return sum(
             float(count)
             for column, count in zip(columns.tolist(), counts.tolist(), strict=True)
@@ -179,7 +179,10 @@ class ReferenceModel:
         return self._scale(1, summary) * math.log(1 + sum(same[: self.depth]))
 
     def _scale(self, count: int, summary: Array) -> float:
-        weight, bias = self.state["scale.weight"][count], self.state["scale.bias"][count]
+        weight, bias = (
+            self.state["transition_scale.weight"][count],
+            self.state["transition_scale.bias"][count],
+        )
         return float(weight @ summary + bias)
 
     def attention(
@@ -207,8 +210,8 @@ class ReferenceModel:
                 score += self._recency("recency", head, distances[j], ages[j])
                 score += math.log(weights[j])
                 kind = -1 if types is None else types[j]
-                if kind >= 0 and "kind_bias.bias" in self.state:
-                    score += self.state["kind_bias.bias"][head, kind]
+                if kind >= 0 and "type_bias.bias" in self.state:
+                    score += self.state["type_bias.bias"][head, kind]
                 seen = (visible is None or visible[j]) and self.may_see(head, kind)
                 scores.append(score if seen else -math.inf)
                 gain[head, j] = self.project(values[j])["value"][head] @ asked["output"][head]

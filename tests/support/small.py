@@ -15,14 +15,14 @@ from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.history.user_history import UserHistory
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import Followers
+from models.recommender.transition_counts import TransitionCounts
 
 DIMENSION = 8  # of the text embeddings
 TYPES = ("view", "dislike", "purchase")  # of the models that know several
-TOLD: dict[str, Any] = {"types": 3, "dislike": 1, "dislike_heads": 1}  # their shape
+TOLD: dict[str, Any] = {"n_event_types": 3, "dislike_type": 1, "dislike_heads": 1}  # their shape
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 
@@ -39,13 +39,21 @@ def encode(texts: Sequence[str]) -> NDArray[np.float32]:
 
 def random_model(seed: int = 0, **shape: Any) -> Recommender:
     """A recommender in which no weight has its initial value, so that none can be forgotten."""
-    given: dict[str, Any] = {"items": 12, "content": DIMENSION, "dim": 12, "heads": 3, "blocks": 2}
-    model = Recommender(RecommenderConfig(**given | {"followers": 5} | shape))
-    kept = random_followers(seed, model.config.items, model.config.followers)
+    given: dict[str, Any] = {
+        "n_items": 12,
+        "content_dim": DIMENSION,
+        "dim": 12,
+        "heads": 3,
+        "blocks": 2,
+    }
+    model = Recommender(RecommenderConfig(**given | {"transitions_per_item": 5} | shape))
+    kept = random_followers(seed, model.config.n_items, model.config.transitions_per_item)
     lately = None
-    if model.lately is not None:
-        lately = torch.randn(model.lately.shape, generator=torch.Generator().manual_seed(seed))
-    model.memorise(kept, 2 * DAY, lately)
+    if model.recent_popularity is not None:
+        lately = torch.randn(
+            model.recent_popularity.shape, generator=torch.Generator().manual_seed(seed)
+        )
+    model.load_statistics(kept, 2 * DAY, lately)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         own = model.new_prior  # drawn last: what the others are does not hang on there being one
@@ -62,7 +70,7 @@ def random_model(seed: int = 0, **shape: Any) -> Recommender:
     return model.eval()
 
 
-def random_followers(seed: int, items: int, most: int) -> Followers:
+def random_followers(seed: int, items: int, most: int) -> TransitionCounts:
     """None to `most` distinct followers of each item, the most frequent first."""
     rng = np.random.default_rng(seed)
     columns = np.full((items, most), items, dtype=np.int32)
@@ -71,7 +79,7 @@ def random_followers(seed: int, items: int, most: int) -> Followers:
         some = int(rng.integers(0, min(most, items) + 1))
         columns[row, :some] = rng.choice(items, some, replace=False)
         counts[row, :some] = np.sort(rng.exponential(2, some))[::-1]
-    return Followers(torch.from_numpy(columns), torch.from_numpy(counts))
+    return TransitionCounts(torch.from_numpy(columns), torch.from_numpy(counts))
 
 
 def entries(count: int, first: int = 0) -> list[ItemEntry]:
@@ -87,13 +95,13 @@ def catalogue(count: int) -> Catalogue:
     return Catalogue.empty(DIMENSION).updated(entries(count), [], encode)
 
 
-def trained(model: Recommender, counts: ArrayLike | None = None) -> Trained:
+def trained(model: Recommender, counts: ArrayLike | None = None) -> TrainedModel:
     """The model as trained on items i0, i1, …"""
-    items = model.config.items
+    items = model.config.n_items
     given = np.arange(items) + 1 if counts is None else np.asarray(counts)
     ids = tuple(f"i{n}" for n in range(items))
-    types = TYPES[: model.config.types]
-    return Trained(model, ids, given.astype(np.int64), "fake", {"note": "small"}, types)
+    types = TYPES[: model.config.n_event_types]
+    return TrainedModel(model, ids, given.astype(np.int64), "fake", {"note": "small"}, types)
 
 
 def snapshot(

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.data.interactions import Events, Interactions
+from models.data.interactions import Interactions, UserEvents
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory, encode
 from models.ranking.scoring import score
 
 
-class ServedRanker:
+class SnapshotRanker:
     """Scores a whole catalogue for one user after the other, trained items and new ones alike.
 
-    `RecommenderRanker` does the same many times faster, where every item was trained.
+    `ModelRanker` does the same many times faster, where every item was trained.
     """
 
     name = "heed"
@@ -49,13 +49,13 @@ class ServedRanker:
         out[:, ~self._snapshot.has_vector] = -np.inf
         return out
 
-    def _one(self, events: Events, asked: int | None) -> NDArray[np.float32]:
+    def _one(self, events: UserEvents, asked: int | None) -> NDArray[np.float32]:
         user = requester(self._snapshot, events, asked)
         totals: NDArray[np.float32] = score(self._snapshot, user, self._rows).total.numpy()
         return totals
 
 
-def requester(snapshot: Snapshot, events: Events, asked: int | None = None) -> UserMemory:
+def requester(snapshot: Snapshot, events: UserEvents, asked: int | None = None) -> UserMemory:
     """The memory of a user of a log.
 
     Args:
@@ -78,5 +78,5 @@ def _untold(snapshot: Snapshot, history: UserHistory) -> Tensor | None:
     if encoder is None or read is None or not len(read.state):
         return None
     with torch.inference_mode():
-        summary: Tensor = encoder.summarise(read.state)
+        summary: Tensor = encoder.user_state(read.state)
     return summary

@@ -38,15 +38,15 @@ QUICK = Preset(
     dim=32,
     blocks=2,
     dropout=0.1,
-    followers=20,
-    config=TrainConfig(
+    transitions_per_item=20,
+    train_config=TrainConfig(
         epochs=10,
         attention_epochs=4,
         batch_tokens=120,
-        attention_tokens=120,
-        warmup=20,
+        attention_batch_tokens=120,
+        warmup_steps=20,
         learning_rate=3e-3,
-        average=0.9,
+        ema_decay=0.9,
     ),
 )
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.recommender.config import RecommenderConfig
-from models.recommender.recent_popularity import Trends
+from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import followers
-from models.training.fit import Fitted, TrainConfig, fit
-from models.training.log_profile import returns
+from models.recommender.transition_counts import transition_counts
+from models.training.fit import TrainConfig, TrainingResult, fit
+from models.training.log_profile import has_repeat_consumption
 from tests.support.small import DAY, DIMENSION, SECOND, encode, random_model
 
 # Everything trains in a second or two: small batches, long steps, a short memory of weights.
@@ -21,11 +21,11 @@ QUICK = TrainConfig(
     epochs=12,
     validate_every=1,
     learning_rate=1e-2,
-    warmup=10,
+    warmup_steps=10,
     batch_tokens=80,
-    attention_tokens=80,
-    drop_id=0.0,
-    average=0.9,
+    attention_batch_tokens=80,
+    id_dropout=0.0,
+    ema_decay=0.9,
 )
 
 
@@ -33,7 +33,7 @@ def tiny(items: int, **more: Any) -> RecommenderConfig:
     """A model of one block; what is named is changed."""
     shape: dict[str, Any] = {"dim": 16, "heads": 2, "blocks": 1, "window": 16, "dropout": 0.0}
     return RecommenderConfig(
-        **{"items": items, "content": DIMENSION, "followers": 4} | shape | more
+        **{"n_items": items, "content_dim": DIMENSION, "transitions_per_item": 4} | shape | more
     )
 
 
@@ -42,10 +42,10 @@ def content(items: int) -> NDArray[np.float32]:
     return encode([f"title {n}" for n in range(items)])
 
 
-def train(log: Interactions, config: TrainConfig = QUICK, **more: Any) -> Fitted:
+def train(log: Interactions, config: TrainConfig = QUICK, **more: Any) -> TrainingResult:
     """`fit` on small texts, of the tiny shape unless another is given."""
     shape = more.pop("shape", tiny(log.n_items))
-    return fit(log, content(log.n_items), shape=shape, config=config, **more)
+    return fit(log, content(log.n_items), model_config=shape, train_config=config, **more)
 
 
 def drawn_log(seed: int, lengths: list[int], items: int, *, again: bool = True) -> Interactions:
@@ -71,9 +71,11 @@ def counted_model(seed: int, log: Interactions, *, most: int = 4, **shape: Any) 
 
     It looks for what users had where they come back, unless it is told not to.
     """
-    shape = {"again": returns(log)} | shape
-    model = random_model(seed, items=log.n_items, followers=most, **shape)
+    shape = {"repeat_consumption": has_repeat_consumption(log)} | shape
+    model = random_model(seed, n_items=log.n_items, transitions_per_item=most, **shape)
     if most:
-        lately = Trends(log).now if model.config.baskets else None
-        model.memorise(followers(log, most, model.reach), 2 * DAY, lately)
+        lately = RecentPopularity(log).latest if model.config.next_basket else None
+        model.load_statistics(
+            transition_counts(log, most, model.cooccurrence_window), 2 * DAY, lately
+        )
     return model

@@ -12,8 +12,8 @@ from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.history.user_history import UserHistory
 from models.history.user_memory import EncodedHistory, encode
-from models.recommender.artifact import Trained
-from models.training.presets import NAMES, choose
+from models.recommender.artifact import TrainedModel
+from models.training.presets import PRESET_NAMES, choose_preset
 from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
 from tests.benchmarks.workload.ground import random_model
 
@@ -50,17 +50,19 @@ class Grown:
 def measure(rounds: int, *, told: Told = silent) -> list[Grown]:
     """Each preset's shape, with weights that were not trained; `rounds` of each timing."""
     found = []
-    for number, name in enumerate(NAMES):
-        told(number, len(NAMES))
+    for number, name in enumerate(PRESET_NAMES):
+        told(number, len(PRESET_NAMES))
         found.append(_grown(name, rounds))
-    told(len(NAMES), len(NAMES))
+    told(len(PRESET_NAMES), len(PRESET_NAMES))
     return found
 
 
 def _grown(name: str, rounds: int) -> Grown:
-    preset = choose(10**6, _ITEMS, name)
+    preset = choose_preset(10**6, _ITEMS, name)
     model = random_model(_ITEMS, content=_CONTENT, dim=preset.dim, blocks=preset.blocks)
-    trained = Trained(model, tuple(map(str, range(_ITEMS))), np.ones(_ITEMS, np.int64), "none", {})
+    trained = TrainedModel(
+        model, tuple(map(str, range(_ITEMS))), np.ones(_ITEMS, np.int64), "none", {}
+    )
     snapshot = Snapshot.build(
         "random", trained, Catalogue.empty(_CONTENT), np.zeros(0, np.int64), index_from=_ITEMS + 1
     )

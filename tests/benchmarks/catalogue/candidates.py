@@ -19,7 +19,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
 from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidates
 from models.ranking.scoring import score
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.recommender.target_attention import candidate_keys, candidate_query
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
 from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
@@ -168,7 +168,7 @@ def measure(
 
 def _copies(snapshot: Snapshot, sizes: Sequence[int]) -> list[int]:
     """How often each trained item is there in the least catalogues that reach those sizes."""
-    n = snapshot.trained.model.config.items if snapshot.trained else 0
+    n = snapshot.trained.model.config.n_items if snapshot.trained else 0
     wanted = {-(-size // n) for size in sizes if size >= INDEX_FROM} if n > 1 else set()
     return sorted(wanted - {1})
 
@@ -177,7 +177,7 @@ def random_snapshot(items: int) -> Snapshot:
     """So many items without texts, by a model without training, and no index over them."""
     ids = tuple(str(number) for number in range(items))
     model = random_model(items, content=_CONTENT)
-    trained = Trained(model, ids, np.ones(items, dtype=np.int64), "none", {})
+    trained = TrainedModel(model, ids, np.ones(items, dtype=np.int64), "none", {})
     empty = Catalogue.empty(_CONTENT)
     return Snapshot.build("random", trained, empty, np.zeros(0, np.int64), index_from=items + 1)
 

@@ -16,7 +16,7 @@ from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.recommender.recommender import Recommender
-from models.training.presets import kept_followers
+from models.training.presets import max_transitions_per_item
 
 _PART = 512  # items whose distances to all others are held at once
 
@@ -33,29 +33,29 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     Raises ValueError for a snapshot without a trained model, or with less than two trained items.
     """
     trained = snapshot.trained
-    if trained is None or trained.model.config.items < 2:
+    if trained is None or trained.model.config.n_items < 2:
         raise ValueError("only a trained model of two items and more can be enlarged")
     generator = torch.Generator().manual_seed(seed)
-    old, n = trained.model, trained.model.config.items
+    old, n = trained.model, trained.model.config.n_items
     rows = torch.from_numpy(snapshot.catalogue.rows(trained.item_ids).astype(np.int64))
-    kept = min(old.config.followers, kept_followers(n * copies))
-    model = Recommender(replace(old.config, items=n * copies, followers=kept))
+    kept = min(old.config.transitions_per_item, max_transitions_per_item(n * copies))
+    model = Recommender(replace(old.config, n_items=n * copies, transitions_per_item=kept))
     state = old.state_dict()
     noise = torch.randn(n * copies, old.config.dim, generator=generator)
     noise *= _nearest(snapshot.tables.vectors[rows]).median() / old.config.dim**0.5
     noise[:n] = 0.0
-    columns = state["columns"][:, :kept].repeat(copies, 1)
+    columns = state["transition_items"][:, :kept].repeat(copies, 1)
     own = torch.randint(copies, columns.shape, generator=generator, dtype=columns.dtype)
     state |= {
-        "ids.weight": state["ids.weight"].repeat(copies, 1) + noise,
+        "id_embedding.weight": state["id_embedding.weight"].repeat(copies, 1) + noise,
         "prior": state["prior"].repeat(copies),
-        "columns": torch.where(columns < n, columns + n * own, n * copies),
-        "counts": state["counts"][:, :kept].repeat(copies, 1),
+        "transition_items": torch.where(columns < n, columns + n * own, n * copies),
+        "transition_sums": state["transition_sums"][:, :kept].repeat(copies, 1),
     }
     model.load_state_dict(state)
     ids = tuple(f"{copy}:{id_}" for copy in range(copies) for id_ in trained.item_ids)
     made = replace(
-        trained, model=model.eval(), item_ids=ids, counts=np.tile(trained.counts, copies)
+        trained, model=model.eval(), item_ids=ids, item_counts=np.tile(trained.item_counts, copies)
     )
     empty = Catalogue.empty(snapshot.catalogue.dimension, Vocabulary(ids))
     catalogue = replace(
@@ -63,7 +63,9 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
         content_rows=CowArray(np.tile(snapshot.catalogue.content[rows.numpy()], (copies, 1))),
         has_content=np.tile(snapshot.catalogue.has_content[rows.numpy()], copies),
     )
-    return Snapshot.build(snapshot.version, made, catalogue, made.counts, index_from=n * copies + 1)
+    return Snapshot.build(
+        snapshot.version, made, catalogue, made.item_counts, index_from=n * copies + 1
+    )
 
 
 def moved(
@@ -78,7 +80,7 @@ def moved(
         seed: of which copies.
     """
     generator = np.random.default_rng(seed)
-    n = snapshot.trained.model.config.items if snapshot.trained else 0
+    n = snapshot.trained.model.config.n_items if snapshot.trained else 0
     copies = len(large.catalogue) // max(1, n)
     rows = snapshot.trained_rows.numpy()
 

@@ -94,9 +94,9 @@ def measure(
         Unavailable: when the server does not answer.
     """
     trained = source.snapshot.trained
-    if trained is None or trained.model.config.items <= 1:
+    if trained is None or trained.model.config.n_items <= 1:
         raise Invalid("", "there is no trained model to recommend from a large catalogue: train")
-    copies = -(-items // trained.model.config.items)
+    copies = -(-items // trained.model.config.n_items)
     progress = told("items")
     progress(0, 1)
     large = enlarged(source.snapshot, copies)
@@ -218,7 +218,7 @@ def _stored(
         target = Path(folder)
         asyncio.run(fill(target))
         if large.trained is not None:
-            Registry(target / MODELS_FOLDER).publish(large.trained.pack(), {"metrics": {}})
+            Registry(target / MODELS_FOLDER).publish(large.trained.to_files(), {"metrics": {}})
         yield target
 
 

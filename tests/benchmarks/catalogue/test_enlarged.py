@@ -64,10 +64,10 @@ def test_copies_are_as_far_from_their_item_as_its_neighbours(
 
 def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snapshot) -> None:
     """Each copy of an item has the item's counts, each of a copy of what followed the item."""
-    old, new = small.model.followers, large.model.followers
+    old, new = small.model.transition_counts, large.model.transition_counts
     for row in range(COPIES * N):
-        before = old.columns[row % N].tolist()
-        after = new.columns[row].tolist()
+        before = old.items[row % N].tolist()
+        after = new.items[row].tolist()
         for wanted, found in zip(before, after, strict=True):
             if wanted == N:
                 assert found == COPIES * N
@@ -75,7 +75,7 @@ def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snaps
                 assert found < COPIES * N
                 assert found % N == wanted
         assert new.counts[row].tolist() == old.counts[row % N].tolist()
-    assert len(set((new.columns[new.columns < COPIES * N] // N).tolist())) == COPIES
+    assert len(set((new.items[new.items < COPIES * N] // N).tolist())) == COPIES
 
 
 def test_users_did_the_same_to_copies(small: Snapshot, large: Snapshot) -> None:

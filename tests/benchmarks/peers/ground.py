@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import Task, protocol_a
-from models.recommender.artifact import Trained
-from models.training.presets import Preset, choose
+from models.evaluation.protocols import EvaluationTask, protocol_a
+from models.recommender.artifact import TrainedModel
+from models.training.presets import Preset, choose_preset
 from service import datasets
 from service.cli import progress_bars
 from service.cli.console import one_store
@@ -51,7 +51,7 @@ class Ground:
     data: Path
     dataset: str
     preset: Preset
-    task: Task
+    task: EvaluationTask
     item_ids: tuple[str, ...]  # rows of the task's items
 
     @property
@@ -84,9 +84,9 @@ def prepared(
     encoder = open_encoder(Settings.read().encoder)
     corpus = training_corpus.read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)
-    chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
+    chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
     item_ids = tuple(corpus.item_ids[row] for row in task.items)
-    name = f"{dataset}-{chosen.name}-{chosen.config.epochs}-epochs"
+    name = f"{dataset}-{chosen.name}-{chosen.train_config.epochs}-epochs"
     folder = data / PEERS_FOLDER / name
     ground = Ground(folder, dataset, chosen, task, item_ids)
     if folder.is_dir():
@@ -142,13 +142,13 @@ def _train(
     with progress_bars.bars(console) as told:
         done = fitted(task.train, content, task.validation, preset, 0, told)
     counts = task.train.liked().item_counts()
-    types = corpus.types[: done.model.config.types]
-    trained = Trained(done.model, ground.item_ids, counts, encoder, {}, types)
+    types = corpus.types[: done.model.config.n_event_types]
+    trained = TrainedModel(done.model, ground.item_ids, counts, encoder, {}, types)
     described = {"preset": str(preset), "epoch": done.epoch, "seconds": round(done.seconds, 1)}
-    Registry(folder / MODELS_FOLDER).publish(trained.pack(), described)
+    Registry(folder / MODELS_FOLDER).publish(trained.to_files(), described)
 
 
-def _arrays(task: Task, content: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+def _arrays(task: EvaluationTask, content: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
     def log(name: str, events: Interactions) -> dict[str, NDArray[Any]]:
         columns: dict[str, NDArray[Any]] = {
             "users": events.users,

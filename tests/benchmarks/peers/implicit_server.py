@@ -19,7 +19,7 @@ from implicit.cpu.als import AlternatingLeastSquares
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from models.evaluation.metrics import gains
+from models.evaluation.metrics import ndcg_gains
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.served import Lists, Question, serve
 
@@ -39,7 +39,7 @@ def main(path: str) -> None:
     for options in product(FACTORS, REGULARIZATION, ALPHA):
         model = _fitted(options, train)
         lists = model.recommend(users, train[users], N=10)[0]
-        ndcg = float(gains(ranks(lists, targets)).mean())
+        ndcg = float(ndcg_gains(ranks(lists, targets)).mean())
         if ndcg > best:
             best, chosen = ndcg, options
     model = _fitted(chosen, history)

@@ -24,7 +24,7 @@ import litserve
 import numpy as np
 import torch
 
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from service.snapshots.registry import Registry
 from tests.benchmarks.peers.padded import Padded
 
@@ -43,7 +43,7 @@ class Model(litserve.LitAPI):  # type: ignore[misc]  # it is not installed where
         """In the worker."""
         torch.set_num_threads(1)
         _, files, _ = Registry(Path(self._given["models"])).load()
-        trained = Trained.unpack(files)
+        trained = TrainedModel.from_files(files)
         self._model = Padded(trained.model, np.load(self._given["arrays"])["content"])
 
     def batch(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from models.attention.multihead import merge_heads
 from models.data.windows import window_start
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention
-from models.recommender.transition_counts import followed
+from models.recommender.transition_counts import transition_sums
 
 
 class Padded:
@@ -30,8 +30,8 @@ class Padded:
     def __init__(self, model: Recommender, content: NDArray[np.float32]) -> None:
         self._model = model
         with torch.inference_mode():
-            rows = torch.arange(model.config.items)
-            self._tables = model.tables(rows, torch.from_numpy(content))
+            rows = torch.arange(model.config.n_items)
+            self._tables = model.item_tables(rows, torch.from_numpy(content))
 
     @torch.inference_mode()
     def scores(
@@ -73,7 +73,7 @@ class Padded:
             context = scaled_dot_product_attention(queries, keys, values, bias[:, :, None])
             outputs = merge_heads(tables.outputs[:, targets].transpose(0, 1))
             attention = (merge_heads(context) * outputs).sum(-1)
-        transitions = self._model.transitions(summary, counted) if counted.shape[1] else 0.0
+        transitions = self._model.transition_scores(summary, counted) if counted.shape[1] else 0.0
         return sequence + transitions + attention + prior
 
     def _summaries(self, items: Tensor, times: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
@@ -90,23 +90,25 @@ class Padded:
         # Padding may hold anything; the time of what precedes it keeps the ages in range.
         when = torch.where(place < sizes, when, newest[:, None])
         told = when.clone()
-        told[batch, last] = model.within(asked, newest)
-        seen = model.read(
+        told[batch, last] = model.clamp_request_time(asked, newest)
+        seen = model.event_inputs(
             self._tables.vectors[read], torch.zeros_like(read), torch.zeros(read.shape)
         )
-        return model.summaries(seen, when, told)[batch, last]
+        return model.user_states(seen, when, told)[batch, last]
 
     def _counted(self, items: Tensor, lengths: Tensor) -> Tensor:
         """What `Recommender.transitions` counts, [B, S, N], by newest events first."""
         model = self._model
         if not model.has_transitions:
-            return torch.zeros(len(items), 0, model.config.items)
+            return torch.zeros(len(items), 0, model.config.n_items)
         rows = []
         for row, length in zip(items, lengths.tolist(), strict=True):
-            newest = row[:length].flip(0)[: model.reach.depth + 1]
-            counts = [2 * followed(model.followers, newest, model.reach)]
-            if model.counts_own:
-                own = newest[: model.reach.depth]
-                counts.append(torch.bincount(own, minlength=model.config.items).float())
+            newest = row[:length].flip(0)[: model.cooccurrence_window.depth + 1]
+            counts = [
+                2 * transition_sums(model.transition_counts, newest, model.cooccurrence_window)
+            ]
+            if model.counts_repeats:
+                own = newest[: model.cooccurrence_window.depth]
+                counts.append(torch.bincount(own, minlength=model.config.n_items).float())
             rows.append(torch.stack(counts))
         return torch.stack(rows)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation.metrics import gains, hits, standard_error
+from models.evaluation.metrics import hits, ndcg_gains, standard_error
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
 from service.loadtest.client import Response, encode_post
@@ -50,7 +50,7 @@ def judged(peer: Peer, ground: Ground, cases: Sequence[int], told: Told = silent
         if np.isin(items, ground.history(int(test.users[case]))[0]).any():
             raise Unavailable(f"{peer.name} recommended to a user what they had")
     found = ranks(lists, test.targets[list(cases)])
-    hit, gain = hits(found), gains(found)
+    hit, gain = hits(found), ndcg_gains(found)
     errors = standard_error(hit), standard_error(gain)
     return Quality(float(hit.mean()), float(gain.mean()), errors, len(found))
 

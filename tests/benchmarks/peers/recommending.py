@@ -118,7 +118,7 @@ def running(
 
 def sasrec_options(ground: Ground) -> dict[str, Any]:
     """As wide, deep and long as Heed's model, over the whole softmax; the rest its defaults."""
-    shape = ground.preset.shape(len(ground.item_ids), 1)
+    shape = ground.preset.model_config(len(ground.item_ids), 1)
     return {
         "n_factors": shape.dim,
         "n_blocks": shape.blocks,

@@ -22,7 +22,7 @@ from rectools import Columns
 from rectools.dataset import Dataset
 from rectools.models import SASRecModel, load_model
 
-from models.evaluation.metrics import gains
+from models.evaluation.metrics import ndcg_gains
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.served import Lists, Question, serve
 
@@ -41,7 +41,7 @@ def fit(spec: dict[str, Any]) -> None:
     for epoch in range(every, spec["epochs"] + 1, every):
         model.fit_partial(train, min_epochs=every, max_epochs=every)
         told = model.recommend(users, train, k=10, filter_viewed=True)
-        ndcg = float(gains(ranks(_lists(told, users), targets)).mean())
+        ndcg = float(ndcg_gains(ranks(_lists(told, users), targets)).mean())
         # A line on stderr is all the progress there can be: whoever waits for it shows it.
         sys.stderr.write(f"epoch {epoch}/{spec['epochs']}: validation NDCG@10 {ndcg:.4f}\n")
         sys.stderr.flush()

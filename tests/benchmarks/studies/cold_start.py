@@ -15,12 +15,12 @@ from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import Ranker, evaluate
-from models.evaluation.protocols import Task
-from models.recommender.artifact import Trained
+from models.evaluation.protocols import EvaluationTask
+from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.evaluation.compare_models import HEED, Row, Table
 from service.training.train_and_publish import fitted
-from service.training.training_corpus import Told
+from service.training.training_corpus import StageProgressCallback
 from tests.benchmarks.studies.cold_start_rankers import (
     Among,
     AtRandom,
@@ -29,7 +29,7 @@ from tests.benchmarks.studies.cold_start_rankers import (
     Shortened,
     cold_items,
 )
-from tests.support.snapshot_ranker import ServedRanker
+from tests.support.snapshot_ranker import SnapshotRanker
 
 EVENTS = (1, 2, 3, 5)  # that are shown of a user
 KNOWN = f"{HEED}, trained on them"
@@ -51,13 +51,13 @@ class ColdStart(NamedTuple):
 
 
 def measure(
-    task: Task,
+    task: EvaluationTask,
     content: NDArray[np.float32],
     preset: Preset,
     table: Table,
     *,
     seed: int = 0,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
 ) -> ColdStart:
     """Hide a tenth of the items from a training of its own, then users' histories but the newest.
 
@@ -84,13 +84,13 @@ def measure(
 
 
 def new_items(
-    task: Task,
+    task: EvaluationTask,
     content: NDArray[np.float32],
     preset: Preset,
     trained_on_all: Ranker | None = None,
     *,
     seed: int = 0,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
 ) -> NewItems:
     """Judge by targets that were hidden from training and have their text alone.
 
@@ -115,9 +115,11 @@ def new_items(
     ids = tuple(str(row) for row in np.flatnonzero(~cold.hidden).tolist())
     shape, counts = done.model.config, log.liked().item_counts()
     # Rankers know types by their numbers: any names do.
-    types = [DISLIKE if row == shape.dislike else str(row) for row in range(shape.types)]
-    trained = Trained(done.model, ids, counts, "", {}, tuple(types))
-    served = ServedRanker(_snapshot(cold, trained, content))
+    types = [
+        DISLIKE if row == shape.dislike_type else str(row) for row in range(shape.n_event_types)
+    ]
+    trained = TrainedModel(done.model, ids, counts, "", {}, tuple(types))
+    served = SnapshotRanker(_snapshot(cold, trained, content))
     rankers: dict[str, Ranker] = {
         "random": AtRandom(seed),
         "popularity": Popularity.fit(cold.train),
@@ -129,7 +131,7 @@ def new_items(
     seconds = {HEED: done.seconds}
 
     def judged(ranker: Ranker, name: str) -> Row:
-        found = evaluate(ranker, cold.test, exclude_seen=task.exclude_seen, seen=task.seen)
+        found = evaluate(ranker, cold.test, exclude_seen=task.exclude_seen, max_seen=task.max_seen)
         return Row([found], seconds=[seconds.get(name, 0.0)])
 
     return NewItems(
@@ -139,7 +141,7 @@ def new_items(
     )
 
 
-def new_users(task: Task, rankers: Mapping[str, Ranker]) -> dict[int | None, Table]:
+def new_users(task: EvaluationTask, rankers: Mapping[str, Ranker]) -> dict[int | None, Table]:
     """Judge by users of whom the newest events are shown, and by the same with all shown.
 
     Cases are those with as many events before them as are ever shown. What is ranked stays the
@@ -149,7 +151,7 @@ def new_users(task: Task, rankers: Mapping[str, Ranker]) -> dict[int | None, Tab
     cases = task.test.where(history.lengths[task.test.users] >= max(EVENTS))
 
     def judged(ranker: Ranker) -> Row:
-        found = evaluate(ranker, cases, exclude_seen=task.exclude_seen, seen=task.seen)
+        found = evaluate(ranker, cases, exclude_seen=task.exclude_seen, max_seen=task.max_seen)
         return Row([found])
 
     return {
@@ -161,7 +163,7 @@ def new_users(task: Task, rankers: Mapping[str, Ranker]) -> dict[int | None, Tab
     }
 
 
-def _snapshot(cold: ColdItems, trained: Trained, content: NDArray[np.float32]) -> Snapshot:
+def _snapshot(cold: ColdItems, trained: TrainedModel, content: NDArray[np.float32]) -> Snapshot:
     """What would be served: all items with their texts, the hidden ones without training."""
     ids = [str(row) for row in range(len(content))]
     entries = [

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
-from models.evaluation.protocols import Task
+from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 
 _NEWEST = 20  # events whose texts say what a user likes
@@ -40,7 +40,7 @@ class ColdItems(NamedTuple):
         return train, Holdout(cases.users, targets, cases.timestamps, history)
 
 
-def cold_items(task: Task, *, share: float = 0.1, seed: int = 0) -> ColdItems:
+def cold_items(task: EvaluationTask, *, share: float = 0.1, seed: int = 0) -> ColdItems:
     """Hide a random share of a task's items from training, and judge by them alone.
 
     Raises ValueError for a share outside (0, 1).
@@ -106,7 +106,7 @@ class Shortened:
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
         """[B, n_items], the other's."""
-        return self.ranker.scores(history.last(self.events), users, request_times)
+        return self.ranker.scores(history.tail(self.events), users, request_times)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

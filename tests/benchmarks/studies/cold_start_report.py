@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.protocols import Task
+from models.evaluation.protocols import EvaluationTask
 from service.evaluation.compare_models import HEED, Table
 from service.evaluation.comparison_report import differences, interval, numbers, over, pair
 from tests.benchmarks.studies.cold_start import ColdStart
 
 
-def shown(task: Task, found: ColdStart) -> RenderableType:
+def shown(task: EvaluationTask, found: ColdStart) -> RenderableType:
     """Both halves; errors are standard errors over cases."""
     return Group(*_items(task, found), *_users(found))
 
@@ -23,7 +23,7 @@ def as_json(found: ColdStart) -> dict[str, Any]:
 
     def each(table: Table) -> dict[str, Any]:
         return {
-            "cases": table[HEED].test[0].n,
+            "cases": table[HEED].test[0].n_cases,
             "models": {name: numbers(row)["test"][0] for name, row in table.items()},
             "heed_over": over(table),
         }
@@ -41,11 +41,11 @@ def as_json(found: ColdStart) -> dict[str, Any]:
     }
 
 
-def _items(task: Task, found: ColdStart) -> list[RenderableType]:
+def _items(task: EvaluationTask, found: ColdStart) -> list[RenderableType]:
     items = found.items
     grid = RichTable(
         title=f"{items.hidden:,} of {task.train.n_items:,} items never seen in training, known by "
-        f"their text; {items.everything[HEED].test[0].n:,} cases about them"
+        f"their text; {items.everything[HEED].test[0].n_cases:,} cases about them"
     )
     grid.add_column("model")
     for candidates in ("all items", "these alone"):
@@ -67,9 +67,9 @@ def _items(task: Task, found: ColdStart) -> list[RenderableType]:
 
 def _users(found: ColdStart) -> list[RenderableType]:
     names = list(found.users[None])
+    cases = found.users[None][HEED].test[0].n_cases
     grid = RichTable(
-        title=f"Users of whom the newest events are shown, {found.users[None][HEED].test[0].n:,} "
-        "cases; HR@10 / NDCG@10"
+        title=f"Users of whom the newest events are shown, {cases:,} cases; HR@10 / NDCG@10"
     )
     grid.add_column("events shown")
     for name in names:

@@ -45,7 +45,7 @@ def cold_start(
     the hidden items alone; beside Heed stand the baselines, and the model that trained on all.
     """
     training_threads()
-    from models.training.presets import choose
+    from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.evaluation import compare_models
     from service.training import training_corpus
@@ -58,7 +58,7 @@ def cold_start(
         )
     reports = []
     for task in tasks(dataset, "A", corpus.log):
-        chosen = choose(len(task.train), task.train.n_items, preset, epochs=epochs)
+        chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         content = corpus.content[task.items]
         with progress_bars.bars(out) as told:
             table = compare_models.compare(task, content, chosen, first_seed=seed, told=told)

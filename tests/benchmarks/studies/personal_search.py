@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.evaluation.metrics import Difference, paired_bootstrap, reciprocals
-from models.evaluation.protocols import Task
+from models.evaluation.metrics import PairedDifference, paired_bootstrap, reciprocal_ranks
+from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.ranking.search import Matches, personal_bias, ranking
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.domain.queries import Requester, SearchQuery
@@ -30,7 +30,7 @@ from service.engine.search import match_text, score_by_memory
 from service.evaluation.search_quality import searchable
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fitted
-from service.training.training_corpus import Corpus, Told
+from service.training.training_corpus import Corpus, StageProgressCallback
 from tests.support.snapshot_ranker import requester
 
 Encode = Callable[[str], NDArray[np.float32]]
@@ -74,23 +74,23 @@ class Measured:
     chosen_popularity: float  # and what the same of popularity
     without_words: int  # test cases left out
 
-    def gained(self, worth: float) -> Difference:
+    def gained(self, worth: float) -> PairedDifference:
         """In MRR on the test cases, by what is asked for a user rather than for nobody."""
-        return paired_bootstrap(self.test.nobody, self.test.memory[worth], reciprocals, seed=0)
+        return paired_bootstrap(self.test.nobody, self.test.memory[worth], reciprocal_ranks, seed=0)
 
-    def over_popularity(self, worth: float) -> Difference:
+    def over_popularity(self, worth: float) -> PairedDifference:
         """The same over what popularity would do in the memory's place."""
         popular = self.test.popularity[self.chosen_popularity]
-        return paired_bootstrap(popular, self.test.memory[worth], reciprocals, seed=0)
+        return paired_bootstrap(popular, self.test.memory[worth], reciprocal_ranks, seed=0)
 
 
 def mrr(ranks: Ranks) -> float:
     """The mean reciprocal rank."""
-    return float(reciprocals(ranks).mean())
+    return float(reciprocal_ranks(ranks).mean())
 
 
 def measure(
-    task: Task,
+    task: EvaluationTask,
     corpus: Corpus,
     items: Sequence[Item],
     embeddings: EmbeddingCache,
@@ -98,7 +98,7 @@ def measure(
     *,
     seed: int = 0,
     parameters: SearchParameters = DEFAULTS,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
 ) -> Measured:
     """Train without what is held out, choose by the validation cases, and judge by the test cases.
 
@@ -120,8 +120,8 @@ def measure(
     done = fitted(task.train, corpus.content[task.items], task.validation, preset, seed, told)
     ids = tuple(corpus.item_ids[row] for row in task.items.tolist())
     counts = task.train.liked().item_counts()
-    types = corpus.types[: done.model.config.types]
-    trained = Trained(done.model, ids, counts, embeddings.name, {}, types)
+    types = corpus.types[: done.model.config.n_event_types]
+    trained = TrainedModel(done.model, ids, counts, embeddings.name, {}, types)
     snapshot = searchable(items, embeddings, told, trained=trained)
     validation, test = (
         cases_of(snapshot, holdout, ids, items) for holdout in (task.validation, task.test)
@@ -170,7 +170,7 @@ def ranked(
     *,
     grid: Sequence[float] = GRID,
     parameters: SearchParameters = DEFAULTS,
-    told: Told | None = None,
+    told: StageProgressCallback | None = None,
     stage: str = "validation cases",
 ) -> Ranked:
     """Search for every case: for nobody, for the user, and by popularity in the user's place.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models.evaluation.protocols import Task, protocol_a
+from models.evaluation.protocols import EvaluationTask, protocol_a
 from models.text.static_encoder import StaticEncoder
 from service.evaluation import compare_models
 from service.evaluation.compare_models import HEED
@@ -23,13 +23,13 @@ from tests.benchmarks.studies import cold_start, cold_start_report
 from tests.benchmarks.studies.cold_start import ColdStart
 from tests.support.tiny import QUICK, World
 
-FAST = replace(QUICK, config=replace(QUICK.config, epochs=6, attention_epochs=1))
+FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attention_epochs=1))
 
 
 @pytest.fixture(scope="module")
 def measured(
     world: World, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Task, compare_models.Table, ColdStart]:
+) -> tuple[EvaluationTask, compare_models.Table, ColdStart]:
     """The small world, trained with all of its items and without some."""
     data = world.copy(tmp_path_factory.mktemp("cold") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
@@ -44,7 +44,7 @@ def measured(
 
 
 def test_all_models_rank_the_same_cases(
-    measured: tuple[Task, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
 ) -> None:
     """Cases about new items are few, and those of users are the same however much is shown."""
     task, _, found = measured
@@ -52,17 +52,17 @@ def test_all_models_rank_the_same_cases(
     names = ["random", "popularity", "likeness of texts", HEED, cold_start.KNOWN]
     for table in (found.items.everything, found.items.unseen):
         assert list(table) == names
-        counts = {row.test[0].n for row in table.values()}
+        counts = {row.test[0].n_cases for row in table.values()}
         assert len(counts) == 1
         assert 0 < counts.pop() < len(task.test)
     assert list(found.users) == [1, 2, 3, 5, None]
     for table in found.users.values():
         assert list(table) == ["popularity", "EASE", "transition counts", HEED]
-        assert {row.test[0].n for row in table.values()} == {len(task.test)}
+        assert {row.test[0].n_cases for row in table.values()} == {len(task.test)}
 
 
 def test_new_items_are_ranked_by_their_texts(
-    measured: tuple[Task, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
 ) -> None:
     """Popularity puts them last of all; among themselves texts tell the genre, and chance not."""
     items = measured[2].items
@@ -74,7 +74,7 @@ def test_new_items_are_ranked_by_their_texts(
 
 
 def test_what_is_known_of_popularity_needs_no_history(
-    measured: tuple[Task, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
 ) -> None:
     """Its figures stay; those of the others with all shown are the main table's."""
     task, table, found = measured
@@ -86,13 +86,13 @@ def test_what_is_known_of_popularity_needs_no_history(
 
 
 def test_one_event_shown_is_a_history_of_one(
-    measured: tuple[Task, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
 ) -> None:
     """Heed's ranks are those over histories cut to one event, less what is left out of ranks."""
     task, table, found = measured
     ranker = table[HEED].ranker
     assert ranker is not None
-    cut = replace(task.test, history=task.test.history.last(1))
+    cut = replace(task.test, history=task.test.history.tail(1))
     scores = ranker.scores(cut.history, cut.users, None)
     wanted = []
     for row, user, target in zip(scores, cut.users, cut.targets, strict=True):
@@ -102,7 +102,7 @@ def test_one_event_shown_is_a_history_of_one(
 
 
 def test_no_case_about_new_items_is_said(
-    measured: tuple[Task, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
 ) -> None:
     """Where nobody took a hidden item there is nothing to judge by, which comes before training."""
     task = measured[0]
@@ -112,7 +112,7 @@ def test_no_case_about_new_items_is_said(
 
 
 def test_every_figure_is_shown_and_written(
-    measured: tuple[Task, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
 ) -> None:
     """Both tables name their models and intervals; the JSON is plain, and its figures the same."""
     task, _, found = measured

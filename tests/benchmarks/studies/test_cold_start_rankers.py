@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.evaluation.baselines import Popularity, TransitionCounts
+from models.evaluation.baselines import ItemTransitions, Popularity
 from models.evaluation.full_ranking import evaluate
-from models.evaluation.protocols import Task, protocol_a, protocol_b
+from models.evaluation.protocols import EvaluationTask, protocol_a, protocol_b
 from tests.benchmarks.studies.cold_start_rankers import (
     Among,
     AtRandom,
@@ -22,7 +22,7 @@ from tests.support.training import content, drawn_log
 ITEMS = 30
 
 
-def task(seed: int = 0) -> Task:
+def task(seed: int = 0) -> EvaluationTask:
     """Fifty users who took nearly all of thirty items."""
     return protocol_a(drawn_log(seed, [25] * 50, ITEMS, again=False))
 
@@ -116,7 +116,7 @@ def test_among_ranks_some_items_alone() -> None:
 def test_a_shortened_history_is_its_newest_events(events: int) -> None:
     """Scores are those of users who did nothing else, though all they had stays out of ranks."""
     whole = task()
-    ranker = TransitionCounts.fit(whole.train)
+    ranker = ItemTransitions.fit(whole.train)
     users = np.arange(5, dtype=np.int32)
     short = Shortened(ranker, events)
     history = whole.test.history
@@ -158,7 +158,7 @@ def test_likeness_is_to_the_newest_texts() -> None:
         wanted = [sum(float(texts[item] @ texts[j]) for j in newest) for item in range(12)]
         np.testing.assert_allclose(scores[user], wanted, atol=1e-5)
     types = np.arange(len(log), dtype=np.int16) % 2
-    mixed = replace(log, types=types, dislike=1)
+    mixed = replace(log, types=types, dislike_type=1)
     scores = Likeness(texts).scores(mixed, np.arange(1, dtype=np.int32), None)
     liked = log.user(0).items[::2].tolist()
     wanted = [sum(float(texts[item] @ texts[j]) for j in liked) for item in range(12)]

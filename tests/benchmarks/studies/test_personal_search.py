@@ -37,7 +37,7 @@ SNAPSHOT = searchable(ITEMS, EMBEDDINGS)
 
 
 def log(*histories: list[str]) -> Interactions:
-    """Events of users, one after the other."""
+    """UserEvents of users, one after the other."""
     users = [user for user, each in enumerate(histories) for _ in each]
     items = [IDS.index(item) for each in histories for item in each]
     return Interactions.from_columns(

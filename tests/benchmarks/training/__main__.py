@@ -24,7 +24,7 @@ from rich.table import Table
 
 from models.data.interactions import Interactions
 from models.evaluation.protocols import protocol_a
-from models.training.presets import choose
+from models.training.presets import choose_preset
 from service import datasets
 from service.domain.errors import HeedError, Unavailable
 from service.domain.settings import Settings
@@ -73,8 +73,8 @@ def contestants(log: Interactions, dimension: int, python: Path) -> list[Contest
         dimension: of the text embeddings.
         python: an interpreter that has RecTools.
     """
-    preset = choose(len(log), log.n_items, "best")
-    shape = preset.shape(log.n_items, dimension)
+    preset = choose_preset(len(log), log.n_items, "best")
+    shape = preset.model_config(log.n_items, dimension)
     size = {
         "n_factors": shape.dim,
         "n_blocks": shape.blocks,
@@ -96,7 +96,7 @@ def contestants(log: Interactions, dimension: int, python: Path) -> list[Contest
             HEED,
             sys.executable,
             ["-m", "tests.benchmarks.training.trainee", "heed"],
-            {"shape": shape.as_dict(), "config": preset.config.as_dict()},
+            {"shape": shape.as_dict(), "config": preset.train_config.as_dict()},
         ),
         theirs(sasrec, size, "32-true"),
         theirs(f"{sasrec}, bfloat16", size, "bf16-mixed"),

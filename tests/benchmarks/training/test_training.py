@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from models.data.interactions import Interactions
-from models.training.presets import choose
+from models.training.presets import choose_preset
 from service.domain.errors import Unavailable
 from tests.benchmarks.training import __main__ as training
 from tests.benchmarks.training import trainee
@@ -88,7 +88,7 @@ def test_heed_trains_on_every_event_but_the_first() -> None:
     """A step of all six users has 24 targets; a turn ends with the step in which it is over."""
     mine = contestants(log(), 8, Path(sys.executable))[0]
     spec = json.loads(json.dumps(mine.spec))
-    spec["shape"] |= {"dim": 16, "blocks": 1, "followers": 4}
+    spec["shape"] |= {"dim": 16, "blocks": 1, "transitions_per_item": 4}
     spec["config"] |= {"batch_tokens": 10_000}
     found = measure(log(), CONTENT, [replace(mine, spec=spec)], rounds=3, seconds=0.0)
     turns: list[Any] = found[HEED].turns
@@ -99,10 +99,10 @@ def test_heed_trains_on_every_event_but_the_first() -> None:
 
 def test_sasrec_has_the_size_of_the_best_preset() -> None:
     """As wide, as deep, as long, over all items; then in bfloat16; then as it comes."""
-    shape = choose(30, 9, "best").shape(9, 8)
+    shape = choose_preset(30, 9, "best").model_config(9, 8)
     wanted = contestants(log(), 8, Path("python"))
     assert wanted[0].spec["shape"] == shape.as_dict()
-    assert wanted[0].spec["config"] == choose(30, 9, "best").config.as_dict()
+    assert wanted[0].spec["config"] == choose_preset(30, 9, "best").train_config.as_dict()
     options = wanted[1].spec["options"]
     assert (options["n_factors"], options["n_blocks"]) == (shape.dim, shape.blocks)
     assert (options["n_heads"], options["session_max_len"]) == (shape.heads, shape.window)

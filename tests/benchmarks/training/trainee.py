@@ -67,11 +67,11 @@ def heed(spec: dict[str, Any]) -> None:
     from models.compute.device import product_dtype
     from models.data.interactions import Interactions
     from models.recommender.config import RecommenderConfig
-    from models.recommender.recommender import UNBOUNDED, Recommender
-    from models.recommender.transition_counts import followers
+    from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
+    from models.recommender.transition_counts import transition_counts
     from models.training.fit import TrainConfig
-    from models.training.losses import Losses
-    from models.training.stage import Pace, Stage, Trainer
+    from models.training.losses import TrainingLosses
+    from models.training.stage import Stage, StageSchedule, StageTrainer
 
     torch.set_num_threads(1)
     data = np.load(spec["data"])
@@ -85,19 +85,21 @@ def heed(spec: dict[str, Any]) -> None:
     )
     torch.manual_seed(0)
     model = Recommender(RecommenderConfig(**spec["shape"]))
-    model.memorise(followers(log, model.config.followers), UNBOUNDED)
-    losses = Losses(
+    model.load_statistics(
+        transition_counts(log, model.config.transitions_per_item), MAX_REQUEST_GAP
+    )
+    losses = TrainingLosses(
         model,
         log,
         content,
-        drop_id=config.drop_id,
-        request_time=config.request_time,
-        full_softmax=config.full_softmax,
-        negatives=config.negatives,
+        id_dropout=config.id_dropout,
+        request_time_share=config.request_time_share,
+        full_softmax_items=config.full_softmax_items,
+        sampled_negatives=config.sampled_negatives,
     )
-    stage = Stage("sequence", config.epochs, config.batch_tokens, [model], prior=True)
-    pace = Pace(config.learning_rate, config.warmup, config.average)
-    trainer = Trainer(model, log, stage, pace, (0,))
+    stage = Stage("sequence", config.epochs, config.batch_tokens, [model], trains_prior=True)
+    pace = StageSchedule(config.learning_rate, config.warmup_steps, config.ema_decay)
+    trainer = StageTrainer(model, log, stage, pace, (0,))
     targets = 0
 
     def loss_of(spans: Any) -> Any:

@@ -16,10 +16,10 @@ import apsw
 import numpy as np
 import torch
 
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import UNBOUNDED, Recommender
-from models.recommender.transition_counts import Followers
+from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
+from models.recommender.transition_counts import TransitionCounts
 from service.domain.errors import NotFound
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
@@ -146,18 +146,20 @@ def random_model(items: int, *, content: int = 256, seed: int = 0, **shape: Any)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Recommender(RecommenderConfig(items=items, content=content, **shape))
+        model = Recommender(RecommenderConfig(n_items=items, content_dim=content, **shape))
         centres = torch.randn(max(1, round(items**0.5)), model.config.dim)
         own = torch.randn(items, model.config.dim)
         with torch.no_grad():
             chosen = centres[torch.randint(len(centres), (items,))]
-            model.ids.weight.copy_(0.1 * (chosen + 0.7 * own))
-            model.cross.w_q.weight.mul_(6)  # logits of standard deviation 2
-            model.cross.w_o.weight.normal_(std=0.5 / model.config.dim**0.5)
+            model.id_embedding.weight.copy_(0.1 * (chosen + 0.7 * own))
+            model.cross_attention.w_q.weight.mul_(6)  # logits of standard deviation 2
+            model.cross_attention.w_o.weight.normal_(std=0.5 / model.config.dim**0.5)
             model.prior.copy_(0.3 * torch.randn(items))
-        room = (items, model.config.followers)
+        room = (items, model.config.transitions_per_item)
         columns = torch.randint(max(1, items), room, dtype=torch.int32)
-        model.memorise(Followers(columns, 10 * torch.rand(room) ** 4), UNBOUNDED)
+        model.load_statistics(
+            TransitionCounts(columns, 10 * torch.rand(room) ** 4), MAX_REQUEST_GAP
+        )
     return model.eval()
 
 
@@ -202,8 +204,8 @@ def _generate(target: Path, items: int, users: int, seed: int) -> None:
     ids = tuple(item.item_id for item in catalogue)
     encoder = open_encoder(Settings.read().encoder)
     model = random_model(items, content=encoder.dimension, seed=seed)
-    trained = Trained(model, ids, counts, encoder.name, {})
-    Registry(target / MODELS_FOLDER).publish(trained.pack(), {"metrics": {}})
+    trained = TrainedModel(model, ids, counts, encoder.name, {})
+    Registry(target / MODELS_FOLDER).publish(trained.to_files(), {"metrics": {}})
 
 
 def _copy(data: Path, target: Path) -> None:

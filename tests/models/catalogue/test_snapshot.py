@@ -10,14 +10,14 @@ from models.data.vocabulary import Vocabulary
 from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend
 from models.ranking.search import match, search
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.recommender.target_attention import candidate_keys
 from tests.support.small import DIMENSION, catalogue, encode, entries, past, random_model, trained
 from tests.support.small import snapshot as small_snapshot
 
 
 @pytest.fixture(scope="module")
-def made() -> Trained:
+def made() -> TrainedModel:
     return trained(random_model(1))
 
 
@@ -31,7 +31,7 @@ def alike(one: Snapshot, other: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_a_refreshed_snapshot_is_one_built_anew(made: Trained, is_trained: bool) -> None:
+def test_a_refreshed_snapshot_is_one_built_anew(made: TrainedModel, is_trained: bool) -> None:
     """After items came, changed and went, and others were used; the old one stays as it was."""
     model = made if is_trained else None
     counts = np.arange(14)
@@ -47,7 +47,7 @@ def test_a_refreshed_snapshot_is_one_built_anew(made: Trained, is_trained: bool)
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_a_few_changes_are_projected_alone(made: Trained, is_trained: bool) -> None:
+def test_a_few_changes_are_projected_alone(made: TrainedModel, is_trained: bool) -> None:
     """One item of many changed, one came and one went: the same tables as from projecting all."""
     model = made if is_trained else None
     before = Snapshot.build("v", model, catalogue(40), np.arange(40))
@@ -63,7 +63,7 @@ def test_a_few_changes_are_projected_alone(made: Trained, is_trained: bool) -> N
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_popularity_alone_may_be_refreshed(made: Trained, is_trained: bool) -> None:
+def test_popularity_alone_may_be_refreshed(made: TrainedModel, is_trained: bool) -> None:
     """Over the same catalogue, with the same result as building."""
     model = made if is_trained else None
     before = Snapshot.build("v", model, catalogue(14), np.arange(14))
@@ -74,7 +74,7 @@ def test_popularity_alone_may_be_refreshed(made: Trained, is_trained: bool) -> N
     )
 
 
-def test_counts_are_copied(made: Trained) -> None:
+def test_counts_are_copied(made: TrainedModel) -> None:
     """The counter goes on counting; what the snapshot shows does not move. Missing ones are 0."""
     counts = np.arange(5)
     for snapshot in (
@@ -88,7 +88,7 @@ def test_counts_are_copied(made: Trained) -> None:
         assert snapshot.counts.tolist() == [0, 1, 2, 3, 4, *[0] * 9]
 
 
-def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trained) -> None:
+def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: TrainedModel) -> None:
     """Histories may hold them; answers may not. Rows follow the vocabulary, not the training."""
     vocabulary = Vocabulary(["i7", "other"])
     empty = Catalogue.empty(DIMENSION, vocabulary)
@@ -98,11 +98,11 @@ def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trai
     assert snapshot.has_vector.tolist() == [True, False, *[True] * 11]
     expected = [int(id_[1:]) if id_ in made.item_ids else -1 for id_ in vocabulary.ids]
     assert snapshot.trained_rows.tolist() == expected
-    ids = made.model.ids.weight.detach()
+    ids = made.model.id_embedding.weight.detach()
     np.testing.assert_allclose(snapshot.tables.vectors[0], ids[7], atol=1e-6)
 
 
-def test_untrained_items_take_the_prior_of_the_new(made: Trained) -> None:
+def test_untrained_items_take_the_prior_of_the_new(made: TrainedModel) -> None:
     """As training learned it, when the catalogue is first seen and when it grows."""
     snapshot = Snapshot.build("v", made, catalogue(14), np.zeros(14, np.int64))
     grown = snapshot.refreshed(catalogue(40), np.zeros(40, np.int64))
@@ -146,7 +146,7 @@ def test_an_empty_service_has_a_snapshot() -> None:
         assert len(search(matches, limit=3).rows) == 0
 
 
-def test_a_model_of_another_text_space_is_refused(made: Trained) -> None:
+def test_a_model_of_another_text_space_is_refused(made: TrainedModel) -> None:
     """Naming both dimensions."""
     with pytest.raises(ValueError, match=f"dimension {DIMENSION}, the catalogue's have 3"):
         Snapshot.build("v", made, Catalogue.empty(3), np.zeros(0, np.int64))
@@ -156,7 +156,7 @@ def test_a_model_of_another_text_space_is_refused(made: Trained) -> None:
 
 
 def test_items_newer_than_the_index_are_recommended(
-    made: Trained, monkeypatch: pytest.MonkeyPatch
+    made: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index is of the items that were there; what came later stands beside it."""
     monkeypatch.setattr("models.ranking.recommend.EXACT_WORK", 0)
@@ -172,7 +172,7 @@ def test_items_newer_than_the_index_are_recommended(
     assert sorted(ranked.rows.tolist()) == [row for row in range(45) if row != 3]
 
 
-def test_small_catalogues_have_no_index(made: Trained) -> None:
+def test_small_catalogues_have_no_index(made: TrainedModel) -> None:
     """Fields are counted apart from items: there are two keys an item here."""
     bare = small_snapshot(15, made.model, index_from=31)
     assert bare.index is None
@@ -183,7 +183,7 @@ def test_small_catalogues_have_no_index(made: Trained) -> None:
     assert keys_only.indexed_keys == 30
 
 
-def test_the_key_index_stays_until_there_is_a_new_one(made: Trained) -> None:
+def test_the_key_index_stays_until_there_is_a_new_one(made: TrainedModel) -> None:
     """Keys never move: those of changed items are nobody's, until all are put in order."""
     snapshot = small_snapshot(40, made.model, index_from=20)
     assert snapshot.indexed_keys == 80

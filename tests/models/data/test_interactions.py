@@ -43,10 +43,10 @@ def test_columns_have_the_declared_types_and_defaults(log: Interactions) -> None
 def test_dislikes_are_events_of_their_type() -> None:
     """Without such a type there are none; the others keep their users, and theirs is kept too."""
     columns = [1, 0, 1, 0], [2, 1, 0, 2], [9, 5, 3, 6], None, [0, 1, 1, 2]
-    log = Interactions.from_columns(*columns, n_users=2, n_items=3, dislike=1)
+    log = Interactions.from_columns(*columns, n_users=2, n_items=3, dislike_type=1)
     assert log.disliked.tolist() == [True, False, True, False]
     assert sequences(log.liked()) == [[2], [2]]
-    assert log.liked().dislike == log.first(log.lengths).dislike == 1
+    assert log.liked().dislike_type == log.head(log.lengths).dislike_type == 1
     plain = Interactions.from_columns(*columns, n_users=2, n_items=3)
     assert not plain.disliked.any()
     assert sequences(plain.liked()) == sequences(plain)
@@ -111,12 +111,12 @@ def test_unknown_users_are_refused(log: Interactions) -> None:
 
 def test_first_last_and_without_last(log: Interactions) -> None:
     """Histories can be cut at either end; short ones become empty or stay whole."""
-    assert sequences(log.last(2)) == [[2, 0], [2, 0], [0, 5], [], [1, 5]]
+    assert sequences(log.tail(2)) == [[2, 0], [2, 0], [0, 5], [], [1, 5]]
     assert sequences(log.without_last(2)) == [[1], [4, 3], [], [], []]
-    assert sequences(log.first(np.array([9, 1, 0, 3, 1]))) == [[1, 2, 0], [4], [], [], [1]]
+    assert sequences(log.head(np.array([9, 1, 0, 3, 1]))) == [[1, 2, 0], [4], [], [], [1]]
     assert sequences(log.where(log.items != 0)) == [[1, 2], [4, 3, 2], [5], [], [1, 5]]
     with pytest.raises(ValueError, match="n must be at least 0"):
-        log.last(-1)
+        log.tail(-1)
 
 
 def test_gather_lays_a_batch_end_to_end(log: Interactions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.data.row_sets import united
+from models.data.row_sets import sorted_union
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 0), (1, 0), (5, 7, 3), (200, 300)])
@@ -13,6 +13,6 @@ def test_rows_are_united_as_sets_are(sizes: tuple[int, ...]) -> None:
     """Each once, rising, of any number of parts, some of them empty."""
     generator = np.random.default_rng(sum(sizes))
     parts = [generator.integers(0, 50, size) for size in sizes]
-    found = united(*parts)
+    found = sorted_union(*parts)
     assert found.tolist() == sorted({row for part in parts for row in part.tolist()})
     assert found.dtype == np.int64

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
-from models.data.windows import batches, newest, rectangles, window_start, windows
+from models.data.windows import (
+    batch_windows,
+    newest_windows,
+    pad_windows,
+    tile_windows,
+    window_start,
+)
 from tests.support import reference_model
 from tests.support.small import five_users
 
@@ -34,7 +40,7 @@ def log_of(lengths: list[int], seed: int = 0) -> Interactions:
 def test_stretches_become_rectangles_by_hand() -> None:
     """Oldest first; in the padding item 0, the stretch's last time, and an event that is there."""
     log = five_users()
-    found = rectangles(log, np.array([0, 3]), np.array([3, 5]))
+    found = pad_windows(log, np.array([0, 3]), np.array([3, 5]))
     assert found.lengths.tolist() == [3, 2]
     assert found.items.tolist() == [[1, 2, 0], [4, 3, 0]]
     assert found.timestamps.tolist() == [[10, 20, 30], [1, 5, 5]]
@@ -51,7 +57,7 @@ def test_every_stretch_is_in_its_row(lengths: list[int], seed: int, data: st.Dat
         lambda end: st.tuples(st.integers(0, end), st.just(end))
     )
     spans = np.array(data.draw(st.lists(ends, min_size=1, max_size=6)), dtype=np.int64)
-    found = rectangles(log, spans[:, 0], spans[:, 1])
+    found = pad_windows(log, spans[:, 0], spans[:, 1])
     width = max(1, int((spans[:, 1] - spans[:, 0]).max()))
     for part in found[:4]:
         assert part.shape == (len(spans), width)
@@ -73,10 +79,10 @@ def test_every_stretch_is_in_its_row(lengths: list[int], seed: int, data: st.Dat
 def test_of_no_users_there_is_nothing() -> None:
     """Nor of a log without events; a rectangle has a column all the same."""
     log = log_of([0, 0])
-    found = newest(log, np.array([0, 1], np.int32), 5)
+    found = newest_windows(log, np.array([0, 1], np.int32), 5)
     assert found.items.tolist() == [[0], [0]]
     assert found.lengths.tolist() == [0, 0]
-    assert rectangles(log, np.zeros(0, np.int64), np.zeros(0, np.int64)).items.shape == (0, 1)
+    assert pad_windows(log, np.zeros(0, np.int64), np.zeros(0, np.int64)).items.shape == (0, 1)
 
 
 # ---------------------------------------------------------------------------- where reading begins
@@ -112,7 +118,7 @@ def test_the_window_moves_in_steps(window: int) -> None:
 def test_what_the_encoder_reads_of_each_history() -> None:
     """The newest events from the beginning of the window on, by hand and for those without any."""
     log = log_of([3, 0, 11, 8])
-    found = newest(log, np.array([2, 1, 0, 3, 2], np.int32), 8)
+    found = newest_windows(log, np.array([2, 1, 0, 3, 2], np.int32), 8)
     # Of 11 events with a window of 8 and steps of 2 the first 4 are left out.
     assert found.lengths.tolist() == [7, 0, 3, 8, 7]
     assert found.events[0, :7].tolist() == list(range(7, 14))
@@ -132,7 +138,7 @@ def test_windows_cover_every_target(lengths: list[int], longest: int, seed: int)
     The last window ends with the history, and no window is there twice.
     """
     log = log_of(lengths)
-    spans = windows(log, longest, np.random.default_rng(seed))
+    spans = tile_windows(log, longest, np.random.default_rng(seed))
     targets: set[int] = set()
     for first, end in spans.tolist():
         assert 2 <= end - first <= longest
@@ -148,16 +154,16 @@ def test_windows_are_drawn_anew() -> None:
     """Another epoch cuts a long history elsewhere; the same chance cuts it the same."""
     log = log_of([400])
     generator = np.random.default_rng(0)
-    first, second = windows(log, 50, generator), windows(log, 50, generator)
+    first, second = tile_windows(log, 50, generator), tile_windows(log, 50, generator)
     assert first.tolist() != second.tolist()
-    assert windows(log, 50, np.random.default_rng(0)).tolist() == first.tolist()
+    assert tile_windows(log, 50, np.random.default_rng(0)).tolist() == first.tolist()
 
 
 def test_windows_overlap_by_less_than_half() -> None:
     """A history costs at most twice its events, and a few for its beginning."""
     log = log_of([1_000])
     for seed in range(20):
-        spans = windows(log, 40, np.random.default_rng(seed))
+        spans = tile_windows(log, 40, np.random.default_rng(seed))
         steps = -np.diff(spans[:, 1])
         assert (steps >= 20).all()
         assert (steps < 40).all()
@@ -173,7 +179,7 @@ def test_batches_hold_within_their_budget(lengths: list[int], tokens: int, seed:
     """All windows, each once; at most `tokens` padded inputs in each batch, or one window alone."""
     ends = np.cumsum(lengths)
     spans = np.stack([ends - lengths, ends], 1)
-    parts = batches(spans, tokens, np.random.default_rng(seed))
+    parts = batch_windows(spans, tokens, np.random.default_rng(seed))
     assert sorted(map(tuple, np.concatenate(parts).tolist())) == list(map(tuple, spans.tolist()))
     for part in parts:
         inputs = part[:, 1] - part[:, 0] - 1
@@ -186,12 +192,12 @@ def test_windows_of_like_length_are_together() -> None:
     lengths = rng.integers(2, 60, 800)
     ends = np.cumsum(lengths)
     spans = np.stack([ends - lengths, ends], 1)
-    parts = batches(spans, 300, rng)
+    parts = batch_windows(spans, 300, rng)
     inputs = [part[:, 1] - part[:, 0] - 1 for part in parts]
     padded = sum(int(each.max()) * len(each) for each in inputs)
     assert padded < 1.1 * (lengths - 1).sum()
     longest = [int(each.max()) for each in inputs]
     assert longest != sorted(longest)
-    again = batches(spans, 300, np.random.default_rng(1))
-    other = batches(spans, 300, np.random.default_rng(1))
+    again = batch_windows(spans, 300, np.random.default_rng(1))
+    other = batch_windows(spans, 300, np.random.default_rng(1))
     assert [part.tolist() for part in again] == [part.tolist() for part in other]

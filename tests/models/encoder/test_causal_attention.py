@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.encoder.causal_attention import HIDDEN, causal_attention
+from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
 from models.encoder.recency_bias import BUCKETS
 from tests.support import reference
 
@@ -27,7 +27,7 @@ def drawn(seed: int, batch: int, length: int) -> tuple[list[Tensor], Tensor]:
     few = torch.randint(0, BUCKETS, (40,), generator=generator)  # so that all come again
     bucket = few[torch.randint(0, 40, (batch, length, length), generator=generator)]
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
-    return parts, bucket.masked_fill(future, HIDDEN).int()
+    return parts, bucket.masked_fill(future, FUTURE_BUCKET).int()
 
 
 def causal(parts: Sequence[Tensor], bucket: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def plain(parts: Sequence[Tensor], bucket: Tensor) -> Tensor:
     """The formula as it is written, over the whole square, for autograd."""
     query, key, value, table = parts
     scores = query @ key.mT / math.sqrt(SIZE) + table[:, bucket.clamp(max=BUCKETS - 1).long()]
-    weights = torch.softmax(scores.masked_fill(bucket == HIDDEN, -math.inf), -1)
+    weights = torch.softmax(scores.masked_fill(bucket == FUTURE_BUCKET, -math.inf), -1)
     return weights @ value
 
 
@@ -110,7 +110,7 @@ def test_what_is_hidden_teaches_the_biases_nothing() -> None:
     causal(parts, bucket).square().sum().backward()  # type: ignore[no-untyped-call]
     assert table.grad is not None
     read = torch.zeros(BUCKETS, dtype=torch.bool)
-    read[bucket[bucket != HIDDEN].long()] = True
+    read[bucket[bucket != FUTURE_BUCKET].long()] = True
     assert (table.grad[:, ~read] == 0).all()
     assert (table.grad[:, read].abs().sum(0) > 0).any()
     alone = [*(part[:, :, :1] for part in parts[:3]), parts[3].detach().requires_grad_()]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.encoder.event_types import IGNORED, UNKNOWN
+from models.encoder.event_types import MASKED, UNKNOWN
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory, encode
@@ -162,11 +162,11 @@ def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) ->
 
 def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
     """A model of one head cannot tell them apart by sign: they stay out of its attention."""
-    model = random_model(3, heads=1, types=3, dislike=DISLIKE)
+    model = random_model(3, heads=1, n_event_types=3, dislike_type=DISLIKE)
     bias = model.memory_bias(torch.arange(3), torch.zeros(3), torch.zeros(3), torch.arange(3))
     assert (bias[0] == -torch.inf).tolist() == [False, True, False]
     vectors = torch.zeros(1, 12)
-    assert model.read(vectors, torch.tensor([DISLIKE]), torch.zeros(1)).any()
+    assert model.event_inputs(vectors, torch.tensor([DISLIKE]), torch.zeros(1)).any()
 
 
 def test_an_unknown_type_reads_as_no_type(snapshot: Snapshot) -> None:
@@ -174,7 +174,7 @@ def test_an_unknown_type_reads_as_no_type(snapshot: Snapshot) -> None:
     model = snapshot.model
     vectors, zeros = torch.randn(4, 12), torch.zeros(4)
     types = torch.tensor([UNKNOWN, 3, 99, -7])
-    assert torch.equal(model.read(vectors, types, zeros), vectors)
+    assert torch.equal(model.event_inputs(vectors, types, zeros), vectors)
     place, age = torch.arange(4), torch.zeros(4, dtype=torch.int64)
     bias = model.memory_bias(place, age, zeros, types)
     assert torch.equal(bias[:LAST], model.recency(place, age)[:LAST])
@@ -186,7 +186,7 @@ def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
     names = ["purchase", "view", "dislike", "share", "view"]
     assert snapshot.type_rows(names).tolist() == [2, 0, 1, UNKNOWN, 0]
     plain = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.zeros(ITEMS, np.int64))
-    assert plain.type_rows(names).tolist() == [UNKNOWN, UNKNOWN, IGNORED, UNKNOWN, UNKNOWN]
+    assert plain.type_rows(names).tolist() == [UNKNOWN, UNKNOWN, MASKED, UNKNOWN, UNKNOWN]
     types = plain.type_rows(["view", "dislike", "view"])
     told = build_memory(plain, past([1, 2, 3], [0, 1, 2], types=types), AT)
     without = build_memory(plain, past([1, 3], [0, 2]), AT)
@@ -201,12 +201,12 @@ def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
 def test_one_type_and_unit_weights_say_nothing() -> None:
     """What is read is what was given, and the bias is position and age: no parameter is used."""
     model = random_model(6)
-    assert model.kinds is not None
-    assert model.kinds.kind is None
-    assert model.kind_bias is None
+    assert model.event_embedding is not None
+    assert model.event_embedding.type_embedding is None
+    assert model.type_bias is None
     vectors, zeros = torch.randn(5, 12), torch.zeros(5)
     types = torch.zeros(5, dtype=torch.int64)
-    assert model.read(vectors, types, zeros) is vectors
+    assert model.event_inputs(vectors, types, zeros) is vectors
     place, age = torch.arange(5), torch.arange(5) * DAY
     assert torch.equal(model.memory_bias(place, age, zeros, types), model.recency(place, age))
 
@@ -214,14 +214,16 @@ def test_one_type_and_unit_weights_say_nothing() -> None:
 def test_types_say_nothing_before_they_are_learned() -> None:
     """A new model that knows types has the weights and the scores of one that knows none."""
     torch.manual_seed(3)
-    plain = Recommender(RecommenderConfig(items=12, dim=12, heads=3, followers=0))
+    plain = Recommender(RecommenderConfig(n_items=12, dim=12, heads=3, transitions_per_item=0))
     torch.manual_seed(3)
-    told = Recommender(RecommenderConfig(items=12, dim=12, heads=3, followers=0, types=3))
+    told = Recommender(
+        RecommenderConfig(n_items=12, dim=12, heads=3, transitions_per_item=0, n_event_types=3)
+    )
     state = told.state_dict()
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, state[name]), name
     vectors, zeros = torch.randn(3, 12), torch.zeros(3)
-    assert torch.equal(told.read(vectors, torch.arange(3), zeros), vectors)
+    assert torch.equal(told.event_inputs(vectors, torch.arange(3), zeros), vectors)
     place = torch.arange(3)
     bias = told.memory_bias(place, place, zeros, place)
     assert torch.equal(bias, plain.memory_bias(place, place, zeros, place))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.encoder.history_encoder import UNTOLD, EncoderState, HistoryEncoder
+from models.encoder.history_encoder import NO_REQUEST_TIME, EncoderCache, HistoryEncoder
 from models.recommender.recommender import Recommender
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, SECOND, random_model
@@ -44,13 +44,13 @@ def requests(seed: int, times: Tensor, told: float) -> Tensor:
     """Times [B, L] of requests at or after each event, a share of them told; one runs backwards."""
     rng = np.random.default_rng(seed)
     asked = times + torch.from_numpy(rng.choice([0, SECOND, DAY, 90 * DAY, -DAY], times.shape))
-    return torch.where(torch.from_numpy(rng.random(times.shape) < told), asked, UNTOLD)
+    return torch.where(torch.from_numpy(rng.random(times.shape) < told), asked, NO_REQUEST_TIME)
 
 
 def run(
     encoder: HistoryEncoder, vectors: Tensor, times: Tensor, asked: Tensor | None = None
 ) -> Tensor:
-    untold = torch.full_like(times, UNTOLD) if asked is None else asked
+    untold = torch.full_like(times, NO_REQUEST_TIME) if asked is None else asked
     with torch.inference_mode():
         summary: Tensor = encoder(vectors, times, untold)
     return summary
@@ -58,7 +58,7 @@ def run(
 
 def told(asked: Tensor) -> list[int | None]:
     """Request times [L] as the reference takes them."""
-    return [None if at == UNTOLD else at for at in asked.tolist()]
+    return [None if at == NO_REQUEST_TIME else at for at in asked.tolist()]
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
@@ -67,7 +67,7 @@ def test_summaries_equal_the_loop(blocks: int, length: int) -> None:
     """Every prefix of every history of a batch, against plain loops over the weights."""
     model = random_model(3, blocks=blocks)
     vectors, times = events(length, 3, length)
-    asked = torch.full_like(times, UNTOLD)
+    asked = torch.full_like(times, NO_REQUEST_TIME)
     asked[1:] = requests(length, times[1:], 0.6)
     asked[2] = requests(length, times[2], 1.0)
     got = run(encoder_of(model), vectors, times, asked)
@@ -208,9 +208,9 @@ def test_order_counts(encoder: HistoryEncoder) -> None:
 
 def appended(
     encoder: HistoryEncoder, vectors: Tensor, times: Tensor, cuts: list[int]
-) -> list[EncoderState]:
+) -> list[EncoderCache]:
     """The states [1 + chunks] of a history [L] that comes in chunks between these places."""
-    states = [encoder.begin()]
+    states = [encoder.empty_cache()]
     edges = [0, *cuts, len(times)]
     with torch.inference_mode():
         for first, last in pairwise(edges):
@@ -218,7 +218,7 @@ def appended(
     return states
 
 
-def close(one: EncoderState, other: EncoderState) -> None:
+def close(one: EncoderCache, other: EncoderCache) -> None:
     for mine, yours in zip(one, other, strict=True):
         assert mine.dtype == yours.dtype
         np.testing.assert_allclose(mine, yours, atol=1e-4)
@@ -246,7 +246,7 @@ def test_however_it_is_appended_it_is_the_whole(
         for state in states[1:]:
             if len(state):
                 last = len(state) - 1
-                got = encoder.summarise(state, int(asked[0, last]))
+                got = encoder.user_state(state, int(asked[0, last]))
                 np.testing.assert_allclose(got, whole[last], atol=1e-4)
     assert len(states[-1]) == length
     np.testing.assert_array_equal(states[-1].timestamps, times[0])
@@ -266,7 +266,7 @@ def test_one_state_answers_at_any_time(seed: int, wait: int) -> None:
             list(vectors[0].double().numpy()), times[0].tolist(), [None] * 6 + [at]
         )
         with torch.inference_mode():
-            got = encoder.summarise(state, UNTOLD if at is None else at)
+            got = encoder.user_state(state, NO_REQUEST_TIME if at is None else at)
         np.testing.assert_allclose(got, expected[-1], atol=2e-5)
 
 
@@ -278,7 +278,7 @@ def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
     with torch.inference_mode():
         one = encoder.append(past, vectors[0, 5:], times[0, 5:])
         two = encoder.append(past, vectors[1, 5:], times[0, 5:] + DAY)
-        encoder.summarise(one, int(times[0, -1]))
+        encoder.user_state(one, int(times[0, -1]))
     for before, after in zip(kept, past, strict=True):
         np.testing.assert_array_equal(before, after)
     close(one, appended(encoder, vectors[0], times[0], [])[-1])
@@ -287,10 +287,10 @@ def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
 
 def test_no_events_are_nothing(encoder: HistoryEncoder) -> None:
     """Their summary is zero at any time, and appending none changes nothing."""
-    empty = encoder.begin()
+    empty = encoder.empty_cache()
     assert len(empty) == 0
-    for asked in (UNTOLD, 0, DAY):
-        assert encoder.summarise(empty, asked).tolist() == [0] * DIM
+    for asked in (NO_REQUEST_TIME, 0, DAY):
+        assert encoder.user_state(empty, asked).tolist() == [0] * DIM
     vectors, times = events(15, 1, 3)
     (state,) = appended(encoder, vectors[0], times[0], [])[1:]
     for before in (empty, state):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.encoder.history_encoder import UNTOLD, EncoderState, HistoryEncoder
-from models.encoder.numpy_step import Stepper
+from models.encoder.history_encoder import NO_REQUEST_TIME, EncoderCache, HistoryEncoder
+from models.encoder.numpy_step import NumpyEncoder
 from tests.support.small import DAY, SECOND
 
 
@@ -20,8 +20,8 @@ def encoder_of(blocks: int, heads: int, dim: int) -> HistoryEncoder:
     return encoder
 
 
-def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) -> EncoderState:
-    stepper, state = Stepper(encoder), encoder.begin()
+def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) -> EncoderCache:
+    stepper, state = NumpyEncoder(encoder), encoder.empty_cache()
     for event, time in zip(events, times.tolist(), strict=True):
         state = stepper.append(state, event, time)
     return state
@@ -36,13 +36,13 @@ def test_step_by_step_is_the_whole_window(blocks: int, heads: int, dim: int) -> 
     waits = rng.choice([0, SECOND, 50 * SECOND, DAY, 90 * DAY, -DAY], 40)
     times = torch.from_numpy(np.cumsum(waits))
     state = stepped(encoder, events, times)
-    whole = encoder.append(encoder.begin(), events, times)
+    whole = encoder.append(encoder.empty_cache(), events, times)
     for name in ("keys", "values", "timestamps", "newest"):
         np.testing.assert_allclose(
             getattr(state, name), getattr(whole, name), atol=1e-4, err_msg=name
         )
-    summary = encoder(events[None], times[None], torch.full((1, 40), UNTOLD))[0, -1]
-    np.testing.assert_allclose(encoder.summarise(state), summary, atol=1e-4)
+    summary = encoder(events[None], times[None], torch.full((1, 40), NO_REQUEST_TIME))[0, -1]
+    np.testing.assert_allclose(encoder.user_state(state), summary, atol=1e-4)
 
 
 def test_positions_have_no_end() -> None:
@@ -50,8 +50,8 @@ def test_positions_have_no_end() -> None:
     encoder = encoder_of(2, 1, 4)
     events = torch.randn(4_100, 4, generator=torch.Generator().manual_seed(0))
     times = torch.arange(4_100) * SECOND
-    before = encoder.append(encoder.begin(), events[:-1], times[:-1])
-    state = Stepper(encoder).append(before, events[-1], int(times[-1]))
+    before = encoder.append(encoder.empty_cache(), events[:-1], times[:-1])
+    state = NumpyEncoder(encoder).append(before, events[-1], int(times[-1]))
     whole = encoder.append(before, events[-1:], times[-1:])
     np.testing.assert_allclose(state.newest, whole.newest, atol=1e-4)
 
@@ -62,6 +62,6 @@ def test_what_was_kept_before_is_not_written_to() -> None:
     events, times = torch.randn(5, 8), torch.arange(5) * SECOND
     before = stepped(encoder, events[:4], times[:4])
     copies = [part.clone() for part in before]
-    Stepper(encoder).append(before, events[4], int(times[4]))
+    NumpyEncoder(encoder).append(before, events[4], int(times[4]))
     assert all(torch.equal(part, copy) for part, copy in zip(before, copies, strict=True))
     assert len(before) == 4

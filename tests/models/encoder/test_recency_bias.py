@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from models.encoder.recency_bias import (
     AGE_BUCKETS,
     BUCKETS,
-    FOREVER,
+    FARTHEST,
     POSITION_BUCKETS,
     RecencyBias,
     age_bucket,
-    age_edges,
-    counted,
+    age_bucket_edges,
+    bucket_margins,
+    bucket_sums,
     position_bucket,
     recency_bucket,
-    steady,
 )
 from tests.support import reference_model
 
@@ -138,10 +138,10 @@ def test_weights_are_summed_by_bucket() -> None:
     """For each head; a bucket that is not there has 0, and of nothing there is 0 everywhere."""
     bucket = torch.tensor([4, 0, 4, 2], dtype=torch.int32)
     weights = torch.tensor([[1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 0.25, 0.0]])
-    found = counted(bucket, weights, 6)
+    found = bucket_sums(bucket, weights, 6)
     assert found.dtype == torch.float32
     assert found.tolist() == [[2, 0, 4, 0, 4, 0], [0.5, 0, 0, 0, -0.75, 0]]
-    assert counted(bucket[:0], weights[:, :0], 3).tolist() == [[0] * 3, [0] * 3]
+    assert bucket_sums(bucket[:0], weights[:, :0], 3).tolist() == [[0] * 3, [0] * 3]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -150,25 +150,25 @@ def test_weights_are_summed_by_bucket() -> None:
         st.one_of(
             st.integers(-5_000_000, 5_000_000),
             st.integers(0, 10**16),
-            st.sampled_from([int(edge) for edge in age_edges()]),
+            st.sampled_from([int(edge) for edge in age_bucket_edges()]),
         ),
         max_size=6,
     )
 )
 def test_time_may_go_so_far_and_no_further(ages: list[int]) -> None:
     """Within the bounds no bucket changes; one microsecond beyond either, one does."""
-    younger, older = steady(np.array(ages, dtype=np.int64))
+    younger, older = bucket_margins(np.array(ages, dtype=np.int64))
     here = torch.tensor(ages, dtype=torch.int64)
     same = age_bucket(here)
     assert older >= 1
     assert younger >= 0
     for back, changes in ((younger, False), (younger + 1, True)):
-        if younger < FOREVER:
+        if younger < FARTHEST:
             assert torch.equal(age_bucket(here - back), same) != changes
     for on, changes in ((older - 1, False), (older, True)):
-        if older < FOREVER:
+        if older < FARTHEST:
             assert torch.equal(age_bucket(here + on), same) != changes
-    if younger == FOREVER:
+    if younger == FARTHEST:
         assert torch.equal(age_bucket(here - 10**17), same)
-    if older == FOREVER:
+    if older == FARTHEST:
         assert torch.equal(age_bucket(here + 10**17), same)

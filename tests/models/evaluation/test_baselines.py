@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 import models.recommender.cooccurrence
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, Popularity, Repeats, TransitionCounts
+from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import Ranker
-from models.recommender.cooccurrence import transitions
+from models.recommender.cooccurrence import transition_matrix
 from tests.support.ranker_contract import RankerContract
 
 ALL = np.arange(3, dtype=np.int32)
@@ -33,7 +33,7 @@ class TestTransitionCounts(RankerContract):
 
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
-        return TransitionCounts.fit(log)
+        return ItemTransitions.fit(log)
 
 
 class TestEASE(RankerContract):
@@ -68,23 +68,23 @@ def test_what_was_not_liked_counts_for_nothing(make: type[Popularity | Repeats |
     """Fitted on dislikes and asked of them, they score as if these had never been."""
     rng = np.random.default_rng(3)
     log = random_log(3)
-    log = replace(log, types=rng.integers(0, 2, len(log)).astype(np.int16), dislike=1)
+    log = replace(log, types=rng.integers(0, 2, len(log)).astype(np.int16), dislike_type=1)
     users = np.arange(25, dtype=np.int32)
     expected = make.fit(log.liked()).scores(log.liked(), users)
     np.testing.assert_array_equal(make.fit(log).scores(log, users), expected)
-    assert not np.array_equal(make.fit(replace(log, dislike=-1)).scores(log, users), expected)
+    assert not np.array_equal(make.fit(replace(log, dislike_type=-1)).scores(log, users), expected)
 
 
 def test_transitions_by_hand() -> None:
     """Each pair counts one over its distance, forwards only, and never across users."""
-    matrix = transitions(small(), window=2).dense()
+    matrix = transition_matrix(small(), window=2).dense()
     expected = np.zeros((4, 4))
     expected[0, 1] = expected[2, 0] = 1
     expected[0, 2] = expected[1, 0] = 0.5
     expected[1, 2] = 2
     np.testing.assert_allclose(matrix, expected)
-    assert transitions(small(), window=3).dense()[0, 0] == pytest.approx(1 / 3)
-    assert transitions(small(), window=3, power=2).dense()[0, 0] == pytest.approx(1 / 9)
+    assert transition_matrix(small(), window=3).dense()[0, 0] == pytest.approx(1 / 3)
+    assert transition_matrix(small(), window=3, power=2).dense()[0, 0] == pytest.approx(1 / 9)
 
 
 def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.float64]:
@@ -104,7 +104,7 @@ def test_transitions_equal_counting_in_loops(chunk: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(models.recommender.cooccurrence, "CHUNK", chunk)
     log = random_log(1)
     for window, power in ((1, 1.0), (5, 0.5), (50, 2.0)):
-        matrix = transitions(log, window=window, power=power)
+        matrix = transition_matrix(log, window=window, power=power)
         np.testing.assert_allclose(
             matrix.dense(), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
         )
@@ -125,30 +125,30 @@ def test_transitions_of_any_log_equal_loops(events: list[tuple[int, int]], windo
     log = Interactions.from_columns(
         [u for u, _ in events], [i for _, i in events], range(len(events)), n_users=4, n_items=5
     )
-    matrix = transitions(log, window=window).dense()
+    matrix = transition_matrix(log, window=window).dense()
     np.testing.assert_allclose(matrix, count_in_loops(log, window, 1.0), rtol=1e-6, atol=1e-6)
 
 
 def test_mixing_rows_is_a_matrix_product() -> None:
     """Rows added with weights, per batch row, equal the dense product; no rows give zeros."""
-    matrix = transitions(random_log(2), window=3)
+    matrix = transition_matrix(random_log(2), window=3)
     batch = np.array([0, 0, 2, 2, 2])
     items = np.array([1, 3, 3, 0, 3], dtype=np.int32)
     weights = np.array([1, 0.5, -2, 3, 1], dtype=np.float32)
     left = np.zeros((4, 15))
     np.add.at(left, (batch, items), weights)
     np.testing.assert_allclose(
-        matrix.mix(batch, items, weights, 4), left @ matrix.dense(), rtol=1e-5, atol=1e-5
+        matrix.weighted_sums(batch, items, weights, 4), left @ matrix.dense(), rtol=1e-5, atol=1e-5
     )
     nothing = np.empty(0, dtype=np.int64)
-    empty = matrix.mix(nothing, nothing.astype(np.int32), nothing.astype(np.float32), 2)
+    empty = matrix.weighted_sums(nothing, nothing.astype(np.int32), nothing.astype(np.float32), 2)
     assert empty.tolist() == [[0.0] * 15] * 2
 
 
 def test_transition_scores_equal_the_formula() -> None:
     """The newest item counts in full, older ones decay, only `depth` of them, then damping."""
     log, history = random_log(3), random_log(4)
-    ranker = TransitionCounts.fit(log, window=4, power=1.5, decay=0.6, damping=0.3, depth=5)
+    ranker = ItemTransitions.fit(log, window=4, power=1.5, decay=0.6, damping=0.3, depth=5)
     users = np.array([7, 0, 7, 24], dtype=np.int32)
     matrix = count_in_loops(log, 4, 1.5)
     expected = np.zeros((4, 15))
@@ -212,7 +212,7 @@ def test_ease_refuses_what_would_not_fit() -> None:
 def test_constants_out_of_range_are_named(wrong: dict[str, float], message: str) -> None:
     """A constant that makes no sense is refused by name."""
     with pytest.raises(ValueError, match=message):
-        TransitionCounts.fit(small(), **wrong)  # type: ignore[arg-type]
+        ItemTransitions.fit(small(), **wrong)  # type: ignore[arg-type]
 
 
 def test_ease_needs_a_ridge() -> None:

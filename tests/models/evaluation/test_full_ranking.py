@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import SECOND, Metrics, by_gap, evaluate
+from models.evaluation.full_ranking import SECOND, RankingMetrics, by_gap, evaluate
 from models.evaluation.splits import Holdout, leave_one_out
 
 NEVER = -np.inf
@@ -62,11 +62,11 @@ def test_ranks_and_means_by_hand() -> None:
     """Seen items leave, the target stays, ties rank against us; means follow from the ranks."""
     metrics = evaluate(Table(SCORES), HOLDOUT, k=3)
     assert metrics.ranks.tolist() == RANKS
-    assert (metrics.k, metrics.n) == (3, 5)
+    assert (metrics.k, metrics.n_cases) == (3, 5)
     assert metrics.hr == pytest.approx(4 / 5)
     assert metrics.ndcg == pytest.approx((1 + 0.5 + 0.5 + 1 / math.log2(3)) / 5)
     assert metrics.mrr == pytest.approx((1 + 1 / 3 + 1 / 3 + 1 / 2 + 1 / 6) / 5)
-    hr_error, ndcg_error = metrics.errors()
+    hr_error, ndcg_error = metrics.standard_errors()
     assert hr_error == pytest.approx(math.sqrt(0.8 * 0.2 / 4))
     assert 0 < ndcg_error < hr_error
     assert "HR@3 0.8000" in str(metrics)
@@ -113,7 +113,11 @@ def test_batches_change_nothing_and_are_reported(batch: int) -> None:
     told: list[tuple[int, int]] = []
     table = Table(SCORES)
     metrics = evaluate(
-        table, HOLDOUT, k=3, batch=batch, progress=lambda done, total: told.append((done, total))
+        table,
+        HOLDOUT,
+        k=3,
+        batch_size=batch,
+        progress=lambda done, total: told.append((done, total)),
     )
     assert metrics.ranks.tolist() == RANKS
     assert told == [(min(start + batch, 5), 5) for start in range(0, 5, batch)]
@@ -124,14 +128,14 @@ def test_the_targets_time_is_told_only_when_asked() -> None:
     """By default a ranker does not learn when the target happened."""
     table = Table(SCORES)
     evaluate(table, HOLDOUT)
-    evaluate(table, HOLDOUT, use_target_time=True, batch=3)
+    evaluate(table, HOLDOUT, use_target_time=True, batch_size=3)
     assert [times for _, times in table.asked] == [None, [11, 30, 50], [60, 70]]
 
 
 def test_no_cases_have_no_means() -> None:
     """An empty holdout is evaluated to nan, not to a perfect or a failing score."""
     metrics = evaluate(Table(SCORES), HOLDOUT.where(np.zeros(5, dtype=np.bool_)))
-    assert metrics.n == 0
+    assert metrics.n_cases == 0
     assert all(math.isnan(x) for x in (metrics.hr, metrics.ndcg, metrics.mrr, metrics.coverage))
 
 
@@ -155,7 +159,7 @@ def test_broken_scores_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"table: scores must be \[5, 6\], got \[5, 4\]"):
         evaluate(Table(np.zeros((5, 4))), HOLDOUT)
     with pytest.raises(ValueError, match="batch must be at least 1"):
-        evaluate(Table(SCORES), HOLDOUT, batch=0)
+        evaluate(Table(SCORES), HOLDOUT, batch_size=0)
     with pytest.raises(ValueError, match="k must be at least 1"):
         evaluate(Table(SCORES), HOLDOUT, k=0)
 
@@ -188,7 +192,7 @@ def test_equals_ranking_item_by_item(seed: int) -> None:
     _, _, test = leave_one_out(log)
     table = rng.permuted(np.tile(np.arange(40.0), (30, 1)), axis=1)
     table[::3] //= 5  # ties in every third user
-    metrics = evaluate(Table(table), test, k=5, batch=7)
+    metrics = evaluate(Table(table), test, k=5, batch_size=7)
     ranks, _ = brute_force(Table(table).table, test, 5)
     assert metrics.ranks.tolist() == ranks
     untied = test.where(test.users % 3 > 0)
@@ -208,7 +212,7 @@ def test_slices_by_gap_add_up() -> None:
     with pytest.raises(ValueError, match="edges must rise"):
         by_gap(HOLDOUT, metrics, edges=(0, 0))
     with pytest.raises(ValueError, match="the holdout has 5"):
-        by_gap(HOLDOUT, Metrics(1, 0, 0, 0, 0, 1, metrics.ranks[:1]))
+        by_gap(HOLDOUT, RankingMetrics(1, 0, 0, 0, 0, 1, metrics.ranks[:1]))
 
 
 @pytest.mark.parametrize("use_target_time", [False, True])
@@ -234,5 +238,5 @@ def test_the_items_of_a_basket_are_one_question(use_target_time: bool) -> None:
 
     together = evaluate(Counted(), holdout, use_target_time=use_target_time)
     assert asked == [4 if use_target_time else 3]
-    alone = evaluate(Counted(), holdout, use_target_time=use_target_time, batch=1)
+    alone = evaluate(Counted(), holdout, use_target_time=use_target_time, batch_size=1)
     assert together.ranks.tolist() == alone.ranks.tolist()

@@ -7,13 +7,13 @@ import pytest
 
 from models.evaluation.metrics import (
     discounts,
-    first_relevant,
-    gains,
+    first_relevant_rank,
     graded_ndcg,
     hits,
+    ndcg_gains,
     paired_bootstrap,
     recall,
-    reciprocals,
+    reciprocal_ranks,
     standard_error,
 )
 
@@ -25,13 +25,13 @@ def test_hits_and_gains_by_hand() -> None:
     assert hits(RANKS).tolist() == [1, 1, 1, 1, 0]
     assert hits(RANKS, 2).tolist() == [1, 1, 0, 0, 0]
     expected = [1.0, 1 / math.log2(3), 0.5, 1 / math.log2(11), 0.0]
-    assert gains(RANKS) == pytest.approx(expected)
-    assert gains(RANKS, 3) == pytest.approx([*expected[:3], 0.0, 0.0])
-    assert reciprocals(RANKS) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 10, 1 / 11])
+    assert ndcg_gains(RANKS) == pytest.approx(expected)
+    assert ndcg_gains(RANKS, 3) == pytest.approx([*expected[:3], 0.0, 0.0])
+    assert reciprocal_ranks(RANKS) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 10, 1 / 11])
     assert discounts(np.array([0, 2, 6])) == pytest.approx([1, 1 / 2, 1 / 3])
 
 
-@pytest.mark.parametrize("metric", [hits, gains])
+@pytest.mark.parametrize("metric", [hits, ndcg_gains])
 def test_a_cutoff_below_one_is_refused(metric: object) -> None:
     """There is no such thing as the first zero places."""
     assert callable(metric)
@@ -69,14 +69,14 @@ def test_bootstrap_spread_is_that_of_the_paired_differences() -> None:
     rng = np.random.default_rng(3)
     a = rng.integers(0, 30, 4000)
     b = np.where(rng.random(4000) < 0.1, rng.integers(0, 30, 4000), a)
-    paired = gains(b) - gains(a)
+    paired = ndcg_gains(b) - ndcg_gains(a)
     error = paired.std() / math.sqrt(4000)
     result = paired_bootstrap(a, b, seed=1, samples=4000)
     assert result.difference == pytest.approx(paired.mean())
     assert result.standard_error == pytest.approx(error, rel=0.05)
     assert result.low == pytest.approx(paired.mean() - 1.96 * error, abs=0.2 * error)
     assert result.high == pytest.approx(paired.mean() + 1.96 * error, abs=0.2 * error)
-    assert result.standard_error < 0.5 * standard_error(gains(a))
+    assert result.standard_error < 0.5 * standard_error(ndcg_gains(a))
 
 
 def test_bootstrap_equals_resampling_cases_by_hand() -> None:
@@ -93,7 +93,7 @@ def test_bootstrap_repeats_for_a_seed() -> None:
     """The same seed gives the same interval, another seed another, for any metric."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 3000, (2, 3000))
-    first, again, other = (paired_bootstrap(a, b, reciprocals, seed=s) for s in (1, 1, 2))
+    first, again, other = (paired_bootstrap(a, b, reciprocal_ranks, seed=s) for s in (1, 1, 2))
     assert first == again
     assert first.low != other.low
 
@@ -131,9 +131,9 @@ def test_graded_ndcg_at_its_edges() -> None:
 def test_the_first_relevant_id_is_what_counts() -> None:
     """From 0; what was judged to be worth nothing is not relevant, nor is what comes too late."""
     judged = {"a": 0.0, "b": 1.0, "c": 3.0}
-    assert first_relevant(["a", "x", "b", "c"], judged, 4) == 2
-    assert first_relevant(["a", "x", "b", "c"], judged, 2) == 2
-    assert first_relevant([], judged, 5) == 5
+    assert first_relevant_rank(["a", "x", "b", "c"], judged, 4) == 2
+    assert first_relevant_rank(["a", "x", "b", "c"], judged, 2) == 2
+    assert first_relevant_rank([], judged, 5) == 5
     assert hits(np.array([0, 2, 3, 100]), 3).tolist() == [1, 1, 0, 0]
 
 

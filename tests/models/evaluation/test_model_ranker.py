@@ -8,7 +8,7 @@ import torch
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory, encode
 from models.ranking.scoring import score
@@ -27,10 +27,12 @@ class TestRecommenderRanker(RankerContract):
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
         config = replace(QUICK, epochs=40, batch_tokens=48)
-        return RecommenderRanker(train(log, config).model, content(log.n_items))
+        return ModelRanker(train(log, config).model, content(log.n_items))
 
 
-@pytest.mark.parametrize("shape", [{}, TOLD, TOLD | {"baskets": True, "again": True}])
+@pytest.mark.parametrize(
+    "shape", [{}, TOLD, TOLD | {"next_basket": True, "repeat_consumption": True}]
+)
 @pytest.mark.parametrize("gap", [None, 0, DAY, 5 * DAY])
 def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> None:
     """The evaluated score is the served one, for the same history at the same time: to 1e-4.
@@ -41,10 +43,10 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
     model = random_model(5, window=10, **shape)
     assert model.encoder is not None
     snapshot = small_snapshot(12, model)
-    ranker = RecommenderRanker(model, snapshot.catalogue.content)
+    ranker = ModelRanker(model, snapshot.catalogue.content)
     log = drawn_log(6, [10, 1, 4, 0, 7], 12)
     types = np.random.default_rng(6).integers(-1, 4, len(log)).astype(np.int16)
-    log = replace(log, types=types, dislike=1)
+    log = replace(log, types=types, dislike_type=1)
     users = np.arange(5, dtype=np.int32)
     mine = [log.user(user) for user in range(5)]
     last = [int(each.timestamps[-1]) if len(each.items) else 0 for each in mine]
@@ -58,7 +60,7 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
             read = encode(snapshot, made)
             assert read is not None
             with torch.inference_mode():
-                summary = model.encoder.summarise(read.state)
+                summary = model.encoder.user_state(read.state)
         memory = build_memory(snapshot, made, int(asked[user]), user_state=summary)
         expected = score(snapshot, memory, np.arange(12)).total
         np.testing.assert_allclose(got[user], expected, atol=1e-4)
@@ -68,14 +70,14 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
 def test_the_ranker_reads_the_last_window(window: int) -> None:
     """Of longer histories, what is left when quarters of the window are dropped until it fits."""
     model = random_model(7, window=window)
-    ranker = RecommenderRanker(model, content(12))
+    ranker = ModelRanker(model, content(12))
     lengths = [window + 1, 4, 20, 3 * window]
     log = drawn_log(8, lengths, 12)
     read = [length - window_start(length, window) for length in lengths]
     users = np.arange(4, dtype=np.int32)
     whole = ranker.scores(log, users, None)
     for user in range(4):
-        last = ranker.scores(log.last(read[user]), users[user : user + 1], None)
+        last = ranker.scores(log.tail(read[user]), users[user : user + 1], None)
         np.testing.assert_allclose(whole[user], last[0], atol=1e-5)
 
 
@@ -85,7 +87,7 @@ def test_without_attention_the_rest_is_ranked() -> None:
     log = drawn_log(10, [6, 3], 12)
     users = np.arange(2, dtype=np.int32)
     found = [
-        RecommenderRanker(model, content(12), attention=attention).scores(log, users, None)
+        ModelRanker(model, content(12), attention=attention).scores(log, users, None)
         for attention in (True, False)
     ]
     reference = ReferenceModel(model, 3)
@@ -110,7 +112,7 @@ def test_a_log_without_any_event_is_scored() -> None:
     """Everyone is new: the prior."""
     model = random_model(7)
     log = drawn_log(8, [0, 0], 12)
-    scores = RecommenderRanker(model, content(12)).scores(log, np.array([1, 0], np.int32), None)
+    scores = ModelRanker(model, content(12)).scores(log, np.array([1, 0], np.int32), None)
     prior = model.prior.detach().numpy()
     np.testing.assert_allclose(scores, [prior, prior], atol=1e-6)
 
@@ -119,7 +121,7 @@ def test_many_users_are_ranked_in_the_order_asked() -> None:
     """Batches inside are by length; rows come back in the caller's order."""
     model = random_model(7)
     log = drawn_log(9, list(np.random.default_rng(0).integers(0, 30, 60)), 12)
-    ranker = RecommenderRanker(model, content(12))
+    ranker = ModelRanker(model, content(12))
     users = np.random.default_rng(1).permutation(60).astype(np.int32)
     together = ranker.scores(log, users, None)
     for place in range(0, 60, 7):

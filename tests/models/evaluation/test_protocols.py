@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import SEEN_B, Task, next_basket, next_new, protocol_a, protocol_b
+from models.evaluation.protocols import (
+    MAX_SEEN_B,
+    EvaluationTask,
+    next_basket,
+    next_new_item,
+    protocol_a,
+    protocol_b,
+)
 from models.evaluation.splits import Holdout
 
 
@@ -20,14 +27,14 @@ def log(*events: tuple[int, int, int]) -> Interactions:
     )
 
 
-def cases(task: Task, holdout: Holdout | None) -> set[tuple[int, int, int]]:
+def cases(task: EvaluationTask, holdout: Holdout | None) -> set[tuple[int, int, int]]:
     """(user, item, time) of each case, items as in the log that was given."""
     assert holdout is not None
     items = task.items[holdout.targets].tolist()
     return set(zip(holdout.users.tolist(), items, holdout.timestamps.tolist(), strict=True))
 
 
-def held(task: Task, part: Interactions, user: int) -> list[int]:
+def held(task: EvaluationTask, part: Interactions, user: int) -> list[int]:
     """The items of a user's history, as in the log that was given."""
     found: list[int] = task.items[part.user(user).items].tolist()
     return found
@@ -47,7 +54,7 @@ def test_protocol_a_keeps_the_core_and_holds_out_the_last_two() -> None:
     assert cases(task, task.validation) == {(u, 10 + (u + 3) % 5, 300 + u) for u in range(5)}
     assert held(task, task.train, 2) == [12, 13, 14]
     assert held(task, task.test.history, 2) == [12, 13, 14, 10]
-    assert (task.exclude_seen, task.seen) == (True, None)
+    assert (task.exclude_seen, task.max_seen) == (True, None)
 
 
 def test_protocol_a_of_nothing() -> None:
@@ -64,7 +71,7 @@ def test_protocol_b_fits_on_everything_but_the_last() -> None:
     assert cases(task, task.test) == {(0, 9, 3)}
     assert held(task, task.train, 0) == [3, 5]
     assert held(task, task.train, 1) == [5]
-    assert (task.exclude_seen, task.seen) == (True, SEEN_B)
+    assert (task.exclude_seen, task.max_seen) == (True, MAX_SEEN_B)
 
 
 SHOP = [
@@ -88,14 +95,16 @@ def test_the_next_new_items_were_never_taken() -> None:
 
     What was taken at one time has no first, and counts once.
     """
-    task = next_new(log(*SHOP), at=90)
+    task = next_new_item(log(*SHOP), at=90)
     assert cases(task, task.test) == {(0, 4, 90), (1, 6, 97), (1, 3, 97)}
     assert len(task.test) == 3
     assert task.exclude_seen
 
 
-@pytest.mark.parametrize("make", [next_basket, next_new])
-def test_what_is_chosen_by_was_not_fitted_on(make: Callable[[Interactions], Task]) -> None:
+@pytest.mark.parametrize("make", [next_basket, next_new_item])
+def test_what_is_chosen_by_was_not_fitted_on(
+    make: Callable[[Interactions], EvaluationTask],
+) -> None:
     """A fourth of the users lose what they did since the validation cases; nobody what they did
     before them, nor the others what they did before the test.
     """

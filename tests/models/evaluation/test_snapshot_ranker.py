@@ -13,17 +13,17 @@ from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.full_ranking import Ranker
-from models.evaluation.model_ranker import RecommenderRanker
-from models.recommender.artifact import Trained
+from models.evaluation.model_ranker import ModelRanker
+from models.recommender.artifact import TrainedModel
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, DIMENSION, encode, random_model
 from tests.support.small import snapshot as small_snapshot
-from tests.support.snapshot_ranker import ServedRanker
+from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.training import QUICK, content, drawn_log, train
 
 
-class TestServedRanker(RankerContract):
+class TestSnapshotRanker(RankerContract):
     """The contract, for a trained model in a snapshot."""
 
     tolerance = 1e-4
@@ -38,8 +38,8 @@ class TestServedRanker(RankerContract):
             for id_, text in zip(ids, content(log.n_items), strict=True)
         ]
         catalogue = Catalogue.empty(DIMENSION, Vocabulary(ids)).updated(entries, [], encode)
-        made = Trained(model, ids, log.item_counts(), "fake", {})
-        return ServedRanker(Snapshot.build("v", made, catalogue, log.item_counts()))
+        made = TrainedModel(model, ids, log.item_counts(), "fake", {})
+        return SnapshotRanker(Snapshot.build("v", made, catalogue, log.item_counts()))
 
 
 @pytest.mark.parametrize("gap", [None, DAY])
@@ -52,8 +52,8 @@ def test_it_agrees_with_the_fast_ranker(gap: int | None, blocks: int) -> None:
     users = np.array([4, 0, 3, 1], dtype=np.int32)
     ends = np.array([log.user(user).timestamps.max(initial=0) for user in users])
     times = None if gap is None else ends + gap
-    fast = RecommenderRanker(model, snapshot.catalogue.content).scores(log, users, times)
-    np.testing.assert_allclose(ServedRanker(snapshot).scores(log, users, times), fast, atol=1e-4)
+    fast = ModelRanker(model, snapshot.catalogue.content).scores(log, users, times)
+    np.testing.assert_allclose(SnapshotRanker(snapshot).scores(log, users, times), fast, atol=1e-4)
 
 
 def test_an_item_never_trained_is_scored_by_its_text() -> None:
@@ -65,7 +65,7 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
     drawn = drawn_log(4, [6], 15)
     log = replace(drawn, weights=np.ones(6, dtype=np.float32))
     mine = log.user(0)
-    scores = ServedRanker(snapshot).scores(log, np.zeros(1, np.int32), mine.timestamps[-1:])
+    scores = SnapshotRanker(snapshot).scores(log, np.zeros(1, np.int32), mine.timestamps[-1:])
     vectors = [reference.vector(row if row < 12 else -1, texts[row]) for row in range(15)]
     items, times = mine.items.tolist(), mine.timestamps.tolist()
     prior = model.new_prior.item()
@@ -93,6 +93,6 @@ def test_what_nothing_is_known_of_is_never_recommended() -> None:
         np.zeros(0, np.int64),
     )
     log = drawn_log(4, [6], 13)
-    scores = ServedRanker(bare).scores(log, np.zeros(1, np.int32), None)
+    scores = SnapshotRanker(bare).scores(log, np.zeros(1, np.int32), None)
     assert scores[0, 12] == -np.inf
     assert np.isfinite(scores[0, :12]).all()

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from models.data.interactions import Interactions
 from models.evaluation.splits import (
     Holdout,
-    last_baskets,
+    k_core,
+    leave_last_basket_out,
     leave_one_out,
-    min_counts,
-    time_at,
+    time_quantile,
     time_split,
 )
 from tests.support.small import five_users, sequences
@@ -48,7 +48,7 @@ def test_a_dislike_is_never_a_case() -> None:
     items = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3]
     types = [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
     log = Interactions.from_columns(
-        users, items, range(13), None, types, n_users=3, n_items=6, dislike=1
+        users, items, range(13), None, types, n_users=3, n_items=6, dislike_type=1
     )
     train, validation, test = leave_one_out(log)
     assert (test.users.tolist(), test.targets.tolist()) == ([0, 2], [4, 3])
@@ -83,13 +83,13 @@ def test_time_split_can_take_every_later_event_and_users_without_a_past(log: Int
 
 def test_time_at_cuts_off_the_share_asked_for(log: Interactions) -> None:
     """A share of the events lies before the time returned."""
-    assert time_at(log, 0.0) == 1
-    assert time_at(log, 1.0) == 41
-    assert (log.timestamps < time_at(log, 6 / 11)).sum() == 6
+    assert time_quantile(log, 0.0) == 1
+    assert time_quantile(log, 1.0) == 41
+    assert (log.timestamps < time_quantile(log, 6 / 11)).sum() == 6
     with pytest.raises(ValueError, match="share must lie in"):
-        time_at(log, 1.5)
+        time_quantile(log, 1.5)
     with pytest.raises(ValueError, match="no times"):
-        time_at(log.last(0), 0.5)
+        time_quantile(log.tail(0), 0.5)
 
 
 def test_a_holdout_must_fit_its_history(log: Interactions) -> None:
@@ -113,14 +113,14 @@ def test_min_counts_drops_what_falls_in_turn() -> None:
     """The rare item 9 takes user 2 along, who takes item 1, which takes user 3."""
     users = [0, 0, 1, 1, 2, 2, 3, 3]
     items = [0, 3, 0, 3, 1, 9, 1, 0]
-    assert min_counts(users, items, 2).tolist() == [True] * 4 + [False] * 4
-    assert min_counts(users, items, 1).all()
-    assert not min_counts(users, items, 3).any()
-    assert min_counts([], [], 5).tolist() == []
+    assert k_core(users, items, 2).tolist() == [True] * 4 + [False] * 4
+    assert k_core(users, items, 1).all()
+    assert not k_core(users, items, 3).any()
+    assert k_core([], [], 5).tolist() == []
     with pytest.raises(ValueError, match="items must not be negative"):
-        min_counts([0], [-1])
+        k_core([0], [-1])
     with pytest.raises(ValueError, match="items has 1 rows, users has 2"):
-        min_counts([0, 1], [1])
+        k_core([0, 1], [1])
 
 
 events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40)
@@ -142,7 +142,7 @@ def test_min_counts_is_the_largest_set_that_holds(
         if not bad:
             break
         left.remove(bad[0])
-    keep = min_counts([u for u, _ in rows], [i for _, i in rows], minimum)
+    keep = k_core([u for u, _ in rows], [i for _, i in rows], minimum)
     assert np.flatnonzero(keep).tolist() == left
 
 
@@ -158,9 +158,9 @@ def test_the_last_basket_is_what_was_taken_at_the_last_time() -> None:
     types = np.zeros(len(events), dtype=np.int16)
     types[-2:] = 1
     log = Interactions.from_columns(
-        users, items, times, types=types, n_users=5, n_items=7, dislike=1
+        users, items, times, types=types, n_users=5, n_items=7, dislike_type=1
     )
-    rest, cases = last_baskets(log)
+    rest, cases = leave_last_basket_out(log)
     found = zip(
         cases.users.tolist(), cases.targets.tolist(), cases.timestamps.tolist(), strict=True
     )
@@ -169,4 +169,4 @@ def test_the_last_basket_is_what_was_taken_at_the_last_time() -> None:
     assert left == [[1, 2], [1, 2, 3], [5, 6], [1], []]
     assert (cases.gaps() > 0).all()
     nothing = Interactions.from_columns([], [], [], n_users=2, n_items=3)
-    assert [len(part) for part in last_baskets(nothing)] == [0, 0]
+    assert [len(part) for part in leave_last_basket_out(nothing)] == [0, 0]

@@ -31,7 +31,7 @@ from tests.support.small import snapshot as small_snapshot
 
 MANY = 4_000  # items of a catalogue that is worth cells
 LENGTH = 4_000
-SNAPSHOTS = {"plain": drawn_snapshot, "told": told_snapshot, "baskets": basket_snapshot}
+SNAPSHOTS = {"plain": drawn_snapshot, "told": told_snapshot, "next_basket": basket_snapshot}
 
 
 def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> UserHistory:
@@ -155,7 +155,7 @@ def test_the_newest_can_be_left_out_with_the_sequence() -> None:
 
 def test_cells_answer_to_the_error_and_follow_time_and_growth() -> None:
     """In cells the contexts are within the error asked for, also after weights have changed."""
-    snapshot = small_snapshot(MANY, random_model(5, items=MANY, window=WINDOW))
+    snapshot = small_snapshot(MANY, random_model(5, n_items=MANY, window=WINDOW))
     whole, every = a_past(20_000, MANY), np.arange(0, MANY, 9)
     at = int(whole.timestamps[-1]) + DAY
     older = CollapsedHistory(snapshot, whole, collapsible_events(18_000, WINDOW), at)
@@ -211,7 +211,7 @@ def test_another_softmax_is_refused() -> None:
 
 def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
     """Without a target's own, loud item, what is left is as near as asked."""
-    snapshot = small_snapshot(MANY, random_model(5, items=MANY, window=WINDOW))
+    snapshot = small_snapshot(MANY, random_model(5, n_items=MANY, window=WINDOW))
     whole = a_past(20_000, MANY)
     weights = whole.weights.copy()
     weights[whole.rows == 7] *= 3_000

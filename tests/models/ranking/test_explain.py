@@ -21,7 +21,7 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.explain import contributions, explain, gains
 from models.ranking.scoring import score
-from models.recommender.transition_counts import Followers
+from models.recommender.transition_counts import TransitionCounts
 from tests.support import reference
 from tests.support.pasts import (
     AT,
@@ -242,13 +242,15 @@ def test_without_is_what_deleting_the_row_gives(
 def test_without_one_of_the_last_eight_the_ninth_moves_up(snapshot: Snapshot) -> None:
     """What was too long ago to count before counts then; it had no share in the whole."""
     columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
-    model = random_model(11, window=WINDOW, followers=1)
-    model.memorise(Followers(columns, 1.0 + torch.arange(TRAINED)[:, None]), horizon=2 * DAY)
+    model = random_model(11, window=WINDOW, transitions_per_item=1)
+    model.load_statistics(
+        TransitionCounts(columns, 1.0 + torch.arange(TRAINED)[:, None]), max_request_gap=2 * DAY
+    )
     even = small_snapshot(ITEMS, model)
     made = past([9, 8, 7, 6, 5, 3, 2, 1, 0, 11], np.arange(10) * 3600)
     user = build_memory(even, made, AT)
     with torch.inference_mode():
-        scale = float(model.scale(user.user_state))
+        scale = float(model.transition_scale(user.user_state))
     reasons = {reason.source: reason for reason in explain(even, user, 4, 50)}
     attended = score(even, user, np.array([4])).attention
     assert len(reasons) == 10
@@ -333,7 +335,7 @@ def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
     assert explain(snapshot, user, 4, 0) == []
 
 
-@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None:
     """By its attention alone, which is the score's too."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))

@@ -17,7 +17,7 @@ from models.history.user_memory import build_memory
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
-from models.recommender.recommender import identity
+from models.recommender.recommender import content_only_model
 from tests.support.pasts import (
     AT,
     ITEMS,
@@ -143,7 +143,7 @@ def test_before_training_there_is_no_encoder_to_ask(
 ) -> None:
     """Content and popularity alone: as the same model scores the rest."""
     served = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.arange(ITEMS))
-    assert identity(8).encoder is None
+    assert content_only_model(8).encoder is None
     for (source, target), got in every(served, made, options).items():
         less = build_memory(served, without(made, source), AT)
         assert got == pytest.approx(

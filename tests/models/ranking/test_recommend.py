@@ -40,7 +40,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 @pytest.fixture(scope="module")
 def model() -> Recommender:
-    return random_model(21, items=24)
+    return random_model(21, n_items=24)
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_equal_scores_and_missing_vectors_can_be_spread() -> None:
 @pytest.fixture(scope="module")
 def large() -> Snapshot:
     """Four hundred items, with an index over all of them."""
-    return small_snapshot(400, random_model(22, items=380), index_from=100)
+    return small_snapshot(400, random_model(22, n_items=380), index_from=100)
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -300,7 +300,7 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
 
     Rows are the model's; they are the catalogue's too where that was made of i0, i1, … in order.
     """
-    columns, counts = (part.tolist() for part in snapshot.model.followers)
+    columns, counts = (part.tolist() for part in snapshot.model.transition_counts)
     total: dict[int, float] = {}
     for k, item in enumerate(user.recent_items.tolist()[:8]):
         pairs = zip(columns[item], counts[item], strict=True) if item >= 0 else ()
@@ -356,10 +356,10 @@ def test_what_followed_the_newest_items_is_a_candidate(large: Snapshot, indexed:
     assert some > 50
 
 
-@pytest.mark.parametrize("shape", [{"followers": 0}, {"blocks": 0}])
+@pytest.mark.parametrize("shape", [{"transitions_per_item": 0}, {"blocks": 0}])
 def test_without_transitions_nothing_follows(shape: dict[str, int]) -> None:
     """Where that part is not in the score it brings no candidates."""
-    snapshot = small_snapshot(60, random_model(22, items=50, **shape))
+    snapshot = small_snapshot(60, random_model(22, n_items=50, **shape))
     user = somebody(snapshot, 4)
     assert len(candidates(snapshot, user, np.ones(60, dtype=np.bool_), 7)) == 7
 
@@ -373,7 +373,7 @@ def test_untrained_services_have_candidates() -> None:
 
 def test_followers_are_found_wherever_their_rows_are() -> None:
     """Rows of the model are not those of the catalogue, and what was removed does not come back."""
-    model = random_model(22, items=30)
+    model = random_model(22, n_items=30)
     made = trained(model)
     other = [f"i{n}" for n in np.random.default_rng(0).permutation(40)]
     whole = Catalogue.empty(DIMENSION).updated(
@@ -399,10 +399,10 @@ def test_followers_are_found_wherever_their_rows_are() -> None:
 
 def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item that only the transitions lift comes first also where not all were scored."""
-    model = random_model(22, items=380)
+    model = random_model(22, n_items=380)
     with torch.no_grad():
-        model.scale.weight.zero_()
-        model.scale.bias.fill_(1000.0)
+        model.transition_scale.weight.zero_()
+        model.transition_scale.bias.fill_(1000.0)
     snapshot = small_snapshot(400, model, index_from=100)
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 20)

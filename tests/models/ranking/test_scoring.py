@@ -55,8 +55,16 @@ def test_scores_equal_the_loop(
         assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
     prior = snapshot.model.prior.detach().numpy()
-    if snapshot.model.trend is not None and snapshot.model.lately is not None:
-        prior = prior + (snapshot.model.trend @ snapshot.model.lately).detach().numpy()[:TRAINED]
+    if (
+        snapshot.model.recent_popularity_weight is not None
+        and snapshot.model.recent_popularity is not None
+    ):
+        prior = (
+            prior
+            + (snapshot.model.recent_popularity_weight @ snapshot.model.recent_popularity)
+            .detach()
+            .numpy()[:TRAINED]
+        )
     np.testing.assert_allclose(scores.prior[:TRAINED], prior, atol=1e-6)
     total = scores.sequence + scores.transitions + scores.attention + scores.prior
     np.testing.assert_allclose(scores.total, total, atol=1e-6)
@@ -76,7 +84,7 @@ def test_the_request_may_come_at_any_time(snapshot: Snapshot, made: UserHistory,
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}])
+@pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_part_that_the_model_has_not_is_zero(shape: dict[str, int]) -> None:
     """Without an encoder neither sequence nor transitions, without followers no transitions."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))

@@ -19,7 +19,7 @@ MUTE = "i3"  # in training, and without any text
 
 @pytest.fixture(scope="module")
 def model() -> Recommender:
-    return random_model(21, items=TRAINED)
+    return random_model(21, n_items=TRAINED)
 
 
 @pytest.fixture(scope="module")

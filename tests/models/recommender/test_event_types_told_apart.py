@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import evaluate
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
 from models.recommender.recommender import Recommender
 from tests.support.small import SECOND
@@ -23,7 +23,7 @@ ITEMS = 24
 VIEW, PURCHASE = 0, 1
 LIKE, DISLIKE = 0, 1
 CLUSTERS, EACH = 4, 6  # items of a cluster
-PACE = replace(QUICK, epochs=10, batch_tokens=200, attention_tokens=200)
+PACE = replace(QUICK, epochs=10, batch_tokens=200, attention_batch_tokens=200)
 
 
 def in_order(events: list[tuple[int, int, int]], dislike: int = -1) -> Interactions:
@@ -32,7 +32,7 @@ def in_order(events: list[tuple[int, int, int]], dislike: int = -1) -> Interacti
     times = np.arange(len(events)) * MINUTE
     n_users = int(users.max()) + 1
     return Interactions.from_columns(
-        users, items, times, types=types, n_users=n_users, n_items=ITEMS, dislike=dislike
+        users, items, times, types=types, n_users=n_users, n_items=ITEMS, dislike_type=dislike
     )
 
 
@@ -60,7 +60,7 @@ def test_a_purchase_is_not_a_view() -> None:
     for name, given in (("told", log), ("untold", replace(log, types=np.zeros_like(log.types)))):
         split = leave_one_out(given)
         done = train(split.test.history, PACE, shape=tiny(ITEMS, dim=32))
-        ranker = RecommenderRanker(done.model, content(ITEMS))
+        ranker = ModelRanker(done.model, content(ITEMS))
         found[name] = evaluate(ranker, split.test, exclude_seen=False).ndcg
     assert found["told"] > found["untold"] + 0.15
 
@@ -99,7 +99,7 @@ def first_tries(seed: int, kind: int) -> tuple[Interactions, list[int]]:
     return in_order(events, DISLIKE), odd
 
 
-def standing(ranker: RecommenderRanker, kind: int) -> NDArray[np.float64]:
+def standing(ranker: ModelRanker, kind: int) -> NDArray[np.float64]:
     """Of each history, the mean score of the odd cluster over that of all items."""
     log, odd = first_tries(7, kind)
     scores = ranker.scores(log, np.arange(40, dtype=np.int32), None).astype(np.float64)
@@ -116,8 +116,7 @@ def test_what_is_disliked_counts_against_its_like() -> None:
     done = train(tastes(1), replace(PACE, attention_epochs=4), shape=tiny(ITEMS, dim=32))
     assert done.model.config.dislike_heads == 1
     whole, rest = (
-        RecommenderRanker(done.model, content(ITEMS), attention=attention)
-        for attention in (True, False)
+        ModelRanker(done.model, content(ITEMS), attention=attention) for attention in (True, False)
     )
     liked, disliked = (standing(whole, kind) for kind in (LIKE, DISLIKE))
     assert disliked.mean() < liked.mean() - 0.5
@@ -144,15 +143,15 @@ def test_one_type_and_unit_weights_train_the_model_of_old(monkeypatch: pytest.Mo
         recency: Tensor = model.recency(distance, age)
         return recency
 
-    monkeypatch.setattr(Recommender, "read", read)
+    monkeypatch.setattr(Recommender, "event_inputs", read)
     monkeypatch.setattr(Recommender, "memory_bias", bias)
     expected = train(log, replace(QUICK, epochs=3)).model.state_dict()
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
-    assert not found["kinds.loudness"].any()
-    assert "kinds.kind" not in found
-    assert "kind_bias.bias" not in found
+    assert not found["event_embedding.log_weight_embedding"].any()
+    assert "event_embedding.type_embedding" not in found
+    assert "type_bias.bias" not in found
 
 
 def test_the_shape_follows_the_log() -> None:
@@ -161,10 +160,10 @@ def test_the_shape_follows_the_log() -> None:
     one = replace(QUICK, epochs=1)
     shapes = [
         train(given, one, shape=tiny(ITEMS, heads=heads)).model.config
-        for given in (log, replace(log, dislike=-1), log.liked())
+        for given in (log, replace(log, dislike_type=-1), log.liked())
         for heads in (2, 1)
     ]
-    told = [(shape.types, shape.dislike, shape.dislike_heads) for shape in shapes]
+    told = [(shape.n_event_types, shape.dislike_type, shape.dislike_heads) for shape in shapes]
     # A model that knows of dislikes but was shown none leaves them out.
     assert told == [(2, 1, 1), (2, 1, 0), (2, -1, 0), (2, -1, 0), (2, 1, 0), (2, 1, 0)]
 

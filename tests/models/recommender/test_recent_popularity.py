@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import models.recommender.recent_popularity
 from models.data.interactions import Interactions
-from models.recommender.recent_popularity import HALF_LIVES, Trends
+from models.recommender.recent_popularity import HALF_LIVES, RecentPopularity
 from tests.support.small import DAY
 
 ITEMS = 5
@@ -30,7 +30,7 @@ def drawn(seed: int, events: int, days: int) -> Interactions:
         types=rng.integers(0, 3, events),
         n_users=3,
         n_items=ITEMS,
-        dislike=1,
+        dislike_type=1,
     )
 
 
@@ -54,21 +54,21 @@ def test_trends_equal_the_loop(seed: int, events: int, days: int) -> None:
     log = drawn(seed, events, days)
     if not (log.types != 1).any():
         return
-    trends = Trends(log)
+    trends = RecentPopularity(log)
     start = int(log.timestamps[log.types != 1].min())
     last = (int(log.timestamps[log.types != 1].max()) - start) // DAY
     rows = torch.tensor([3, 0, -1, 4])
     for day in (-3, 0, last // 2, last, last + 1, last + 50):
-        places = trends.at(torch.tensor([start + day * DAY + DAY // 3]))
-        found = trends.of(places, rows)
+        places = trends.steps(torch.tensor([start + day * DAY + DAY // 3]))
+        found = trends.scores(places, rows)
         assert found.shape == (len(HALF_LIVES), 1, 4)
         for number, half_life in enumerate(HALF_LIVES):
             known = min(max(day, 0), last + 1)  # nothing is known of what comes after the log
             for column, row in enumerate(rows.tolist()):
                 wanted = expected(log, known, half_life, row)
                 assert float(found[number, 0, column]) == pytest.approx(wanted, abs=1e-5)
-    end = trends.of(trends.at(torch.tensor([2**60])), torch.tensor([0, 1, 2, 3, 4, -1]))
-    np.testing.assert_array_equal(trends.now, end[:, 0])
+    end = trends.scores(trends.steps(torch.tensor([2**60])), torch.tensor([0, 1, 2, 3, 4, -1]))
+    np.testing.assert_array_equal(trends.latest, end[:, 0])
 
 
 def test_what_happens_later_changes_nothing() -> None:
@@ -82,9 +82,10 @@ def test_what_happens_later_changes_nothing() -> None:
     )
     rows = torch.arange(ITEMS)
     for one in (before, other):
-        trends = Trends(one)
+        trends = RecentPopularity(one)
         np.testing.assert_array_equal(
-            trends.of(trends.at(noon), rows), Trends(log).of(Trends(log).at(noon), rows)
+            trends.scores(trends.steps(noon), rows),
+            RecentPopularity(log).scores(RecentPopularity(log).steps(noon), rows),
         )
 
 
@@ -94,9 +95,9 @@ def test_of_many_items_the_steps_are_longer(monkeypatch: pytest.MonkeyPatch) -> 
     log = Interactions.from_columns(
         [0] * 200, [0] * 100 + [1] * 100, np.arange(200) * DAY, n_users=1, n_items=ITEMS
     )
-    trends = Trends(log)
+    trends = RecentPopularity(log)
     assert trends._tables.shape[1] <= 11
-    weekly, monthly = trends.now.tolist()
+    weekly, monthly = trends.latest.tolist()
     assert weekly[1] > weekly[0] == pytest.approx(weekly[2], abs=1e-3)
     assert monthly[1] > monthly[0] > monthly[2] == monthly[-1]
 
@@ -105,5 +106,5 @@ def test_of_many_items_the_steps_are_longer(monkeypatch: pytest.MonkeyPatch) -> 
 def test_of_nothing_there_is_no_trend(items: int) -> None:
     """A log without events, and one without items."""
     log = Interactions.from_columns([], [], [], n_users=1, n_items=items)
-    assert not Trends(log).now.any()
-    assert Trends(log).now.shape == (len(HALF_LIVES), items + 1)
+    assert not RecentPopularity(log).latest.any()
+    assert RecentPopularity(log).latest.shape == (len(HALF_LIVES), items + 1)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.history_encoder import UNTOLD
+from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.history.user_memory import build_memory
 from models.index.mips import normalize_rows
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import Recommender, identity
+from models.recommender.recommender import Recommender, content_only_model
 from models.recommender.target_attention import (
     ItemTables,
     candidate_keys,
@@ -26,7 +26,7 @@ from models.recommender.target_attention import (
     target_attention,
     target_attention_prefixes,
 )
-from models.recommender.transition_counts import followed
+from models.recommender.transition_counts import transition_sums
 from tests.support import reference
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import (
@@ -51,8 +51,8 @@ def content() -> Tensor:
 def projected(model: Recommender, content: Tensor) -> ItemTables:
     with torch.inference_mode():
         rows = torch.arange(len(content))
-        trained = rows < model.config.items
-        return model.tables(rows.where(trained, -1), content)
+        trained = rows < model.config.n_items
+        return model.item_tables(rows.where(trained, -1), content)
 
 
 # ---------------------------------------------------------------------------- item tower
@@ -61,7 +61,7 @@ def projected(model: Recommender, content: Tensor) -> ItemTables:
 @pytest.mark.parametrize("tied", [False, True])
 def test_tables_equal_the_loop(content: Tensor, tied: bool) -> None:
     """Vectors, queries, keys, values and outputs of trained items and of ones known by text."""
-    model = random_model(1, tied=tied)
+    model = random_model(1, tied_values=tied)
     tables = projected(model, content)
     expected = ReferenceModel(model, HEADS)
     for row in range(15):
@@ -88,10 +88,10 @@ def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:
     model = random_model(2)
     rows = torch.arange(12)
     with torch.inference_mode():
-        dropped = model.tower(rows, content[:12], torch.zeros(12, dtype=torch.bool))
-        never = model.tower(torch.full((12,), -1), content[:12])
-        kept = model.tower(rows, content[:12], rows % 2 == 0)
-        whole = model.tower(rows, content[:12])
+        dropped = model.item_vectors(rows, content[:12], torch.zeros(12, dtype=torch.bool))
+        never = model.item_vectors(torch.full((12,), -1), content[:12])
+        kept = model.item_vectors(rows, content[:12], rows % 2 == 0)
+        whole = model.item_vectors(rows, content[:12])
     np.testing.assert_array_equal(dropped, never)
     np.testing.assert_array_equal(kept[::2], whole[::2])
     np.testing.assert_array_equal(kept[1::2], never[1::2])
@@ -102,9 +102,9 @@ def test_a_dropped_id_learns_nothing(content: Tensor) -> None:
     """For that step the gradient goes to the text alone."""
     model = random_model(2)
     keep = torch.tensor([True, False])
-    model.tower(torch.tensor([3, 5]), content[:2], keep).sum().backward()  # type: ignore[no-untyped-call]
-    assert model.ids.weight.grad is not None
-    touched = model.ids.weight.grad.abs().sum(1).nonzero().flatten()
+    model.item_vectors(torch.tensor([3, 5]), content[:2], keep).sum().backward()  # type: ignore[no-untyped-call]
+    assert model.id_embedding.weight.grad is not None
+    touched = model.id_embedding.weight.grad.abs().sum(1).nonzero().flatten()
     assert touched.tolist() == [3]
 
 
@@ -116,8 +116,8 @@ def memory(model: Recommender, seed: int, batch: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     events = torch.randn(batch, LENGTH, 12, generator=generator)
     with torch.inference_mode():
-        normed = model.norm(events)
-        return model.cross.keys(normed), model.cross.values(normed)
+        normed = model.item_norm(events)
+        return model.cross_attention.keys(normed), model.cross_attention.values(normed)
 
 
 def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDArray[np.float64]:
@@ -139,7 +139,7 @@ def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDAr
 @pytest.mark.parametrize("tied", [False, True])
 def test_target_attention_equals_the_loop(content: Tensor, tied: bool) -> None:
     """Each history of a batch for itself; hidden rows do not exist; one that sees nothing has 0."""
-    model = random_model(4, tied=tied)
+    model = random_model(4, tied_values=tied)
     tables = projected(model, content)
     keys, values = memory(model, 0, 3)
     bias = torch.randn(3, HEADS, LENGTH, generator=torch.Generator().manual_seed(1))
@@ -166,7 +166,7 @@ def test_all_prefixes_at_once_equal_one_by_one(
     content: Tensor, seed: int, spread: float, hidden: float
 ) -> None:
     """Each prefix of each history under its own biases and masks, against the float64 loop."""
-    model = random_model(seed % 5, tied=bool(seed % 2))
+    model = random_model(seed % 5, tied_values=bool(seed % 2))
     tables = projected(model, content)
     generator = torch.Generator().manual_seed(seed)
     keys, values = memory(model, seed, 2)
@@ -269,8 +269,7 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
         if way == "together":
             out = target_attention_prefixes(tables.queries, tables.outputs, keys, values, bias)
         else:
-            rows = [target_attention(tables, keys, values, bias[:, :, t])
-                    for t in range(LENGTH)]  # fmt: skip
+            rows = [target_attention(tables, keys, values, bias[:, :, t]) for t in range(LENGTH)]
             out = torch.stack(rows, 1)
         (out * weight).sum().backward()  # type: ignore[no-untyped-call]
         gradients.append((keys.grad, values.grad, raw.grad))
@@ -286,20 +285,24 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
 def test_without_an_encoder_there_is_no_sequence_part() -> None:
     """Summaries are zero, as they are of no events at all."""
     events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
-    assert (random_model(1, blocks=0).summaries(events, times, times) == 0).all()
-    assert random_model(1).summaries(events[:, :0], times[:, :0], times[:, :0]).shape == (2, 0, 12)
+    assert (random_model(1, blocks=0).user_states(events, times, times) == 0).all()
+    assert random_model(1).user_states(events[:, :0], times[:, :0], times[:, :0]).shape == (
+        2,
+        0,
+        12,
+    )
 
 
 def test_a_request_is_within_the_horizon() -> None:
     """As it is up to the horizon after the newest event, no later than that; for each its own."""
     model = random_model(1)
-    model.memorise(model.followers, horizon=3 * DAY)
+    model.load_statistics(model.transition_counts, max_request_gap=3 * DAY)
     newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
     asked = torch.tensor([DAY, 3 * DAY, 3 * DAY + 1, 9 * DAY, 2**60])
     expected = [DAY, 3 * DAY, 3 * DAY, 9 * DAY, 13 * DAY]
-    assert model.within(asked, newest).tolist() == expected
-    fresh = Recommender(RecommenderConfig(items=2, followers=3))
-    assert fresh.within(torch.tensor(2**59), torch.tensor(0)) == 2**59
+    assert model.clamp_request_time(asked, newest).tolist() == expected
+    fresh = Recommender(RecommenderConfig(n_items=2, transitions_per_item=3))
+    assert fresh.clamp_request_time(torch.tensor(2**59), torch.tensor(0)) == 2**59
 
 
 # ---------------------------------------------------------------------------- transitions
@@ -314,13 +317,15 @@ def test_transitions_equal_the_loop() -> None:
         summary = generator.normal(size=12)
         recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
         with torch.inference_mode():
-            total = followed(model.followers, torch.tensor(recent))
-            got = model.transitions(torch.from_numpy(summary).float(), 2 * total[None])
+            total = transition_sums(model.transition_counts, torch.tensor(recent))
+            got = model.transition_scores(torch.from_numpy(summary).float(), 2 * total[None])
         expected = [reference_.transitions(summary, recent, item) for item in range(12)]
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [{"blocks": 0}, {"followers": 0}, {"blocks": 0, "followers": 0}])
+@pytest.mark.parametrize(
+    "shape", [{"blocks": 0}, {"transitions_per_item": 0}, {"blocks": 0, "transitions_per_item": 0}]
+)
 def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None:
     """Without an encoder, or with no followers kept, there is no such part."""
     assert random_model(1).has_transitions
@@ -330,11 +335,11 @@ def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None
 def test_followers_of_another_shape_are_refused() -> None:
     """The message says which were wanted and which came; the model stays as it was."""
     model = random_model(1)
-    before = model.followers
+    before = model.transition_counts
     for items, most in ((11, 5), (12, 4)):
         with pytest.raises(ValueError, match=rf"must be \(12, 5\), not \({items}, {most}\)"):
-            model.memorise(random_followers(0, items, most), 0)
-    assert torch.equal(model.followers.columns, before.columns)
+            model.load_statistics(random_followers(0, items, most), 0)
+    assert torch.equal(model.transition_counts.items, before.items)
 
 
 # ---------------------------------------------------------------------------- candidates
@@ -344,14 +349,14 @@ def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor)
     """With W_Q = 0 all targets attend alike: the product is the score but for transitions."""
     model = random_model(9)
     with torch.no_grad():
-        model.cross.w_q.weight.zero_()
+        model.cross_attention.w_q.weight.zero_()
     tables = projected(model, content[:12])
     made = past([3, 1, 4, 1, 5], [0, 5, DAY, DAY, 2 * DAY], [1, 2, 0.5, 1, 1])
     with torch.inference_mode():
         rows = torch.from_numpy(made.rows.astype(np.int64))
         times = torch.from_numpy(made.timestamps)
-        asked = torch.full((1, 5), UNTOLD)
-        summary = model.summaries(tables.vectors[rows][None], times[None], asked)[0, -1]
+        asked = torch.full((1, 5), NO_REQUEST_TIME)
+        summary = model.user_states(tables.vectors[rows][None], times[None], asked)[0, -1]
         bias = model.recency(torch.arange(4, -1, -1), 3 * DAY - times)
         bias = bias + torch.from_numpy(made.weights).log()
         keys, values = tables.keys[:, rows], tables.values[:, rows]
@@ -398,32 +403,47 @@ def test_identity_prefers_what_is_like_more_of_the_past() -> None:
 
 def test_identity_holds_nothing_trained() -> None:
     """It knows no item, costs no encoder, and gives numbers for items without any text."""
-    model = identity(DIMENSION)
-    assert model.config.items == 0
+    model = content_only_model(DIMENSION)
+    assert model.config.n_items == 0
     assert model.encoder is None
     assert not model.training
     with torch.inference_mode():
-        tables = model.tables(torch.full((2,), -1), torch.zeros(2, DIMENSION))
+        tables = model.item_tables(torch.full((2,), -1), torch.zeros(2, DIMENSION))
     assert all(torch.isfinite(table).all() for table in tables)
 
 
 def test_the_shape_travels_as_plain_values() -> None:
     """`as_dict` rebuilds the same configuration."""
-    config = RecommenderConfig(items=3, tied=True, blocks=1)
+    config = RecommenderConfig(n_items=3, tied_values=True, blocks=1)
     assert RecommenderConfig(**config.as_dict()) == config
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"items": -1}, {"dim": 0}, {"dim": 1.5}, {"heads": 0}, {"heads": 5}, {"blocks": -1},
-        {"window": 0}, {"content": 0}, {"followers": -1}, {"followers": 2.0},
-        {"dropout": 1}, {"dropout": "half"}, {"tied": 1}, {"types": 0}, {"types": 1.5},
-        {"dislike": -2}, {"dislike": 0}, {"dislike_heads": -1}, {"dislike_heads": 1},
+        {"n_items": -1},
+        {"dim": 0},
+        {"dim": 1.5},
+        {"heads": 0},
+        {"heads": 5},
+        {"blocks": -1},
+        {"window": 0},
+        {"content_dim": 0},
+        {"transitions_per_item": -1},
+        {"transitions_per_item": 2.0},
+        {"dropout": 1},
+        {"dropout": "half"},
+        {"tied_values": 1},
+        {"n_event_types": 0},
+        {"n_event_types": 1.5},
+        {"dislike_type": -2},
+        {"dislike_type": 0},
+        {"dislike_heads": -1},
+        {"dislike_heads": 1},
     ],
-)  # fmt: skip
+)
 def test_a_shape_that_no_model_can_have_is_refused(wrong: dict[str, Any]) -> None:
     """By the name of the field."""
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
-        RecommenderConfig(**{"items": 3, "dim": 12} | wrong)
+        RecommenderConfig(**{"n_items": 3, "dim": 12} | wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from models.recommender.target_attention import of_rows
+from models.recommender.target_attention import gather_rows
 
 
 def test_rows_of_a_table_are_those_that_were_asked_for() -> None:
@@ -14,18 +14,18 @@ def test_rows_of_a_table_are_those_that_were_asked_for() -> None:
     table = wide[:, 8:16].view(9, 2, 4).transpose(0, 1)  # (H, N, d)
     rows = torch.tensor([5, 0, 5, 8])
     before = wide.clone()
-    taken = of_rows(table, rows)
+    taken = gather_rows(table, rows)
     assert taken.is_contiguous()
     for head in range(2):
         for place, row in enumerate([5, 0, 5, 8]):
             assert torch.equal(taken[head, place], wide[row, 8 + 4 * head : 12 + 4 * head])
     taken += 1
     assert torch.equal(wide, before)
-    assert of_rows(table, rows[:0]).shape == (2, 0, 4)
-    assert of_rows(table[:, :0], torch.tensor([0])).tolist() == [[[0.0] * 4]] * 2
+    assert gather_rows(table, rows[:0]).shape == (2, 0, 4)
+    assert gather_rows(table[:, :0], torch.tensor([0])).tolist() == [[[0.0] * 4]] * 2
 
 
 def test_no_more_of_a_table_is_read_than_was_asked_for() -> None:
     """A table of which a copy would take 256 GB has its rows taken all the same."""
     table = torch.ones(1, 1, 16).expand(4, 1_000_000_000, 16)
-    assert float(of_rows(table, torch.tensor([0, 999_999_999])).sum()) == 128
+    assert float(gather_rows(table, torch.tensor([0, 999_999_999])).sum()) == 128

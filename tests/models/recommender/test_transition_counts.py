@@ -14,13 +14,13 @@ from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.recommender.transition_counts import (
-    Counting,
-    Followers,
-    OwnPairs,
-    followed,
-    followers,
-    most_followed,
-    share,
+    HeldOutTransitions,
+    OwnTransitions,
+    TransitionCounts,
+    top_transitions,
+    transition_counts,
+    transition_shares,
+    transition_sums,
 )
 from tests.support.small import random_followers
 
@@ -45,7 +45,7 @@ def logs(draw: st.DrawFn) -> Interactions:
         types=rng.integers(0, 3, sum(lengths)),
         n_users=len(lengths),
         n_items=ITEMS,
-        dislike=draw(st.sampled_from([-1, 1])),
+        dislike_type=draw(st.sampled_from([-1, 1])),
     )
 
 
@@ -63,7 +63,7 @@ def counted(histories: Sequence[Sequence[tuple[int, bool]]]) -> Counts:
 def history(log: Interactions, user: int) -> list[tuple[int, bool]]:
     """A user's items, and whether each was liked."""
     events = log.user(user)
-    liked = [log.dislike < 0 or type_ != log.dislike for type_ in events.types.tolist()]
+    liked = [log.dislike_type < 0 or type_ != log.dislike_type for type_ in events.types.tolist()]
     return list(zip(events.items.tolist(), liked, strict=True))
 
 
@@ -71,13 +71,13 @@ def histories(log: Interactions) -> list[list[tuple[int, bool]]]:
     return [history(log, user) for user in range(log.n_users)]
 
 
-def table(kept: Followers) -> Counts:
+def table(kept: TransitionCounts) -> Counts:
     """The counts that were kept; each pair must be there once."""
     found: Counts = {}
-    for row in range(len(kept.columns)):
-        pairs = zip(kept.columns[row].tolist(), kept.counts[row].tolist(), strict=True)
+    for row in range(len(kept.items)):
+        pairs = zip(kept.items[row].tolist(), kept.counts[row].tolist(), strict=True)
         for column, count in pairs:
-            if column == len(kept.columns):
+            if column == len(kept.items):
                 assert count == 0
             else:
                 assert (row, column) not in found
@@ -92,7 +92,7 @@ def table(kept: Followers) -> Counts:
 @given(log=logs())
 def test_counts_equal_a_loop_over_all_pairs(log: Interactions) -> None:
     """Of any log, with everything kept; items that come again follow themselves."""
-    found, expected = table(followers(log, ITEMS)), counted(histories(log))
+    found, expected = table(transition_counts(log, ITEMS)), counted(histories(log))
     assert found.keys() == expected.keys()
     for pair, count in expected.items():
         assert found[pair] == pytest.approx(count, rel=1e-5)
@@ -101,7 +101,7 @@ def test_counts_equal_a_loop_over_all_pairs(log: Interactions) -> None:
 def test_counts_by_hand() -> None:
     """One user who takes 0, 1, 0, 2: pairs at distances 1, 2 and 3."""
     log = Interactions.from_columns([0] * 4, [0, 1, 0, 2], range(4), n_users=1, n_items=3)
-    found = table(followers(log, 3))
+    found = table(transition_counts(log, 3))
     assert found == pytest.approx(
         {(0, 1): 1, (0, 0): 1 / 4, (0, 2): 1 + 1 / 9, (1, 0): 1, (1, 2): 1 / 4}
     )
@@ -111,9 +111,9 @@ def test_counts_by_hand() -> None:
 @given(log=logs(), most=st.integers(1, ITEMS + 2))
 def test_the_largest_are_kept(log: Interactions, most: int) -> None:
     """As many of each item as asked, largest first, none larger left out; the rest is nothing."""
-    kept = followers(log, most)
-    assert kept.columns.shape == kept.counts.shape == (ITEMS, most)
-    assert (kept.columns.dtype, kept.counts.dtype) == (torch.int32, torch.float32)
+    kept = transition_counts(log, most)
+    assert kept.items.shape == kept.counts.shape == (ITEMS, most)
+    assert (kept.items.dtype, kept.counts.dtype) == (torch.int32, torch.float32)
     found, every = table(kept), counted(histories(log))
     for row in range(ITEMS):
         there = sorted((count for (item, _), count in every.items() if item == row), reverse=True)
@@ -128,14 +128,14 @@ def test_no_followers_at_all_cannot_be_kept() -> None:
     """`most` counts from 1; a log without events has none to keep."""
     empty = Interactions.from_columns([], [], [], n_users=2, n_items=3)
     with pytest.raises(ValueError, match="most must be at least 1, got 0"):
-        followers(empty, 0)
-    assert table(followers(empty, 2)) == {}
+        transition_counts(empty, 0)
+    assert table(transition_counts(empty, 2)) == {}
 
 
 # ---------------------------------------------------------------------------- after a user's items
 
 
-def loop(kept: Followers, items: Sequence[int], target: int) -> list[float]:
+def loop(kept: TransitionCounts, items: Sequence[int], target: int) -> list[float]:
     """What each of the last eight items, newest first, adds to F(target)."""
     counts = table(kept)
     return [0.3**k * counts.get((item, target), 0.0) for k, item in enumerate(items[:8])]
@@ -150,10 +150,10 @@ def loop(kept: Followers, items: Sequence[int], target: int) -> list[float]:
 def test_what_followed_is_the_sum_of_its_shares(seed: int, most: int, items: list[int]) -> None:
     """F and the shares of F against the loop; an unknown item takes a place and adds nothing."""
     kept = random_followers(seed, ITEMS, most)
-    total = followed(kept, torch.tensor(items, dtype=torch.int64))
+    total = transition_sums(kept, torch.tensor(items, dtype=torch.int64))
     assert total.shape == (ITEMS,)
     for target in range(ITEMS):
-        shares = share(kept, torch.tensor(items, dtype=torch.int64), target)
+        shares = transition_shares(kept, torch.tensor(items, dtype=torch.int64), target)
         expected = loop(kept, items, target)
         assert shares.tolist() == pytest.approx(expected, abs=1e-5)
         assert float(total[target]) == pytest.approx(sum(expected), abs=1e-5)
@@ -162,7 +162,7 @@ def test_what_followed_is_the_sum_of_its_shares(seed: int, most: int, items: lis
 def test_nothing_follows_to_what_was_not_trained() -> None:
     """The shares of an unknown target are 0, one for each item."""
     kept = random_followers(1, ITEMS, 3)
-    assert share(kept, torch.tensor([2, 1, -1]), -1).tolist() == [0, 0, 0]
+    assert transition_shares(kept, torch.tensor([2, 1, -1]), -1).tolist() == [0, 0, 0]
 
 
 # ---------------------------------------------------------------------------- one's own pairs
@@ -177,7 +177,7 @@ def own(log: Interactions, user: int) -> Counts:
 def test_own_pairs_are_those_of_the_user_alone(log: Interactions) -> None:
     """For each event, every follower of its item in that user's history, once."""
     events = np.random.default_rng(0).permutation(len(log))
-    place, column, count = OwnPairs(log).of(events)
+    place, column, count = OwnTransitions(log).starting_at(events)
     found = list(zip(place.tolist(), column.tolist(), strict=True))
     assert len(set(found)) == len(found)
     values = dict(zip(found, count.tolist(), strict=True))
@@ -217,7 +217,7 @@ def expected_at(log: Interactions, most: int, first: int, place: int) -> list[fl
 
     Of the pairs that were kept: what others hold of another is not known.
     """
-    kept = table(followers(log, most))
+    kept = table(transition_counts(log, most))
     user = int(log.users[first])
     others = counted([items for other, items in enumerate(histories(log)) if other != user])
     totals = [0.0] * ITEMS
@@ -237,8 +237,8 @@ def test_each_position_counts_what_others_did(
     """The user's own pairs really removed, with items that come again; an item's column its row."""
     spans = stretches(log, data)
     items, events = rectangle(log, spans)
-    counting = Counting(followers(log, most), OwnPairs(log))
-    found = counting.at(items, events, None, ITEMS)
+    counting = HeldOutTransitions(transition_counts(log, most), OwnTransitions(log))
+    found = counting.log_counts(items, events, None, ITEMS)
     assert found.shape == (*items.shape, ITEMS)
     for row, (first, end) in enumerate(spans):
         for place in range(end - first):
@@ -257,9 +257,9 @@ def test_columns_may_be_of_some_items_only(
     chosen = data.draw(st.lists(st.integers(0, ITEMS - 1), unique=True, min_size=1))
     column = torch.full((ITEMS + 1,), len(chosen))
     column[torch.tensor(chosen)] = torch.arange(len(chosen))
-    counting = Counting(followers(log, most), OwnPairs(log))
-    found = counting.at(items, events, column, len(chosen))
-    whole = counting.at(items, events, None, ITEMS)
+    counting = HeldOutTransitions(transition_counts(log, most), OwnTransitions(log))
+    found = counting.log_counts(items, events, column, len(chosen))
+    whole = counting.log_counts(items, events, None, ITEMS)
     np.testing.assert_allclose(found, whole[:, :, chosen], atol=1e-6)
 
 
@@ -272,14 +272,16 @@ def test_who_is_alone_learns_from_no_one() -> None:
     )
     for log, left in ((alone, False), (twins, True)):
         items, events = rectangle(log, [(0, 10)])
-        found = Counting(followers(log, 4), OwnPairs(log)).at(items, events, None, 4)
+        found = HeldOutTransitions(transition_counts(log, 4), OwnTransitions(log)).log_counts(
+            items, events, None, 4
+        )
         if not left:
             np.testing.assert_allclose(found, 0, atol=1e-6)
             continue
-        kept = followers(alone, 4)
+        kept = transition_counts(alone, 4)
         for place in range(10):
             recent = torch.tensor(taken[: place + 1][::-1])
-            expected = torch.log1p(2 * followed(kept, recent))
+            expected = torch.log1p(2 * transition_sums(kept, recent))
             np.testing.assert_allclose(found[0, place], expected, atol=1e-5)
 
 
@@ -289,10 +291,10 @@ def test_what_followed_most_is_the_top_of_all(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     columns = torch.randint(size + 1, (size, 6), generator=generator, dtype=torch.int32)
     counts = torch.rand(size, 6, generator=generator) * (columns < size)
-    kept, items = Followers(columns, counts), torch.tensor([3, -1, 7, 3, 11])
-    total = followed(kept, items)
+    kept, items = TransitionCounts(columns, counts), torch.tensor([3, -1, 7, 3, 11])
+    total = transition_sums(kept, items)
     for count in (4, 1_000):
-        found = most_followed(kept, items, count)
+        found = top_transitions(kept, items, count)
         best = [n for n in torch.argsort(-total, stable=True).tolist() if total[n] > 0][:count]
         assert total[found].tolist() == total[torch.tensor(best)].tolist()
         assert len(set(found.tolist())) == len(found) == min(count, len(best))

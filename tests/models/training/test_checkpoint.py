@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import Metrics
+from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout, leave_one_out
-from models.training.checkpoint import _MAGIC, CannotResume, Checkpoint
-from models.training.fit import Fitted, Progress, TrainConfig, fit
+from models.training.checkpoint import _MAGIC, Checkpoint, CheckpointError
+from models.training.fit import TrainConfig, TrainingProgress, TrainingResult, fit
 from tests.support.small import SECOND, cycle
 from tests.support.training import QUICK, content, tiny
 
 # Dropout, dropped ids, sampled negatives and times that are told or not: all that chance decides.
 CHANCY = replace(
-    QUICK, epochs=3, attention_epochs=2, drop_id=0.3, full_softmax=10, negatives=6,
+    QUICK, epochs=3, attention_epochs=2, id_dropout=0.3, full_softmax_items=10, sampled_negatives=6,
     validate_every=2, validation_users=9,
 )  # fmt: skip
 LOG = cycle(users=14, length=7, items=20)
@@ -41,27 +41,35 @@ def _one_thread() -> Iterator[None]:
 def run(
     log: Interactions = LOG, config: TrainConfig = CHANCY, *, blocks: int = 1, seed: int = 3,
     validated: bool = True, cases: Holdout | None = None, **more: Any
-) -> tuple[Fitted, list[bytes]]:  # fmt: skip
+) -> tuple[TrainingResult, list[bytes]]:  # fmt: skip
     """A training and what it saved."""
     saved: list[bytes] = []
     split = leave_one_out(log)
     given = split.validation if validated and cases is None else cases
     shape = tiny(log.n_items, dropout=0.2, blocks=blocks)
     texts = more.pop("texts", content(log.n_items))
-    fitted = fit(split.train, texts, shape=shape, config=config, validation=given, seed=seed,
-                 save=saved.append, **more)  # fmt: skip
+    fitted = fit(
+        split.train,
+        texts,
+        model_config=shape,
+        train_config=config,
+        validation=given,
+        seed=seed,
+        save=saved.append,
+        **more,
+    )
     return fitted, saved
 
 
-def same(one: Metrics | None, other: Metrics | None) -> bool:
+def same(one: RankingMetrics | None, other: RankingMetrics | None) -> bool:
     """Whether two evaluations gave the same figures and the same ranks."""
     if one is None or other is None:
         return one is other
-    numbers = [getattr(one, name) == getattr(other, name) for name in Metrics.__slots__]
+    numbers = [getattr(one, name) == getattr(other, name) for name in RankingMetrics.__slots__]
     return bool(np.all([np.all(equal) for equal in numbers]))
 
 
-def assert_same(one: Fitted, other: Fitted) -> None:
+def assert_same(one: TrainingResult, other: TrainingResult) -> None:
     """Bit for bit, but for the seconds."""
     weights, others = one.model.state_dict(), other.model.state_dict()
     assert weights.keys() == others.keys()
@@ -94,7 +102,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(
     whole, saved = run(**given)
     assert len(saved) == len(whole.history) >= 3
     for epoch, data in enumerate(saved, 1):
-        told: list[Progress] = []
+        told: list[TrainingProgress] = []
         resumed, rest = run(**given, resume=data, progress=told.append)
         assert_same(whole, resumed)
         assert len(rest) == len(saved) - epoch
@@ -119,9 +127,15 @@ def test_a_training_may_be_interrupted_again_and_again() -> None:
 
         with pytest.raises(KeyboardInterrupt):
             fit(
-                leave_one_out(LOG).train, content(20), shape=tiny(20, dropout=0.2), config=CHANCY,
-                validation=leave_one_out(LOG).validation, seed=3, save=die, resume=data,
-            )  # fmt: skip
+                leave_one_out(LOG).train,
+                content(20),
+                model_config=tiny(20, dropout=0.2),
+                train_config=CHANCY,
+                validation=leave_one_out(LOG).validation,
+                seed=3,
+                save=die,
+                resume=data,
+            )
         (data,) = kept
     resumed, rest = run(resume=data)
     assert rest == []
@@ -131,7 +145,7 @@ def test_a_training_may_be_interrupted_again_and_again() -> None:
 def test_the_latest_validation_is_told_from_the_first_step() -> None:
     """As it would have been without the interruption."""
     _, saved = run()
-    told: list[Progress] = []
+    told: list[TrainingProgress] = []
     run(resume=saved[1], progress=told.append)
     assert told[0].epoch == 3
     assert told[0].validation is not None
@@ -142,7 +156,7 @@ def test_without_anyone_to_save_it_the_training_is_the_same() -> None:
     """Saving draws nothing from any generator."""
     whole, _ = run()
     split = leave_one_out(LOG)
-    alone = fit(split.train, content(20), shape=tiny(20, dropout=0.2), config=CHANCY,
+    alone = fit(split.train, content(20), model_config=tiny(20, dropout=0.2), train_config=CHANCY,
                 validation=split.validation, seed=3)  # fmt: skip
     assert_same(whole, alone)
 
@@ -173,7 +187,7 @@ def other_logs() -> dict[str, Interactions]:
 def test_other_events_are_another_training(what: str) -> None:
     """However little they differ."""
     _, saved = run(config=replace(CHANCY, epochs=1))
-    with pytest.raises(CannotResume, match="of another training"):
+    with pytest.raises(CheckpointError, match="of another training"):
         run(other_logs()[what], replace(CHANCY, epochs=1), resume=saved[0])
 
 
@@ -193,7 +207,7 @@ def test_other_events_are_another_training(what: str) -> None:
 def test_other_settings_are_another_training(what: dict[str, Any]) -> None:
     """Seed, shape, schedule, texts, and what it is judged by."""
     _, saved = run()
-    with pytest.raises(CannotResume, match="of another training"):
+    with pytest.raises(CheckpointError, match="of another training"):
         run(**what, resume=saved[0])
 
 
@@ -202,7 +216,7 @@ def test_other_cases_are_another_training() -> None:
     _, saved = run()
     cases = leave_one_out(LOG).validation
     fewer = cases.where(np.arange(len(cases)) != 5)
-    with pytest.raises(CannotResume, match="of another training"):
+    with pytest.raises(CheckpointError, match="of another training"):
         run(cases=fewer, resume=saved[0])
     again = Holdout(cases.users.copy(), cases.targets, cases.timestamps, cases.history)
     run(cases=again, resume=saved[-1])
@@ -219,7 +233,7 @@ def saved() -> bytes:
 
 def cannot_resume(data: bytes) -> str:
     """Why it cannot be gone on from these bytes."""
-    with pytest.raises(CannotResume) as refused:
+    with pytest.raises(CheckpointError) as refused:
         run(resume=data)
     return str(refused.value)
 
@@ -230,16 +244,16 @@ def test_every_damaged_byte_is_noticed(saved: bytes) -> None:
     for place in [*range(60), *places.tolist()]:
         damaged = bytearray(saved)
         damaged[place] ^= 1
-        with pytest.raises(CannotResume):
+        with pytest.raises(CheckpointError):
             Checkpoint.from_bytes(bytes(damaged))
 
 
 def test_a_truncated_file_is_noticed(saved: bytes) -> None:
     """Wherever it ends, and also where it goes on."""
     for length in [0, 1, 15, 16, 40, 48, 49, len(saved) // 2, len(saved) - 1]:
-        with pytest.raises(CannotResume):
+        with pytest.raises(CheckpointError):
             Checkpoint.from_bytes(saved[:length])
-    with pytest.raises(CannotResume):
+    with pytest.raises(CheckpointError):
         Checkpoint.from_bytes(saved + b"\0")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.training.chunked_cross_entropy import Chunk, entropy
+from models.training.chunked_cross_entropy import Chunk, chunked_cross_entropy
 
 WIDTH = 5
 
@@ -85,10 +85,10 @@ def run(
     case: Case, edges: list[int], dtype: torch.dtype = torch.float32
 ) -> tuple[float, list[Tensor]]:
     mine = [part.clone().requires_grad_() for part in case.weights]
-    loss = entropy(
+    loss = chunked_cross_entropy(
         *mine,
         targets=case.targets,
-        worth=case.worth,
+        target_weights=case.worth,
         chunks=iter(case.chunks(edges)),
         dtype=dtype,
     )

@@ -5,17 +5,17 @@ import time
 
 import pytest
 
-from models.training.eta import Clock
+from models.training.eta import Stopwatch
 
 
 def test_the_time_left_is_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first step on, which may be the first of a training that was gone on with."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    clock = Clock(90.0)
-    assert math.isnan(clock.left(0.5))  # half was done before
+    clock = Stopwatch(90.0)
+    assert math.isnan(clock.remaining(0.5))  # half was done before
     now[0] = 120.0
-    assert clock.left(0.6) == pytest.approx(80)  # a tenth in 20 seconds, four are left
+    assert clock.remaining(0.6) == pytest.approx(80)  # a tenth in 20 seconds, four are left
     now[0] = 160.0
-    assert clock.left(1.0) == 0
+    assert clock.remaining(1.0) == 0
     assert clock.seconds == 70

@@ -16,21 +16,21 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.encoder.dropout import PooledDropout
-from models.evaluation.baselines import Popularity, Repeats, TransitionCounts
-from models.evaluation.full_ranking import Metrics, evaluate
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
+from models.evaluation.full_ranking import RankingMetrics, evaluate
+from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.protocols import next_basket
 from models.evaluation.splits import Holdout, leave_one_out
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
-from models.recommender.artifact import Trained
-from models.recommender.recent_popularity import Trends
+from models.recommender.artifact import TrainedModel
+from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.training.fit import Fitted, Progress, TrainConfig, fit
-from models.training.log_profile import returns
-from models.training.losses import Losses
-from models.training.stage import Pace, Stage, Trainer
+from models.training.fit import TrainConfig, TrainingProgress, TrainingResult, fit
+from models.training.log_profile import has_repeat_consumption
+from models.training.losses import TrainingLosses
+from models.training.stage import Stage, StageSchedule, StageTrainer
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 
@@ -51,9 +51,9 @@ ROUND = cycle(users=40, length=9, items=24)
 OTHERS = leave_one_out(cycle(users=40, length=9, items=24, seed=1)).test
 
 
-def hit_rate(fitted: Fitted, case: Holdout, **more: Any) -> float:
+def hit_rate(fitted: TrainingResult, case: Holdout, **more: Any) -> float:
     """Share of cases whose target comes first."""
-    ranker = RecommenderRanker(fitted.model, content(case.history.n_items))
+    ranker = ModelRanker(fitted.model, content(case.history.n_items))
     return evaluate(ranker, case, k=1, **more).hr
 
 
@@ -61,10 +61,13 @@ def hit_rate(fitted: Fitted, case: Holdout, **more: Any) -> float:
     ("shape", "config"),
     [
         ({}, {}),
-        ({"followers": 0}, {}),
-        ({"followers": 0}, {"attention_epochs": 0}),
-        ({"blocks": 0}, {"attention_tokens": 40}),
-        ({"blocks": 0, "followers": 0, "tied": True}, {"attention_tokens": 40}),
+        ({"transitions_per_item": 0}, {}),
+        ({"transitions_per_item": 0}, {"attention_epochs": 0}),
+        ({"blocks": 0}, {"attention_batch_tokens": 40}),
+        (
+            {"blocks": 0, "transitions_per_item": 0, "tied_values": True},
+            {"attention_batch_tokens": 40},
+        ),
     ],
 )
 def test_it_learns_what_comes_next(shape: dict[str, Any], config: dict[str, Any]) -> None:
@@ -76,8 +79,8 @@ def test_it_learns_what_comes_next(shape: dict[str, Any], config: dict[str, Any]
 
 def test_the_counts_are_of_what_was_trained_on() -> None:
     """What follows each item in the log, to be served: the next one most, by hand."""
-    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, followers=2))
-    columns, counts = fitted.model.followers
+    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, transitions_per_item=2))
+    columns, counts = fitted.model.transition_counts
     for item in range(24):
         first, second = columns[item].tolist()
         assert (first, second) == ((item + 1) % 24, (item + 2) % 24)
@@ -94,9 +97,9 @@ def test_the_horizon_is_the_longest_common_wait() -> None:
     users = np.repeat([0, 1], [2000, 2])
     log = Interactions.from_columns(users, np.arange(2002) % 9, times, n_users=2, n_items=9)
     fitted = train(log, replace(QUICK, epochs=1, batch_tokens=2000, attention_epochs=0))
-    assert SECOND <= int(fitted.model.horizon) < 2 * DAY
+    assert SECOND <= int(fitted.model.max_request_gap) < 2 * DAY
     one = Interactions.from_columns([0, 0], [1, 2], [5, 8], n_users=1, n_items=9)
-    assert int(train(one, replace(QUICK, epochs=1)).model.horizon) == 3
+    assert int(train(one, replace(QUICK, epochs=1)).model.max_request_gap) == 3
 
 
 def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
@@ -122,28 +125,30 @@ def test_baskets_are_asked_for_as_the_cases_ask() -> None:
     given = replace(QUICK, batch_tokens=640, learning_rate=3e-3)
     fitted = train(task.train, given, validation=task.validation)
     shape = fitted.model.config
-    assert (shape.baskets, shape.again) == (True, True)
+    assert (shape.next_basket, shape.repeat_consumption) == (True, True)
     judged = {
         ranker.name: evaluate(ranker, task.test, k=3, exclude_seen=False).ndcg
         for ranker in (
-            RecommenderRanker(fitted.model, content(task.train.n_items)),
+            ModelRanker(fitted.model, content(task.train.n_items)),
             Repeats.fit(task.train),
-            TransitionCounts.fit(task.train),
+            ItemTransitions.fit(task.train),
         )
     }
     assert judged["heed"] > 1.05 * max(judged["transitions"], judged["repeats"])
     alone = train(task.train, given)
-    assert (alone.model.config.baskets, alone.model.config.again) == (False, True)
+    assert (alone.model.config.next_basket, alone.model.config.repeat_consumption) == (False, True)
 
 
 def test_the_popularity_of_late_is_that_of_the_end() -> None:
     """What it was when training ended, to be served."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
-    assert fitted.model.lately is not None
-    np.testing.assert_array_equal(fitted.model.lately, Trends(task.train).now)
-    assert fitted.model.trend is not None
-    assert (fitted.model.trend != 0.2).all(), "it is learned"
+    assert fitted.model.recent_popularity is not None
+    np.testing.assert_array_equal(
+        fitted.model.recent_popularity, RecentPopularity(task.train).latest
+    )
+    assert fitted.model.recent_popularity_weight is not None
+    assert (fitted.model.recent_popularity_weight != 0.2).all(), "it is learned"
 
 
 def waiting(seed: int, users: int) -> Interactions:
@@ -169,27 +174,27 @@ def test_the_wait_is_learned_where_it_decides() -> None:
     One model serves both, for half of the windows were told.
     """
     split = leave_one_out(waiting(0, 80))
-    shape = tiny(6, followers=0)
+    shape = tiny(6, transitions_per_item=0)
     fitted = train(split.train, replace(QUICK, epochs=20), shape=shape)
     told = hit_rate(fitted, split.test, exclude_seen=False, use_target_time=True)
     untold = hit_rate(fitted, split.test, exclude_seen=False)
     assert told > 0.95
     assert untold < 0.6
-    never = train(split.train, replace(QUICK, request_time=0.0), shape=shape)
+    never = train(split.train, replace(QUICK, request_time_share=0.0), shape=shape)
     assert hit_rate(never, split.test, exclude_seen=False, use_target_time=True) < 0.8
 
 
 def test_a_sampled_denominator_learns_the_same() -> None:
     """With a fraction of the catalogue in each softmax, beyond `full_softmax` items."""
     split = leave_one_out(cycle(users=120, length=8, items=60))
-    config = replace(QUICK, epochs=16, full_softmax=10, negatives=20)
-    fitted = train(split.train, config, shape=tiny(60, followers=0))
+    config = replace(QUICK, epochs=16, full_softmax_items=10, sampled_negatives=20)
+    fitted = train(split.train, config, shape=tiny(60, transitions_per_item=0))
     assert hit_rate(fitted, split.test) > 0.9
 
 
 def test_more_negatives_than_items_are_all_of_them() -> None:
     """A small catalogue above a small `full_softmax` is no error."""
-    config = replace(QUICK, epochs=1, full_softmax=5, negatives=4096)
+    config = replace(QUICK, epochs=1, full_softmax_items=5, sampled_negatives=4096)
     fitted = train(cycle(users=6, length=5, items=12), config)
     assert all(torch.isfinite(weight).all() for weight in fitted.model.state_dict().values())
 
@@ -213,9 +218,9 @@ def test_items_known_by_text_alone_are_ranked() -> None:
         n_users=users, n_items=items,
     )  # fmt: skip
     names = [f"i{n}" for n in range(items)]
-    config = replace(QUICK, epochs=8, drop_id=0.3)
-    fitted = fit(log, about(names), shape=tiny(items), config=config)
-    made = Trained(fitted.model, tuple(names), log.item_counts(), "fake", {})
+    config = replace(QUICK, epochs=8, id_dropout=0.3)
+    fitted = fit(log, about(names), model_config=tiny(items), train_config=config)
+    made = TrainedModel(fitted.model, tuple(names), log.item_counts(), "fake", {})
     fields = {f"title {n}": f"i{n}" for n in range(items + 8)}
     whole = Catalogue.empty(DIMENSION).updated(
         [replace(e, fields={"title": e.title}) for e in entries(items + 8)],
@@ -238,16 +243,16 @@ def test_items_known_by_text_alone_are_ranked() -> None:
 
 def test_the_attention_is_trained_last_and_alone() -> None:
     """The first stage leaves it as it was made, where it adds nothing; the second the rest."""
-    told: list[Progress] = []
+    told: list[TrainingProgress] = []
     config = replace(QUICK, epochs=2, attention_epochs=1)
     without = train(ROUND, replace(config, attention_epochs=0))
     fitted = train(ROUND, config, progress=told.append)
-    assert not without.model.cross.w_o.weight.any()
-    assert fitted.model.cross.w_o.weight.any()
+    assert not without.model.cross_attention.w_o.weight.any()
+    assert fitted.model.cross_attention.w_o.weight.any()
     assert without.model.prior.any()
     before, after = without.model.state_dict(), fitted.model.state_dict()
     for name, weight in before.items():
-        learned = name.split(".")[0] in {"norm", "cross", "recency"}
+        learned = name.split(".")[0] in {"item_norm", "cross_attention", "recency"}
         assert torch.equal(weight, after[name]) != learned, name
     assert {p.epochs for p in told} == {3}
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
@@ -270,9 +275,9 @@ def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.Monke
     dropping: list[tuple[str, bool]] = []
 
     def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
-        real = getattr(Losses, stage)
+        real = getattr(TrainingLosses, stage)
 
-        def look(losses: Losses, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
+        def look(losses: TrainingLosses, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
             parts = losses._model.modules()
             drops = [part.training for part in parts if isinstance(part, PooledDropout)]
             dropping.append((stage, any(drops)))
@@ -282,7 +287,7 @@ def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.Monke
         return look
 
     for stage in ("sequence", "attention"):
-        monkeypatch.setattr(Losses, stage, spied(stage))
+        monkeypatch.setattr(TrainingLosses, stage, spied(stage))
     fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, blocks=blocks, dropout=0.3))
     expected = {("sequence", True), ("attention", False)} if blocks else {("attention", False)}
     assert set(dropping) == expected
@@ -293,12 +298,12 @@ def test_an_attention_that_makes_it_worse_is_not_kept(monkeypatch: pytest.Monkey
     """The model is then what the first stage left."""
     fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
     assert fitted.epoch == 2
-    assert not fitted.model.cross.w_o.weight.any()
+    assert not fitted.model.cross_attention.w_o.weight.any()
     fitted, script = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.6], epochs=2, attention_epochs=2)
     assert fitted.epoch == 4
-    assert fitted.model.cross.w_o.weight.any()
+    assert fitted.model.cross_attention.w_o.weight.any()
     # It began from the best epoch of the first stage, whose weights it holds still.
-    for name in ("ids.weight", "prior", "encoder.norm_out.weight"):
+    for name in ("id_embedding.weight", "prior", "encoder.norm_out.weight"):
         assert torch.equal(script.weights[3][name], script.weights[1][name])
 
 
@@ -309,7 +314,7 @@ def test_an_attention_that_makes_it_worse_is_not_kept(monkeypatch: pytest.Monkey
 def test_the_same_seed_gives_the_same_weights(blocks: int) -> None:
     """Bit for bit, with dropout, dropped ids and sampled negatives; another seed does not."""
     log = cycle(users=20, length=7, items=30)
-    config = replace(QUICK, epochs=2, drop_id=0.2, full_softmax=10, negatives=10)
+    config = replace(QUICK, epochs=2, id_dropout=0.2, full_softmax_items=10, sampled_negatives=10)
     shape = tiny(30, dropout=0.3, blocks=blocks)
     first, again, other = (
         train(log, config, shape=shape, seed=seed).model.state_dict() for seed in (5, 5, 6)
@@ -334,12 +339,14 @@ def test_training_leaves_the_callers_chance_alone() -> None:
 # ---------------------------------------------------------------------------- the optimiser
 
 
-def trainer_of(log: Interactions, config: TrainConfig, **shape: Any) -> tuple[Trainer, Recommender]:
+def trainer_of(
+    log: Interactions, config: TrainConfig, **shape: Any
+) -> tuple[StageTrainer, Recommender]:
     torch.manual_seed(0)
     model = Recommender(tiny(log.n_items, **shape))
     stage = Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
-    pace = Pace(config.learning_rate, config.warmup, config.average)
-    return Trainer(model, log, stage, pace, (0,)), model
+    pace = StageSchedule(config.learning_rate, config.warmup_steps, config.ema_decay)
+    return StageTrainer(model, log, stage, pace, (0,)), model
 
 
 def distance(model: Recommender) -> tuple[Tensor, int]:
@@ -357,13 +364,13 @@ def test_what_is_served_is_the_running_mean() -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         length = math.sqrt(sum(float((each**2).sum()) for each in gradients))
         assert length == pytest.approx(1, rel=1e-3), "longer gradients are cut"
-        decay = min(QUICK.average, count / (9 + count))
+        decay = min(QUICK.ema_decay, count / (9 + count))
         for name, weight in model.named_parameters():
             mean[name] = decay * mean[name] + (1 - decay) * weight.detach().double()
     assert count > 20
-    for name, weight in trainer.mean.state_dict().items():
+    for name, weight in trainer.ema.state_dict().items():
         np.testing.assert_allclose(weight, mean[name], atol=1e-6)
-    assert not trainer.mean.training
+    assert not trainer.ema.training
 
 
 def test_the_loss_told_is_the_mean_over_targets() -> None:
@@ -402,7 +409,7 @@ def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
 
 def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
     """Else a model of few events would never learn at its full rate."""
-    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup=1000))
+    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup_steps=1000))
     trainer._steps = 50
     for step, share in ((0, 0.2), (4, 1.0)):
         trainer._step = step
@@ -421,19 +428,19 @@ class Script:
         self.cases: list[NDArray[np.int32]] = []
 
     def __call__(
-        self, ranker: RecommenderRanker, holdout: Holdout, *, exclude_seen: bool, **_: object
-    ) -> Metrics:
-        assert exclude_seen == (not returns(holdout.history))
+        self, ranker: ModelRanker, holdout: Holdout, *, exclude_seen: bool, **_: object
+    ) -> RankingMetrics:
+        assert exclude_seen == (not has_repeat_consumption(holdout.history))
         state = ranker._model.state_dict()
         self.weights.append({name: weight.clone() for name, weight in state.items()})
         self.cases.append(holdout.users)
         ndcg = self.ndcgs[len(self.weights) - 1]
-        return Metrics(10, ndcg, ndcg, ndcg, 1.0, len(holdout), np.zeros(0, np.int64))
+        return RankingMetrics(10, ndcg, ndcg, ndcg, 1.0, len(holdout), np.zeros(0, np.int64))
 
 
 def scripted(
     monkeypatch: pytest.MonkeyPatch, ndcgs: list[float], **config: Any
-) -> tuple[Fitted, Script]:
+) -> tuple[TrainingResult, Script]:
     script = Script(ndcgs)
     monkeypatch.setattr(models.training.fit, "evaluate", script)
     split = leave_one_out(cycle(users=8, length=6, items=10))
@@ -451,7 +458,9 @@ def test_the_best_epoch_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 4]
     for name, weight in fitted.model.state_dict().items():
         assert torch.equal(weight, script.weights[1][name])
-    assert not torch.equal(script.weights[1]["ids.weight"], script.weights[3]["ids.weight"])
+    assert not torch.equal(
+        script.weights[1]["id_embedding.weight"], script.weights[3]["id_embedding.weight"]
+    )
     assert not fitted.model.training
 
 
@@ -502,8 +511,8 @@ def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
 def test_progress_is_told_after_every_step(blocks: int) -> None:
     """Epochs and steps count from 1, seconds never fall, the latest validation is shown."""
     split = leave_one_out(cycle(users=20, length=8, items=10))
-    told: list[Progress] = []
-    config = replace(QUICK, epochs=3, attention_tokens=30)
+    told: list[TrainingProgress] = []
+    config = replace(QUICK, epochs=3, attention_batch_tokens=30)
     fitted = train(split.train, config, validation=split.validation, progress=told.append,
                    shape=tiny(10, blocks=blocks))  # fmt: skip
     epochs = [1, 2, 3, 4] if blocks else [1, 2, 3]
@@ -520,9 +529,9 @@ def test_progress_is_told_after_every_step(blocks: int) -> None:
         [p.loss for p in told if p.epoch == epoch][-1] for epoch in epochs
     ]
     assert told[-1].loss < told[0].loss
-    assert math.isnan(told[0].left)
-    assert all(p.left >= 0 for p in told[1:])
-    assert told[-1].left == 0
+    assert math.isnan(told[0].remaining)
+    assert all(p.remaining >= 0 for p in told[1:])
+    assert told[-1].remaining == 0
 
 
 # ---------------------------------------------------------------------------- bad input
@@ -533,7 +542,7 @@ def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
     """The message says what was wanted and what came."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match=rf"content must be \[10, {DIMENSION}\]"):
-        fit(log, np.zeros(shape, np.float32), shape=tiny(10), config=QUICK)
+        fit(log, np.zeros(shape, np.float32), model_config=tiny(10), train_config=QUICK)
 
 
 def test_without_a_shape_content_must_still_be_a_table() -> None:
@@ -541,14 +550,14 @@ def test_without_a_shape_content_must_still_be_a_table() -> None:
     log = cycle(users=3, length=3, items=10)
     for shape in ((9, 4), (10,)):
         with pytest.raises(ValueError, match=r"content must be \[10, "):
-            fit(log, np.zeros(shape, np.float32), config=QUICK)
+            fit(log, np.zeros(shape, np.float32), train_config=QUICK)
 
 
 def test_a_shape_of_another_number_of_items_is_refused() -> None:
     """Its id table would not be the log's."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match="items"):
-        fit(log, content(10), shape=tiny(11), config=QUICK)
+        fit(log, content(10), model_config=tiny(11), train_config=QUICK)
 
 
 def test_content_must_be_finite() -> None:
@@ -556,7 +565,7 @@ def test_content_must_be_finite() -> None:
     wrong = content(10)
     wrong[3, 2] = np.nan
     with pytest.raises(ValueError, match="content must be finite"):
-        fit(cycle(users=3, length=3, items=10), wrong, config=QUICK)
+        fit(cycle(users=3, length=3, items=10), wrong, train_config=QUICK)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0])

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import next_basket, next_new
+from models.evaluation.protocols import next_basket, next_new_item
 from models.evaluation.splits import Holdout, leave_one_out
 from models.training.log_profile import (
-    Questions,
-    firsts,
+    PredictionTask,
+    first_interactions,
+    has_repeat_consumption,
     hold_out,
-    questions,
-    repeats,
-    returns,
-    ties,
-    worth,
+    prediction_task,
+    repeat_share,
+    target_weights,
+    tied_share,
 )
 from tests.support.small import DAY, SECOND, cycle
 
@@ -27,13 +27,13 @@ def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
     """User by user: what another had is no repeat."""
     users, items = [0, 0, 0, 0, 1, 1, 1, 2], [3, 3, 4, 3, 3, 4, 4, 0]
     log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=5)
-    assert repeats(log) == pytest.approx(3 / 8)
-    assert firsts(log).tolist() == [True, False, True, False, True, True, False, True]
-    assert repeats(cycle(users=4, length=3, items=5)) == 0
+    assert repeat_share(log) == pytest.approx(3 / 8)
+    assert first_interactions(log).tolist() == [True, False, True, False, True, True, False, True]
+    assert repeat_share(cycle(users=4, length=3, items=5)) == 0
     nothing = Interactions.from_columns([], [], [], n_users=2, n_items=5)
-    assert repeats(nothing) == 0
+    assert repeat_share(nothing) == 0
     types = np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int16)  # a return to what was liked and disliked
-    assert repeats(replace(log, types=types, dislike=1)) == pytest.approx(2 / 7)
+    assert repeat_share(replace(log, types=types, dislike_type=1)) == pytest.approx(2 / 7)
 
 
 def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
@@ -41,8 +41,8 @@ def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
     log = Interactions.from_columns(
         [0, 0, 0, 1, 1, 2], range(6), [5, 5, 7, 7, 7, 7], n_users=3, n_items=6
     )
-    assert ties(log) == pytest.approx(2 / 3)
-    assert ties(Interactions.from_columns([0, 1], [0, 0], [1, 1], n_users=2, n_items=1)) == 0
+    assert tied_share(log) == pytest.approx(2 / 3)
+    assert tied_share(Interactions.from_columns([0, 1], [0, 0], [1, 1], n_users=2, n_items=1)) == 0
 
 
 def test_a_target_counts_by_its_weight_over_the_median() -> None:
@@ -51,9 +51,9 @@ def test_a_target_counts_by_its_weight_over_the_median() -> None:
         [0] * 6, range(6), range(6), [1, 2, 2, 3, 500, 0.01], [0, 0, 0, 0, 0, 0],
         n_users=1, n_items=6,
     )  # fmt: skip
-    assert worth(log).tolist() == pytest.approx([0.5, 1, 1, 1.5, 10, 0.1])
-    disliked = replace(log, types=np.array([0, 1, 0, 0, 0, 0], np.int16), dislike=1)
-    assert worth(disliked)[1] == 0
+    assert target_weights(log).tolist() == pytest.approx([0.5, 1, 1, 1.5, 10, 0.1])
+    disliked = replace(log, types=np.array([0, 1, 0, 0, 0, 0], np.int16), dislike_type=1)
+    assert target_weights(disliked)[1] == 0
 
 
 def shop(*, apart: int, every: int = 4) -> Interactions:
@@ -76,32 +76,40 @@ def shop(*, apart: int, every: int = 4) -> Interactions:
 def test_the_cases_say_whether_a_basket_is_asked_for() -> None:
     """The last event is one of its basket; what is taken at another time is a basket of its own."""
     log = shop(apart=0)
-    assert returns(log)
-    assert ties(log) == pytest.approx(15 / 19)
+    assert has_repeat_consumption(log)
+    assert tied_share(log) == pytest.approx(15 / 19)
     split = leave_one_out(log)
-    assert questions(split.train, split.validation) == Questions(baskets=False, again=True)
+    assert prediction_task(split.train, split.validation) == PredictionTask(
+        next_basket=False, repeat_consumption=True
+    )
     task = next_basket(log, at=4 * 30 * DAY)
     assert task.validation is not None
-    assert questions(task.train, task.validation) == Questions(baskets=True, again=True)
-    assert questions(task.train) == Questions(baskets=False, again=True)
+    assert prediction_task(task.train, task.validation) == PredictionTask(
+        next_basket=True, repeat_consumption=True
+    )
+    assert prediction_task(task.train) == PredictionTask(next_basket=False, repeat_consumption=True)
 
 
 def test_events_at_times_of_their_own_are_no_baskets() -> None:
     """However they are split."""
     task = next_basket(shop(apart=SECOND), at=4 * 30 * DAY)
     assert task.validation is not None
-    assert not questions(task.train, task.validation).baskets
+    assert not prediction_task(task.train, task.validation).next_basket
 
 
 def test_the_cases_say_whether_what_was_had_may_be_the_answer() -> None:
     """Where none of them is on an item the user had, though so many events are."""
-    task = next_new(shop(apart=0), at=4 * 30 * DAY)
+    task = next_new_item(shop(apart=0), at=4 * 30 * DAY)
     assert task.validation is not None
-    assert questions(task.train, task.validation) == Questions(baskets=True, again=False)
+    assert prediction_task(task.train, task.validation) == PredictionTask(
+        next_basket=True, repeat_consumption=False
+    )
     few = task.validation.where(np.arange(len(task.validation)) < 8)
-    assert questions(task.train, few) == Questions(baskets=False, again=True), "too few to tell"
+    assert prediction_task(task.train, few) == PredictionTask(
+        next_basket=False, repeat_consumption=True
+    ), "too few to tell"
     new = cycle(users=40, length=5, items=30)
-    assert not questions(new, leave_one_out(new).test).again
+    assert not prediction_task(new, leave_one_out(new).test).repeat_consumption
 
 
 def test_a_log_of_nothing_asks_for_nothing() -> None:
@@ -109,7 +117,11 @@ def test_a_log_of_nothing_asks_for_nothing() -> None:
     log = Interactions.from_columns([], [], [], n_users=2, n_items=5)
     none = np.zeros(0, np.int32)
     cases = Holdout(none, none, none.astype(np.int64), log)
-    assert questions(log, cases) == questions(log) == Questions(baskets=False, again=False)
+    assert (
+        prediction_task(log, cases)
+        == prediction_task(log)
+        == PredictionTask(next_basket=False, repeat_consumption=False)
+    )
 
 
 def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
@@ -122,8 +134,12 @@ def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
     history, cases = hold_out(log)
     assert len(history) == len(log) - 480 * 4
     assert set(cases.users.tolist()) == set(range(480))
-    assert questions(history, cases) == Questions(baskets=True, again=True)
+    assert prediction_task(history, cases) == PredictionTask(
+        next_basket=True, repeat_consumption=True
+    )
     without_times = replace(log, timestamps=np.zeros_like(log.timestamps))
     history, cases = hold_out(without_times)
     assert len(cases) == 480
-    assert questions(history, cases) == Questions(baskets=False, again=True)
+    assert prediction_task(history, cases) == PredictionTask(
+        next_basket=False, repeat_consumption=True
+    )

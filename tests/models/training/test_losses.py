@@ -18,9 +18,9 @@ from torch import Tensor
 import models.training.losses
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
-from models.training.log_profile import repeats, returns
-from models.training.losses import Batch, Losses
-from models.training.negatives import Candidates
+from models.training.log_profile import has_repeat_consumption, repeat_share
+from models.training.losses import TrainingLosses, WindowBatch
+from models.training.negatives import SoftmaxItems
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
 from tests.support.small import DAY, SECOND, TOLD, cycle, random_model
 from tests.support.training import content, counted_model, drawn_log
@@ -59,7 +59,7 @@ def log_of(seed: int, *, again: bool, items: int = 12) -> Interactions:
     """
     log = drawn_log(seed, [9, 2, 4, 1, 8, 8, 8], items, again=again)
     types = np.random.default_rng(seed).integers(0, 3, len(log)).astype(np.int16)
-    return replace(log, types=types, dislike=1)
+    return replace(log, types=types, dislike_type=1)
 
 
 def in_baskets(log: Interactions) -> Interactions:
@@ -72,11 +72,14 @@ def in_baskets(log: Interactions) -> Interactions:
     return replace(log, timestamps=np.concatenate(times))
 
 
-def losses(model: Recommender, log: Interactions, **more: Any) -> Losses:
+def losses(model: Recommender, log: Interactions, **more: Any) -> TrainingLosses:
     given: dict[str, Any] = {
-        "drop_id": 0.0, "request_time": 0.0, "full_softmax": 1000, "negatives": 5,
-    }  # fmt: skip
-    return Losses(model, log, content(log.n_items), **given | more)
+        "id_dropout": 0.0,
+        "request_time_share": 0.0,
+        "full_softmax_items": 1000,
+        "sampled_negatives": 5,
+    }
+    return TrainingLosses(model, log, content(log.n_items), **given | more)
 
 
 def mean(
@@ -107,7 +110,12 @@ def all_worths(
 # ---------------------------------------------------------------------------- against the loops
 
 
-KINDS = [{}, {"baskets": True}, {"again": False}, {"baskets": True, "again": False}]
+KINDS = [
+    {},
+    {"next_basket": True},
+    {"repeat_consumption": False},
+    {"next_basket": True, "repeat_consumption": False},
+]
 
 
 @pytest.mark.parametrize("chunk", [1, 10, 384])
@@ -124,25 +132,27 @@ def test_the_loss_of_the_sequence_equals_the_loop(
     """
     monkeypatch.setattr(models.training.losses, "_CHUNK", chunk)
     log = log_of(1, again=again)
-    log = in_baskets(log) if "baskets" in kind else log
-    assert (repeats(log) >= 0.01) == again
+    log = in_baskets(log) if "next_basket" in kind else log
+    assert (repeat_share(log) >= 0.01) == again
     model = counted_model(3, log, **TOLD, **kind)
-    assert model.config.again == (again and "again" not in kind)
+    assert model.config.repeat_consumption == (again and "repeat_consumption" not in kind)
     with torch.inference_mode():
-        loss, targets = losses(model, log, request_time=float(told)).sequence(ALWAYS)
+        loss, targets = losses(model, log, request_time_share=float(told)).sequence(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
     expected = [
-        cross_entropy(first, target, set() if model.config.again else seen)
+        cross_entropy(first, target, set() if model.config.repeat_consumption else seen)
         for begin, end in ALWAYS.tolist()
         for first, _, target, seen in plain.at(begin, end)
     ]
-    baskets, new = "baskets" in kind, again and not model.config.again
-    assert len(expected) == (11 if "baskets" in kind else 6 + 5 + 1 + 3)
+    baskets, new = "next_basket" in kind, again and not model.config.repeat_consumption
+    assert len(expected) == (11 if "next_basket" in kind else 6 + 5 + 1 + 3)
     assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
     assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=2e-5)
 
 
-@pytest.mark.parametrize("shape", [{}, TOLD, {"tied": True}, TOLD | {"blocks": 0}, {"most": 0}])
+@pytest.mark.parametrize(
+    "shape", [{}, TOLD, {"tied_values": True}, TOLD | {"blocks": 0}, {"most": 0}]
+)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,17 +161,17 @@ def test_the_loss_of_the_attention_equals_the_loop(
 ) -> None:
     """The whole score; of so few items all are picked. Without an encoder nothing is counted."""
     log = log_of(2, again=again)
-    log = in_baskets(log) if "baskets" in kind else log
+    log = in_baskets(log) if "next_basket" in kind else log
     model = counted_model(4, log, **shape, **kind)
     with torch.inference_mode():
-        loss, targets = losses(model, log, request_time=float(told)).attention(ALWAYS)
+        loss, targets = losses(model, log, request_time_share=float(told)).attention(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
     expected = [
-        cross_entropy(whole, target, set() if model.config.again else seen)
+        cross_entropy(whole, target, set() if model.config.repeat_consumption else seen)
         for begin, end in ALWAYS.tolist()
         for _, whole, target, seen in plain.at(begin, end)
     ]
-    baskets, new = "baskets" in kind, again and not model.config.again
+    baskets, new = "next_basket" in kind, again and not model.config.repeat_consumption
     assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
     assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=1e-4)
 
@@ -195,8 +205,12 @@ def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
     texts = content(12)
     texts[[2, 7]] = 0
     model = counted_model(6, log)
-    given: dict[str, Any] = {"request_time": 0.0, "full_softmax": 1000, "negatives": 5}
-    drawing = Losses(model, log, texts, drop_id=1.0, **given)
+    given: dict[str, Any] = {
+        "request_time_share": 0.0,
+        "full_softmax_items": 1000,
+        "sampled_negatives": 5,
+    }
+    drawing = TrainingLosses(model, log, texts, id_dropout=1.0, **given)
     assert drawing._kept().nonzero().flatten().tolist() == [2, 7]
 
 
@@ -204,11 +218,11 @@ def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
     """The same loop over the candidates that were drawn; padding need not be among them."""
     log = log_of(7, again=False, items=30)
     model = counted_model(8, log, dim=12)
-    drawing = losses(model, log, full_softmax=10)
+    drawing = losses(model, log, full_softmax_items=10)
     state = torch.get_rng_state()
     with torch.inference_mode():
         loss, _ = drawing.sequence(ALWAYS)
-    again = losses(model, log, full_softmax=10)
+    again = losses(model, log, full_softmax_items=10)
     torch.set_rng_state(state)
     drawn = again._candidates(again.batch(ALWAYS))
     assert len(drawn.rows) < 25
@@ -262,16 +276,16 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
     """With an encoder the attention's loss leaves the rest alone; without one it teaches all."""
     log = log_of(11, again=False)
     model = counted_model(12, log, blocks=blocks, **TOLD)
-    attention = ("norm.", "cross.", "recency.", "kind_bias.")
+    attention = ("item_norm.", "cross_attention.", "recency.", "type_bias.")
     if blocks:
-        losses(model, log, request_time=0.5, drop_id=0.3).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+        losses(model, log, request_time_share=0.5, id_dropout=0.3).sequence(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
         for name, weight in model.named_parameters():
             assert (weight.grad is None) == name.startswith(attention), name
     learned = {name for name, weight in model.named_parameters() if weight.grad is not None}
     before = {name: model.get_parameter(name).grad.clone() for name in learned}  # type: ignore[union-attr]
-    losses(model, log, drop_id=0.3).attention(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+    losses(model, log, id_dropout=0.3).attention(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
     for name, weight in model.named_parameters():
-        if not blocks and name.startswith("scale."):
+        if not blocks and name.startswith("transition_scale."):
             assert weight.grad is None, name  # of the transitions, which it has not
             continue
         assert weight.grad is not None, name
@@ -284,7 +298,12 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
 def calm(model: Recommender) -> Recommender:
     """With scores that spread by about 1, as early in training."""
     with torch.no_grad():
-        for weight in (model.ids.weight, model.content.weight, model.prior, model.cross.w_o.weight):
+        for weight in (
+            model.id_embedding.weight,
+            model.content_projection.weight,
+            model.prior,
+            model.cross_attention.w_o.weight,
+        ):
             weight.mul_(0.4)
     return model
 
@@ -314,9 +333,10 @@ def test_the_gradient_of_samples_is_on_average_that_of_the_whole() -> None:
             exact += count * probabilities(first, target, seen)
             exact[target] -= count
             targets += count
-    drawing = losses(model, log, full_softmax=10, negatives=12)
-    found = [torch.autograd.grad(drawing.sequence(spans)[0], model.prior)[0].numpy()
-             for _ in range(1000)]  # fmt: skip
+    drawing = losses(model, log, full_softmax_items=10, sampled_negatives=12)
+    found = [
+        torch.autograd.grad(drawing.sequence(spans)[0], model.prior)[0].numpy() for _ in range(1000)
+    ]
     together, each = far(np.array(found, np.float64), exact / targets)
     assert together < 0.05
     assert each > 0.4
@@ -334,7 +354,7 @@ def test_the_attentions_gradient_is_on_average_that_of_all_items(
 
     def gradient() -> NDArray[np.float64]:
         loss, _ = all_of_them.attention(spans)
-        parts = torch.autograd.grad(loss, list(model.cross.parameters()))
+        parts = torch.autograd.grad(loss, list(model.cross_attention.parameters()))
         flat: NDArray[np.float64] = torch.cat([each.flatten() for each in parts]).double().numpy()
         return flat
 
@@ -350,11 +370,11 @@ def test_the_attentions_gradient_is_on_average_that_of_all_items(
 # ---------------------------------------------------------------------------- seen and repeated
 
 
-def batch_of(inputs: Tensor, targets: Tensor) -> Batch:
+def batch_of(inputs: Tensor, targets: Tensor) -> WindowBatch:
     zeros = torch.zeros_like(inputs)
     real = torch.ones(inputs.shape, dtype=torch.bool)
     plain = zeros.float(), zeros, real.float()  # of weight 1 and one type
-    return Batch(inputs, targets, zeros, zeros, *plain, real, zeros.numpy(), zeros, None)
+    return WindowBatch(inputs, targets, zeros, zeros, *plain, real, zeros.numpy(), zeros, None)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -366,8 +386,10 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
     rows = torch.from_numpy(rng.permutation(items)[: int(rng.integers(1, items + 1))])
     column = torch.full((items + 1,), len(rows))
     column[rows] = torch.arange(len(rows))
-    candidates = Candidates(rows, column, torch.zeros(len(rows)))
-    hidden = Losses._seen(batch_of(inputs, targets), candidates, candidates.columns(targets))
+    candidates = SoftmaxItems(rows, column, torch.zeros(len(rows)))
+    hidden = TrainingLosses._seen(
+        batch_of(inputs, targets), candidates, candidates.columns(targets)
+    )
     assert hidden.shape == (2, length, len(rows))
     for row, place, at in np.ndindex(2, length, len(rows)):
         item = int(rows[at])
@@ -382,8 +404,10 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
     log = Interactions.from_columns(
         [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
     )
-    assert returns(log) != hidden
-    model = random_model(17, items=events - 1, followers=0, blocks=1, again=not hidden)
+    assert has_repeat_consumption(log) != hidden
+    model = random_model(
+        17, n_items=events - 1, transitions_per_item=0, blocks=1, repeat_consumption=not hidden
+    )
     with torch.inference_mode():
         loss, _ = losses(model, log).sequence(np.array([[events - 4, events]]))
     plain = PlainLosses(model, log, content(events - 1), told=False)
@@ -397,19 +421,21 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
 
 def test_targets_in_the_padding_are_no_candidates() -> None:
     """Nobody took what stands there."""
-    drawing = losses(random_model(0, items=40), cycle(users=4, length=3, items=40), full_softmax=10)
+    drawing = losses(
+        random_model(0, n_items=40), cycle(users=4, length=3, items=40), full_softmax_items=10
+    )
     given = torch.tensor([[3, 7, 0]])
-    batch = batch_of(given, given)._replace(real=torch.tensor([[True, True, False]]))
+    batch = batch_of(given, given)._replace(valid=torch.tensor([[True, True, False]]))
     assert sorted(drawing._candidates(batch).rows.tolist())[:2] == [3, 7]
 
 
 def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window's are as old as the model may be by then, from none to all of it."""
     log = in_baskets(log_of(1, again=True))
-    drawing = losses(counted_model(3, log, baskets=True), log)
-    fresh = drawing.batch(ALWAYS).moments
+    drawing = losses(counted_model(3, log, next_basket=True), log)
+    fresh = drawing.batch(ALWAYS).popularity_times
     monkeypatch.setattr(models.training.losses, "_STALE", 14 * DAY)
-    ages = torch.stack([fresh - drawing.batch(ALWAYS).moments for _ in range(200)])
+    ages = torch.stack([fresh - drawing.batch(ALWAYS).popularity_times for _ in range(200)])
     assert (ages == ages[:, :, :1]).all(), "one age for a window"
     assert (ages >= 0).all()
     assert (ages < 14 * DAY).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.training.negatives import NEVER, Candidates, denominator, picked
+from models.training.negatives import MASKED_LOGIT, SoftmaxItems, sample_columns, softmax_items
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def drawn(items: int, targets: list[int], negatives: int) -> Candidates:
-    return denominator(items, torch.tensor(targets), 10, negatives)
+def drawn(items: int, targets: list[int], negatives: int) -> SoftmaxItems:
+    return softmax_items(items, torch.tensor(targets), 10, negatives)
 
 
 @pytest.mark.parametrize("negatives", [3, 20, 40])
@@ -72,12 +72,12 @@ def test_the_picked_partition_is_unbiased(count: int) -> None:
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.normal(size=(2, length, items)) * 2)
     logits[0, 1, 5] = 9.0
-    logits[1, :, 8] = NEVER  # hidden from a whole window
+    logits[1, :, 8] = MASKED_LOGIT  # hidden from a whole window
     own = torch.tensor([[3, 7, 0], [30, 30, 1]])
     real = torch.tensor([[True, True, False], [True, True, True]])
     found = np.empty((draws, 2, length))
     for draw in range(draws):
-        columns, correction = picked(logits, own, real, count)
+        columns, correction = sample_columns(logits, own, real, count)
         for window, targets in enumerate([{3, 7}, {30, 1}]):
             rows = columns[window].tolist()
             assert len(set(rows)) == len(rows)
@@ -98,7 +98,7 @@ def test_what_is_likely_is_always_picked() -> None:
     real = torch.ones(1, 2, dtype=torch.bool)
     sizes = []
     for _ in range(200):
-        columns, correction = picked(logits, torch.tensor([[1, 2]]), real, 10)
+        columns, correction = sample_columns(logits, torch.tensor([[1, 2]]), real, 10)
         weights = dict(zip(columns[0].tolist(), correction[0].tolist(), strict=True))
         assert [weights[item] for item in (1, 2, 17, 400)] == [0, 0, 0, 0]
         sizes.append(len(weights))

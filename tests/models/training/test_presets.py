@@ -6,48 +6,53 @@ from itertools import pairwise
 import pytest
 
 from models.training.fit import TrainConfig
-from models.training.presets import NAMES, SMALL, choose
+from models.training.presets import PRESET_NAMES, SMALL_LOG, choose_preset
 
 ITEMS = [500, 3_500, 20_000, 100_000, 500_000]
 EVENTS = [10**power for power in range(2, 9)]
 INPUTS = {"quick": 7_000_000, "best": 18_000_000}  # of all epochs, on a few thousand items
-SIZES = [(name, items, events) for name in NAMES for items in ITEMS for events in EVENTS]
+SIZES = [(name, items, events) for name in PRESET_NAMES for items in ITEMS for events in EVENTS]
 
 
 def test_there_is_one_for_haste_and_one_for_quality() -> None:
     """The latter is larger and takes no fewer epochs, whatever the size."""
-    assert NAMES == ("quick", "best")
+    assert PRESET_NAMES == ("quick", "best")
     for items in ITEMS:
         for events in EVENTS:
-            quick, best = (choose(events, items, name) for name in NAMES)
-            assert (quick.name, best.name) == NAMES
+            quick, best = (choose_preset(events, items, name) for name in PRESET_NAMES)
+            assert (quick.name, best.name) == PRESET_NAMES
             assert quick.dim < best.dim
             assert quick.blocks < best.blocks
-            assert quick.config.epochs <= best.config.epochs
+            assert quick.train_config.epochs <= best.train_config.epochs
 
 
 def test_the_size_chooses_where_nobody_does() -> None:
     """Up to 300,000 events the small model, as if it had been named."""
-    assert SMALL == 300_000
-    for events, name in ((100, "quick"), (SMALL, "quick"), (SMALL + 1, "best"), (10**8, "best")):
-        assert choose(events, 3_500) == choose(events, 3_500, name)
-        assert choose(events, 3_500).name == name
+    assert SMALL_LOG == 300_000
+    for events, name in (
+        (100, "quick"),
+        (SMALL_LOG, "quick"),
+        (SMALL_LOG + 1, "best"),
+        (10**8, "best"),
+    ):
+        assert choose_preset(events, 3_500) == choose_preset(events, 3_500, name)
+        assert choose_preset(events, 3_500).name == name
 
 
 @pytest.mark.parametrize("name", ["", "Quick", "slow", "best "])
 def test_another_name_is_refused(name: str) -> None:
     """The message says what there is and what came."""
     with pytest.raises(ValueError, match=rf"preset must be one of quick, best, not '{name}'"):
-        choose(1000, 100, name)
+        choose_preset(1000, 100, name)
 
 
-@pytest.mark.parametrize("name", [None, *NAMES])
+@pytest.mark.parametrize("name", [None, *PRESET_NAMES])
 @pytest.mark.parametrize("epochs", [1, 3, 500])
 def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
     """They change nothing else."""
-    own, given = choose(10**6, 4_000, name), choose(10**6, 4_000, name, epochs=epochs)
-    assert given.config.epochs == epochs
-    assert given == replace(own, config=replace(own.config, epochs=epochs))
+    own, given = choose_preset(10**6, 4_000, name), choose_preset(10**6, 4_000, name, epochs=epochs)
+    assert given.train_config.epochs == epochs
+    assert given == replace(own, train_config=replace(own.train_config, epochs=epochs))
 
 
 @pytest.mark.parametrize(("name", "items", "events"), SIZES)
@@ -57,10 +62,10 @@ def test_the_work_is_bounded(name: str, items: int, events: int) -> None:
     From a few thousand items on the softmax decides what an input costs, up to where its items
     are sampled.
     """
-    config = choose(events, items, name).config
+    config = choose_preset(events, items, name).train_config
     most = 40 if events < 50_000 else 20
     assert 2 <= config.epochs <= most
-    cost = max(1.0, 0.4 + 0.6 * min(items, config.full_softmax) / 3_500)
+    cost = max(1.0, 0.4 + 0.6 * min(items, config.full_softmax_items) / 3_500)
     inputs = config.epochs * events * cost
     assert inputs <= 1.25 * INPUTS[name] or config.epochs == 2
     # Nothing is saved that could be afforded.
@@ -71,45 +76,45 @@ def test_the_work_is_bounded(name: str, items: int, events: int) -> None:
 @pytest.mark.parametrize(("name", "items", "events"), SIZES)
 def test_the_memory_is_bounded(name: str, items: int, events: int) -> None:
     """What was counted takes 128 MB, and the logits of a batch of the attention as much."""
-    preset = choose(events, items, name)
-    config, shape = preset.config, preset.shape(items, 256)
-    assert 8 * shape.followers * items <= 128_000_000
-    assert shape.followers >= 16
-    assert config.attention_tokens <= config.batch_tokens <= 6_400
-    candidates = min(items, config.full_softmax)
-    assert 4 * config.attention_tokens * candidates <= 128_000_000
+    preset = choose_preset(events, items, name)
+    config, shape = preset.train_config, preset.model_config(items, 256)
+    assert 8 * shape.transitions_per_item * items <= 128_000_000
+    assert shape.transitions_per_item >= 16
+    assert config.attention_batch_tokens <= config.batch_tokens <= 6_400
+    candidates = min(items, config.full_softmax_items)
+    assert 4 * config.attention_batch_tokens * candidates <= 128_000_000
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRESET_NAMES)
 def test_small_logs_are_cut_into_small_batches(name: str) -> None:
     """An epoch has sixty steps, if they are of 400 inputs at least; large logs fill theirs."""
-    sizes = [choose(events, 3_500, name).config.batch_tokens for events in EVENTS]
+    sizes = [choose_preset(events, 3_500, name).train_config.batch_tokens for events in EVENTS]
     assert sizes == [400, 400, 400, 1_666, 6_400, 6_400, 6_400]
-    assert choose(90_000, 3_500, name).config.batch_tokens == 1_500
+    assert choose_preset(90_000, 3_500, name).train_config.batch_tokens == 1_500
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRESET_NAMES)
 def test_more_data_take_no_more_epochs(name: str) -> None:
     """More events, or more items, each cost more."""
-    by_events = [choose(events, 3_500, name).config.epochs for events in EVENTS]
-    by_items = [choose(10**6, items, name).config.epochs for items in ITEMS]
+    by_events = [choose_preset(events, 3_500, name).train_config.epochs for events in EVENTS]
+    by_items = [choose_preset(10**6, items, name).train_config.epochs for items in ITEMS]
     for epochs in (by_events, by_items):
         assert all(more <= less for less, more in pairwise(epochs))
     assert by_events[0] == 40
     assert by_events[-1] == 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRESET_NAMES)
 def test_a_preset_gives_a_shape(name: str) -> None:
     """For the catalogue and the texts at hand; all else as training's own defaults have it."""
-    preset = choose(50_000, 1_700, name)
-    shape = preset.shape(1_700, 256)
-    assert (shape.items, shape.content) == (1_700, 256)
+    preset = choose_preset(50_000, 1_700, name)
+    shape = preset.model_config(1_700, 256)
+    assert (shape.n_items, shape.content_dim) == (1_700, 256)
     assert (shape.dim, shape.blocks, shape.dropout) == (preset.dim, preset.blocks, preset.dropout)
-    assert shape.followers == preset.followers == 512
-    assert preset.config.full_softmax == TrainConfig().full_softmax
-    assert preset.config.learning_rate == TrainConfig().learning_rate
+    assert shape.transitions_per_item == preset.transitions_per_item == 512
+    assert preset.train_config.full_softmax_items == TrainConfig().full_softmax_items
+    assert preset.train_config.learning_rate == TrainConfig().learning_rate
     assert str(preset) == (
         f"{name} ({preset.dim} dimensions, {preset.blocks} blocks, "
-        f"{preset.config.epochs} epochs at most)"
+        f"{preset.train_config.epochs} epochs at most)"
     )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from models.recommender.artifact import WEIGHTS
+from models.recommender.artifact import WEIGHTS_FILE
 from service import cli
 from service.datasets import to_json_lines
 from service.domain.records import Event, Item, User
@@ -357,7 +357,10 @@ def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None
     (version,) = Registry(data / MODELS_FOLDER).versions()
     assert version.metadata is not None
     assert version.metadata["preset"] == "best"
-    assert (version.metadata["shape"]["dim"], version.metadata["shape"]["blocks"]) == (128, 3)
+    assert (
+        version.metadata["model_config"]["dim"],
+        version.metadata["model_config"]["blocks"],
+    ) == (128, 3)
 
 
 def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
@@ -430,7 +433,7 @@ def test_damage_refuses_to_serve_and_names_the_file(
 ) -> None:
     """A real process ends at once, with a line that says what to look at."""
     data = world.copy(tmp_path / "data")
-    path = data / MODELS_FOLDER / "versions" / world.first / WEIGHTS
+    path = data / MODELS_FOLDER / "versions" / world.first / WEIGHTS_FILE
     if what == "store":
         path = data / STORE_FILE
     path.chmod(0o644)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models.evaluation.full_ranking import Metrics
-from models.training.fit import Progress
+from models.evaluation.full_ranking import RankingMetrics
+from models.training.fit import TrainingProgress
 from service.cli import progress_bars
 from service.jobs.job import Job
 
-FOUND = Metrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))
+FOUND = RankingMetrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))
 
 
-def progress(epoch: int, step: int, *, left: float = 3.5, judged: bool = False) -> Progress:
+def progress(epoch: int, step: int, *, left: float = 3.5, judged: bool = False) -> TrainingProgress:
     """Of three epochs with two steps each."""
-    return Progress(epoch, 3, step, 2, 1.5, 10.0, left, FOUND if judged else None)
+    return TrainingProgress(epoch, 3, step, 2, 1.5, 10.0, left, FOUND if judged else None)
 
 
 def test_messages_say_how_long_it_will_take(

@@ -17,7 +17,7 @@ from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import QUICK, World
 
-FAST = replace(QUICK, config=replace(QUICK.config, epochs=6, attention_epochs=1))
+FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attention_epochs=1))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training_corpus.Co
     )
     assert list(table) == ["popularity", "EASE", "transition counts", "heed"]
     for row in table.values():
-        assert [metrics.n for metrics in row.test + row.validation] == [40, 40]
+        assert [metrics.n_cases for metrics in row.test + row.validation] == [40, 40]
         assert row.seconds[0] >= 0
     assert [len(row.told) for row in table.values()] == [0, 0, 0, 1]
     ndcg = {name: row.test[0].ndcg for name, row in table.items()}
@@ -72,11 +72,11 @@ def test_what_each_part_is_worth_is_trained_without_it(
 
     monkeypatch.setattr(compare_models, "fitted", seen)
     task = protocol_a(corpus.log)
-    short = replace(FAST, config=replace(FAST.config, epochs=1))
+    short = replace(FAST, train_config=replace(FAST.train_config, epochs=1))
     table = compare_models.compare(task, corpus.content[task.items], short, ablate=True)
     assert lacking[0] == []
     names = [name for (name,) in lacking[1:]]
     rows = [name.removeprefix("heed without ") for name in list(table)[3:]]
     assert rows == ["heed", "target attention", *names]
     assert len(set(names)) == 6
-    assert {metrics.n for row in table.values() for metrics in row.test} == {40}
+    assert {metrics.n_cases for row in table.values() for metrics in row.test} == {40}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.recommender.artifact import WEIGHTS
+from models.recommender.artifact import WEIGHTS_FILE
 from service.domain.errors import ModelRejected
 from service.domain.queries import (
     Answer,
@@ -40,7 +40,7 @@ async def answers(engine: Engine) -> list[Answer]:
 def damaged_weights(data: Path, version: str) -> None:
     """A model that another process made current, and whose file was then cut short."""
     Registry(data / MODELS_FOLDER).activate(version)
-    weights = data / MODELS_FOLDER / "versions" / version / WEIGHTS
+    weights = data / MODELS_FOLDER / "versions" / version / WEIGHTS_FILE
     weights.chmod(0o644)
     weights.write_bytes(weights.read_bytes()[:100])
 

@@ -21,7 +21,7 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.ranking.search import match, search
-from models.recommender.artifact import DESCRIPTION, FORMAT, ITEMS, WEIGHTS
+from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound
 from service.domain.records import Event, Item
@@ -335,38 +335,42 @@ async def test_rows_keep_their_meaning_across_models(serving: LiveSnapshot, worl
 
 def with_weights(files: Files, name: str, change: object) -> dict[str, bytes]:
     """The files with one tensor changed in place by `change`."""
-    weights = load(files[WEIGHTS])
+    weights = load(files[WEIGHTS_FILE])
     weights[name] = np.array(weights[name])
     change(weights[name])  # type: ignore[operator]
-    return {**files, WEIGHTS: save(weights)}
+    return {**files, WEIGHTS_FILE: save(weights)}
 
 
 def described(files: Files, old: str, new: str) -> dict[str, bytes]:
     """The files with one word of the description changed."""
-    text = files[DESCRIPTION].decode()
+    text = files[DESCRIPTION_FILE].decode()
     assert old in text
-    return {**files, DESCRIPTION: text.replace(old, new).encode()}
+    return {**files, DESCRIPTION_FILE: text.replace(old, new).encode()}
 
 
 BAD: dict[str, Callable[[Files], tuple[Files, str]]] = {
     "NaN": lambda f: (with_weights(f, "prior", lambda w: w.fill(np.nan)), "prior is not finite"),
     "infinity": lambda f: (
-        with_weights(f, "cross.w_q.weight", lambda w: w.fill(np.inf)),
-        "cross.w_q.weight is not finite",
+        with_weights(f, "cross_attention.w_q.weight", lambda w: w.fill(np.inf)),
+        "cross_attention.w_q.weight is not finite",
     ),
     "overflow": lambda f: (
-        with_weights(f, "ids.weight", lambda w: w.fill(3e38)),
+        with_weights(f, "id_embedding.weight", lambda w: w.fill(3e38)),
         "scores are not finite",
     ),
     "encoder": lambda f: (described(f, "wordllama", "another"), "it reads vectors of another"),
-    "dims": lambda f: (described(f, '"content": 256', '"content": 128'), "not of the shape"),
+    "dims": lambda f: (
+        described(f, '"content_dim": 256', '"content_dim": 128'), "not of the shape",
+    ),
     "shape": lambda f: (described(f, '"heads": 4', '"heads": 0'), "heads must be"),
-    "format": lambda f: (described(f, f'"format": {FORMAT}', '"format": 99'), "format 99"),
-    "fewer items": lambda f: ({**f, ITEMS: b'["a", "b"]'}, "60 items"),
-    "no weights": lambda f: ({k: v for k, v in f.items() if k != WEIGHTS}, f"{WEIGHTS} is missing"),
-    "torn": lambda f: ({**f, WEIGHTS: f[WEIGHTS][:1000]}, WEIGHTS),
-    "pickle": lambda f: ({**f, WEIGHTS: b"\x80\x04cos\nsystem\n(S'true'\ntR."}, WEIGHTS),
-    "no JSON": lambda f: ({**f, DESCRIPTION: b"{"}, DESCRIPTION),
+    "format": lambda f: (described(f, f'"format": {ARTIFACT_FORMAT}', '"format": 99'), "format 99"),
+    "fewer items": lambda f: ({**f, ITEMS_FILE: b'["a", "b"]'}, "60 items"),
+    "no weights": lambda f: (
+        {k: v for k, v in f.items() if k != WEIGHTS_FILE}, f"{WEIGHTS_FILE} is missing",
+    ),
+    "torn": lambda f: ({**f, WEIGHTS_FILE: f[WEIGHTS_FILE][:1000]}, WEIGHTS_FILE),
+    "pickle": lambda f: ({**f, WEIGHTS_FILE: b"\x80\x04cos\nsystem\n(S'true'\ntR."}, WEIGHTS_FILE),
+    "no JSON": lambda f: ({**f, DESCRIPTION_FILE: b"{"}, DESCRIPTION_FILE),
 }  # fmt: skip
 
 
@@ -392,13 +396,13 @@ async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
     serving: LiveSnapshot, registry: Registry, world: World, data: Path
 ) -> None:
     """One byte is enough; nothing is pointed at, and the old version goes on serving."""
-    path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS
+    path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS_FILE
     path.chmod(0o644)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     before = serving.snapshot
-    with pytest.raises(Corrupt, match=WEIGHTS):
+    with pytest.raises(Corrupt, match=WEIGHTS_FILE):
         await serving.activate(world.second)
     with pytest.raises(NotFound, match="nothing"):
         await serving.activate("nothing")
@@ -472,12 +476,12 @@ async def test_a_damaged_current_version_refuses_to_open(
     store: SQLiteStore, registry: Registry, data: Path, world: World, encoder: Slow
 ) -> None:
     """There is no old one to go on with: the error names the file."""
-    path = data / MODELS_FOLDER / "versions" / world.first / ITEMS
+    path = data / MODELS_FOLDER / "versions" / world.first / ITEMS_FILE
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1])
     with ThreadPoolExecutor(1) as pool:
         serving = LiveSnapshot(store, Registry(data / MODELS_FOLDER), EmbeddingCache(encoder), pool)
-        with pytest.raises(HeedError, match=ITEMS):
+        with pytest.raises(HeedError, match=ITEMS_FILE):
             await serving.open()
 
 

@@ -129,7 +129,7 @@ def test_what_is_trained_with_an_encoder_is_served_with_it_alone(
         assert http.post("/v1/search", json={"query": "moon"}).json()["items"]
     files = registry.load(registry.current() or "")[1]
     assert registry.current() != first
-    assert json.loads(files["model.json"])["encoder"] == name
+    assert json.loads(files["model.json"])["text_encoder"] == name
 
 
 def test_the_dimension_is_that_of_the_encoder_that_is_set(

@@ -12,10 +12,10 @@ import pytest
 
 import models.data.interactions
 from models.data import interactions
-from models.encoder.event_types import IGNORED, UNKNOWN
+from models.encoder.event_types import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender import artifact
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
 from service.domain import records
 from service.domain.queries import InlineEvent, RecommendQuery, Requester, ScoreQuery
@@ -31,7 +31,7 @@ from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import NOON, QUICK, SECOND, events, item_id, items
 
-FAST = replace(QUICK, config=replace(QUICK.config, epochs=4, attention_epochs=1))
+FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=4, attention_epochs=1))
 NAMES = tuple(item.item_id for item in items())
 KINDS = ("purchase", "dislike", "view")
 
@@ -85,7 +85,7 @@ def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
     sent = of_kinds()
     corpus = fill(tmp_path, sent)
     assert set(corpus.types) == set(KINDS)
-    assert corpus.log.dislike == corpus.types.index("dislike")
+    assert corpus.log.dislike_type == corpus.types.index("dislike")
     told = {
         (corpus.item_ids[item], int(time), corpus.types[kind])
         for item, time, kind in zip(
@@ -105,7 +105,7 @@ def test_of_many_types_the_frequent_are_told_apart(tmp_path: Path) -> None:
     ]
     log = (corpus := fill(tmp_path, sent)).log
     assert len(corpus.types) == 64
-    assert corpus.types[log.dislike] == "dislike"
+    assert corpus.types[log.dislike_type] == "dislike"
     assert int(log.disliked.sum()) == sum(event.type == "dislike" for event in sent)
     counts = {kind: sum(event.type == kind for event in sent) for kind in {e.type for e in sent}}
     left_out = set(counts) - set(corpus.types)
@@ -124,13 +124,17 @@ def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
 def test_the_model_names_its_types(told: Path) -> None:
     """In the order of its table, and counts what was liked."""
     _, files, _ = Registry(told / MODELS_FOLDER).load(Registry(told / MODELS_FOLDER).current())
-    made = Trained.unpack(files)
-    assert artifact.FORMAT == 3
-    assert set(made.types) == set(KINDS)
+    made = TrainedModel.from_files(files)
+    assert artifact.ARTIFACT_FORMAT == 4
+    assert set(made.event_types) == set(KINDS)
     shape = made.model.config
-    assert (shape.types, shape.dislike, shape.dislike_heads) == (3, made.types.index("dislike"), 1)
+    assert (shape.n_event_types, shape.dislike_type, shape.dislike_heads) == (
+        3,
+        made.event_types.index("dislike"),
+        1,
+    )
     liked = [event for event in of_kinds() if event.type != "dislike"]
-    assert len(liked) - 40 == int(made.counts.sum())  # less the last of each user
+    assert len(liked) - 40 == int(made.item_counts.sum())  # less the last of each user
 
 
 # ------------------------------------------------------------------ what is asked with
@@ -149,7 +153,7 @@ async def events_of(
 @pytest.mark.anyio
 async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     """Stored and inline events alike, in time order, and -1 for a type it has never heard of."""
-    names = engine.parts.live.snapshot.trained.types  # type: ignore[union-attr]
+    names = engine.parts.live.snapshot.trained.event_types  # type: ignore[union-attr]
     sent = sorted((e for e in of_kinds() if e.user_id == "u3"), key=lambda e: e.timestamp or 0)
     middle = (sent[4].timestamp or 0) + SECOND
     inline = (InlineEvent(NAMES[1], "share"), InlineEvent(NAMES[2], "dislike", timestamp=middle))
@@ -232,7 +236,7 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
         _, history = await events_of(opened, "u3")
         assert history.types is not None
-        assert set(np.unique(history.types).tolist()) == {UNKNOWN, IGNORED}
+        assert set(np.unique(history.types).tolist()) == {UNKNOWN, MASKED}
     finally:
         await opened.close()
 

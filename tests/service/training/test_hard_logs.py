@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from models.evaluation.full_ranking import evaluate
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
-from models.recommender.artifact import Trained
+from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
 from service.domain.queries import (
     Answer,
@@ -41,8 +41,12 @@ TINY = replace(
     QUICK,
     dim=16,
     blocks=1,
-    config=replace(
-        QUICK.config, epochs=1, attention_epochs=1, batch_tokens=1600, attention_tokens=1600
+    train_config=replace(
+        QUICK.train_config,
+        epochs=1,
+        attention_epochs=1,
+        batch_tokens=1600,
+        attention_batch_tokens=1600,
     ),
 )
 NAMES = [item.item_id for item in items()]
@@ -191,16 +195,14 @@ def test_a_hard_log_is_learned_from_and_served(
     for name, weight in done.model.state_dict().items():
         assert torch.isfinite(weight).all(), name
     for told in (False, True):
-        found = evaluate(
-            RecommenderRanker(done.model, corpus.content), split.test, use_target_time=told
-        )
+        found = evaluate(ModelRanker(done.model, corpus.content), split.test, use_target_time=told)
         assert 0 <= found.ndcg <= found.hr <= 1
-        assert found.n == len(split.test) > 0
+        assert found.n_cases == len(split.test) > 0
 
     counts = split.test.history.item_counts()
-    types = corpus.types[: done.model.config.types]
-    model = Trained(done.model, corpus.item_ids, counts, StaticEncoder.name, {}, types)
-    version = Registry(tmp_path / MODELS_FOLDER).publish(model.pack(), {})
+    types = corpus.types[: done.model.config.n_event_types]
+    model = TrainedModel(done.model, corpus.item_ids, counts, StaticEncoder.name, {}, types)
+    version = Registry(tmp_path / MODELS_FOLDER).publish(model.to_files(), {})
     active = Counter(event.user_id for event in made).most_common()
     asking = (active[0][0], active[-1][0], "nobody")
 

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.data_parallel import ALONE, Team
+from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import leave_one_out
-from models.training.fit import Fitted
+from models.training.fit import TrainingResult
 from models.training.presets import Preset
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
@@ -33,7 +33,7 @@ from tests.support.training import QUICK, content
 ROOT = Path(__file__).parents[3]
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 # Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
-SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time=0.0)
+SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time_share=0.0)
 LOG = cycle(users=40, length=9, items=20)
 
 
@@ -43,16 +43,16 @@ def given(rank: int) -> list[Tensor]:
     return [torch.randn(shape, generator=draw) for shape in ((300, 400), (7,), ())]
 
 
-def exchange(members: Team, folder: str) -> None:
+def exchange(members: DataParallelGroup, folder: str) -> None:
     """Take part in means, a sum, an agreement and an evaluation; write down what came of them."""
     means = []
     for worth in WORTHS:
         tensors = given(members.rank)
-        total = members.mean(tensors, worth[members.rank])
+        total = members.all_reduce_mean(tensors, worth[members.rank])
         means.append((tensors, total))
-    agreed = members.agree(lambda: f"from {members.rank}")
-    summed = members.sum(np.array([members.rank, 7])).tolist()
-    ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch=7, team=members)
+    agreed = members.broadcast(lambda: f"from {members.rank}")
+    summed = members.all_reduce_sum(np.array([members.rank, 7])).tolist()
+    ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch_size=7, group=members)
     judged = (ranked.ranks.tolist(), ranked.hr, ranked.ndcg, ranked.coverage)
     torch.save((means, agreed, summed, judged), Path(folder) / f"{members.rank}.pt")
 
@@ -83,31 +83,31 @@ def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
 def test_a_batch_is_shared_without_loss() -> None:
     """Every row goes to one member, and like lengths, which stand together, to different ones."""
     spans = np.arange(14).reshape(7, 2)
-    shares = [Team(rank, 3).share(spans) for rank in range(3)]
+    shares = [DataParallelGroup(rank, 3).shard(spans) for rank in range(3)]
     assert sorted(len(share) for share in shares) == [2, 2, 3]
     assert sorted(map(tuple, np.concatenate(shares).tolist())) == sorted(map(tuple, spans.tolist()))
-    np.testing.assert_array_equal(ALONE.share(spans), spans)
+    np.testing.assert_array_equal(SINGLE_PROCESS.shard(spans), spans)
 
 
 def preset(**config: Any) -> Preset:
     return Preset("quick", 16, 1, 0.0, 4, replace(SURE, **config))
 
 
-def in_float32(members: Team, *work: Any) -> Fitted:
+def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
     """What a member does, with products whose rounding does not depend on how a batch is cut."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.training.losses.product_dtype", lambda device: torch.float32)
         return train_and_publish._fit(members, *work)
 
 
-def trained(size: int, chosen: Preset, log: Interactions = LOG, **more: Any) -> Fitted:
+def trained(size: int, chosen: Preset, log: Interactions = LOG, **more: Any) -> TrainingResult:
     split = leave_one_out(log)
     work = (split.train, content(log.n_items), split.validation, chosen, 5)
     with team(size, in_float32, *work) as members:
         return in_float32(members, *work, *more.values())
 
 
-def weights(fitted: Fitted) -> dict[str, NDArray[np.float32]]:
+def weights(fitted: TrainingResult) -> dict[str, NDArray[np.float32]]:
     return {name: part.detach().numpy() for name, part in fitted.model.named_parameters()}
 
 
@@ -135,14 +135,14 @@ def test_a_member_without_a_share_takes_part_all_the_same() -> None:
     assert all(np.isfinite(weight).all() for weight in weights(fitted).values())
 
 
-def leave(members: Team) -> None:
+def leave(members: DataParallelGroup) -> None:
     """End before the work is done."""
     os._exit(7)
 
 
 def wait_for(size: int) -> None:
     with team(size, leave) as members:
-        members.mean([torch.zeros(5)], 1.0)
+        members.all_reduce_mean([torch.zeros(5)], 1.0)
 
 
 def test_a_helper_that_dies_ends_the_training_with_a_clear_error() -> None:

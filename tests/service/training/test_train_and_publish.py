@@ -13,15 +13,15 @@ import pytest
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
-from models.evaluation.model_ranker import RecommenderRanker
+from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.explain import explain
 from models.ranking.scoring import score
-from models.recommender.artifact import WEIGHTS, Trained
+from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
 from models.text.static_encoder import StaticEncoder
 from models.training.checkpoint import Checkpoint
-from models.training.fit import Progress
+from models.training.fit import TrainingProgress
 from service.domain.errors import ModelRejected, StoreFull
 from service.domain.records import Event, Item
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
@@ -29,10 +29,10 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
-from tests.support.snapshot_ranker import ServedRanker
+from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
-FAST = replace(QUICK, config=replace(QUICK.config, epochs=2, attention_epochs=1))
+FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=2, attention_epochs=1))
 
 
 @pytest.fixture
@@ -119,17 +119,20 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     """Judged by everyone's last basket; what is served scores as it was judged, and adds up."""
     fill(store, shopping())
     corpus = training_corpus.read(store, embeddings)
-    preset = replace(QUICK, config=replace(QUICK.config, batch_tokens=480))
+    preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=preset)
     assert done["metrics"]["cases"] == 40 * 3
-    trained = Trained.unpack(registry.load(done["version"])[1])
-    assert (trained.model.config.baskets, trained.model.config.again) == (True, True)
+    trained = TrainedModel.from_files(registry.load(done["version"])[1])
+    assert (trained.model.config.next_basket, trained.model.config.repeat_consumption) == (
+        True,
+        True,
+    )
     stock = Catalogue.empty(256, Vocabulary(corpus.item_ids))
-    snapshot = Snapshot.build("v", trained, stock, trained.counts)
+    snapshot = Snapshot.build("v", trained, stock, trained.item_counts)
     users = np.arange(5, dtype=np.int32)
     now = np.full(5, corpus.log.timestamps.max() + 3 * 86_400 * SECOND)
-    judged = RecommenderRanker(trained.model, corpus.content).scores(corpus.log, users, now)
-    served = ServedRanker(snapshot).scores(corpus.log, users, now)
+    judged = ModelRanker(trained.model, corpus.content).scores(corpus.log, users, now)
+    served = SnapshotRanker(snapshot).scores(corpus.log, users, now)
     np.testing.assert_allclose(served, judged, atol=1e-3)
     mine = corpus.log.user(3)
     user = build_memory(
@@ -153,8 +156,8 @@ def test_a_log_without_times_is_no_log_of_baskets(
     corpus = training_corpus.read(store, embeddings)
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=QUICK)
     assert done["metrics"]["cases"] == corpus.log.n_users
-    config = Trained.unpack(registry.load(done["version"])[1]).model.config
-    assert not config.baskets
+    config = TrainedModel.from_files(registry.load(done["version"])[1]).model.config
+    assert not config.next_basket
 
 
 # ------------------------------------------------------------------ what it refuses
@@ -231,18 +234,18 @@ def test_what_is_published_describes_itself(world: World) -> None:
     assert metadata is not None
     assert (metadata["items"], metadata["events"]) == (60, 480)
     assert metadata["seed"] == 1
-    assert 1 <= metadata["epoch"] <= QUICK.config.epochs + QUICK.config.attention_epochs
+    assert 1 <= metadata["epoch"] <= QUICK.train_config.epochs + QUICK.train_config.attention_epochs
     assert metadata["preset"] == QUICK.name
     metrics = metadata["metrics"]
     assert metrics["ndcg"] > metrics["popularity_ndcg"]
     assert metrics["hr"] > metrics["popularity_hr"]
     assert metrics["cases"] == 40
-    model = Trained.unpack(registry.load(world.first)[1])
+    model = TrainedModel.from_files(registry.load(world.first)[1])
     assert set(model.item_ids) == {item.item_id for item in items()}
-    assert model.encoder == StaticEncoder.name
-    assert model.model.config.as_dict() == metadata["shape"]
+    assert model.text_encoder == StaticEncoder.name
+    assert model.model.config.as_dict() == metadata["model_config"]
     # What it was judged on was not learned from, so that the newest events are not counted.
-    assert int(model.counts.sum()) == 480 - 40
+    assert int(model.item_counts.sum()) == 480 - 40
 
 
 def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
@@ -272,9 +275,9 @@ def test_the_seed_decides_the_model(
     """The same one gives the same bytes; progress goes forward and names what is done."""
     fill(store, events())
     stages: list[tuple[str, int, int]] = []
-    epochs: list[Progress] = []
+    epochs: list[TrainingProgress] = []
 
-    def told(stage: str, done: int, total: int, progress: Progress | None) -> None:
+    def told(stage: str, done: int, total: int, progress: TrainingProgress | None) -> None:
         stages.append((stage, done, total))
         if progress is not None:
             epochs.append(progress)
@@ -285,7 +288,7 @@ def test_the_seed_decides_the_model(
         result = train_and_publish.train(
             corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, told=told
         )
-        weights.append(registry.load(result["version"])[1][WEIGHTS])
+        weights.append(registry.load(result["version"])[1][WEIGHTS_FILE])
         assert registry.current() is None
     assert weights[0] == weights[1] != weights[2]
     assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
@@ -316,7 +319,9 @@ class Killing:
         self.stages: list[str] = []
         self.epochs: list[int] = []
 
-    def __call__(self, stage: str, done: int, total: int, progress: Progress | None) -> None:
+    def __call__(
+        self, stage: str, done: int, total: int, progress: TrainingProgress | None
+    ) -> None:
         self.stages.append(stage)
         if progress is not None:
             self.epochs.append(progress.epoch)
@@ -345,7 +350,7 @@ def test_a_killed_training_is_gone_on_with(
         result = train_and_publish.train(
             corpus, registry, "fake", preset=FAST, seed=9, told=told, checkpoint=path
         )
-        return registry.load(result["version"])[1][WEIGHTS]
+        return registry.load(result["version"])[1][WEIGHTS_FILE]
 
     for epoch in (2, 3):
         with pytest.raises(Killed):
