@@ -1,4 +1,4 @@
-"""Cells of equal size: points halved again and again where they spread the most."""
+"""k-d partition: clusters of equal size, points halved repeatedly where they spread the most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_SEEN = 256  # points of a cell from which its widest direction is found
+_SAMPLE = 256  # points of a cluster from which its widest direction is estimated
 _BLOCK = 1 << 22  # floats gathered at once: 16 MiB
 
 
@@ -15,30 +15,30 @@ _BLOCK = 1 << 22  # floats gathered at once: 16 MiB
 def balanced_partition(
     points: Tensor, clusters: int, metric: Tensor | None = None
 ) -> NDArray[np.int64]:
-    """Points in cells of equal size, close ones together.
+    """Put points in clusters of equal size, close ones together.
 
-    Every cell is cut in two halves of as many points, across the direction in which the spread
-    under the metric is largest (a k-d tree along principal axes; McNames 2001). The cells of any
-    power of two are unions of neighbours: cell c of 2^a holds the cells 2c and 2c + 1 of 2^(a + 1).
-    For keys that are asked by queries with second moment E[qqᵀ], that as the metric makes what is
-    cut the variance of scores, and cells are then as tight as those of k-means where it matters.
+    Every cluster is cut in two halves of as many points, across the direction in which the spread
+    under the metric is largest (a k-d tree along principal axes; McNames 2001). The clusters of any
+    power of two are unions of neighbours: cluster c of 2^a holds the clusters 2c and 2c + 1 of
+    2^(a + 1). With the second moment E[qqᵀ] of the queries as the metric the spread is the variance
+    of scores, and clusters are as tight as those of k-means where it matters.
 
     Args:
         points: [n, d], finite.
-        cells: how many, a power of two, at most n.
+        clusters: how many, a power of two, at most n.
         metric: [d, d], symmetric and positive semidefinite; None = the identity.
 
     Returns:
-        NDArray: rows int64 [cells, ⌈n / cells⌉]; -1 fills up where n has no more.
+        NDArray: rows int64 [clusters, ⌈n / clusters⌉]; -1 fills up where n has no more.
 
     Raises:
-        ValueError: when `cells` is no power of two, or more than the points.
+        ValueError: when `clusters` is no power of two, or more than the points.
     """
     n, d = points.shape
     if clusters < 1 or clusters & (clusters - 1) or clusters > n:
-        raise ValueError(f"cells: must be a power of two of at most {n}, got {clusters}")
+        raise ValueError(f"clusters: must be a power of two of at most {n}, got {clusters}")
     size = -(-n // clusters)
-    # What is missing is made up by points that come twice, and left out again at the end.
+    # The last cluster is filled with points that come twice, which are dropped at the end.
     spare = torch.arange(clusters * size - n) * n // max(1, clusters * size - n)
     source = torch.cat([torch.arange(n), spare])
     order = torch.arange(clusters * size)[None]
@@ -49,19 +49,19 @@ def balanced_partition(
         step = max(1, _BLOCK // (width * d))
         for at in range(0, count, step):
             block = order[at : at + step]
-            halves[2 * at : 2 * (at + len(block))] = _halved(points, source, block, metric)
+            halves[2 * at : 2 * (at + len(block))] = _halve(points, source, block, metric)
         order = halves
     rows = torch.where(order < n, order, -1)
     return rows.numpy()
 
 
-def _halved(points: Tensor, source: Tensor, order: Tensor, metric: Tensor) -> Tensor:
-    """Cells [c, m] as twice as many of half the size, [2c, m / 2]."""
-    seen = points[source[order[:, :: max(1, order.shape[1] // _SEEN)]]]
-    seen = seen - seen.mean(1, keepdim=True)
-    # The direction v of largest vᵀΣv, where v is as long as the metric's root says: of M^½ Σ M^½.
-    root = _root(metric)
-    _, axes = torch.linalg.eigh(root @ (seen.mT @ seen) @ root)
+def _halve(points: Tensor, source: Tensor, order: Tensor, metric: Tensor) -> Tensor:
+    """Cut clusters [c, m] into twice as many of half the size, [2c, m / 2]."""
+    sample = points[source[order[:, :: max(1, order.shape[1] // _SAMPLE)]]]
+    sample = sample - sample.mean(1, keepdim=True)
+    # The direction v of largest vᵀΣv, with v as long as the metric's root says: of M^½ Σ M^½.
+    root = _matrix_root(metric)
+    _, axes = torch.linalg.eigh(root @ (sample.mT @ sample) @ root)
     across = root @ axes[:, :, -1:]  # (c, d, 1)
     along = (points[source[order]] @ across)[:, :, 0]
     half = order.shape[1] // 2
@@ -69,7 +69,7 @@ def _halved(points: Tensor, source: Tensor, order: Tensor, metric: Tensor) -> Te
     return order.gather(1, parted).view(-1, half)
 
 
-def _root(metric: Tensor) -> Tensor:
+def _matrix_root(metric: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(metric)
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
     return root

@@ -1,12 +1,12 @@
-"""What is kept of the rows of a cell: enough to attend to all of them by one expansion.
+"""Moments of clusters: enough of their rows to attend to all of them by one expansion.
 
-A cell has rows of weights w_i, keys k_i and values v_i. With n = Σ w_i, the weighted means k̄ and v̄,
-the covariance Σ of the keys and the cross-covariance C = Cov(v, k), a query with q' = q / √d gives
-
+A cluster has rows of weights w_i, keys k_i and values v_i. With n = Σ w_i, the weighted means k̄ and
+A cluster has rows of weights w_i, keys k_i and values v_i. With n = Σ w_i, weighted means k̄ and v̄,
+covariance Σ of the keys and cross-covariance C = Cov(v, k), a query gives, by q' = q / √d,
     Σ w_i e^(q'·k_i)      ≈ n e^(q'·k̄ + q'ᵀΣq'/2)
     Σ w_i e^(q'·k_i) v_i  ≈ n e^(q'·k̄ + q'ᵀΣq'/2) (v̄ + C q')
 
-exact for keys and values that are jointly normal in the cell, and else up to third order in the
+exact for keys and values that are jointly normal in the cluster, and else up to third order in the
 spread of the scores.
 """
 
@@ -19,9 +19,9 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """Of C cells; the leading dimensions may hold heads too.
+    """Moments of C clusters; the leading dimensions may hold heads too.
 
-    mass: [..., C] Σ w.
+    weight: [..., C] Σ w.
     keys: [..., C, d + d (d + 1) / 2] the mean key, then the upper triangle of Σ.
     values: [..., C, d_v + d_v · d] the mean value, then C row by row.
     spread: [..., C] the trace of Cov(v).
@@ -41,9 +41,9 @@ class Moments(NamedTuple):
 
 
 class MomentSums(NamedTuple):
-    """The same before dividing, about a point that all cells share: these add up.
+    """Sums of C clusters about an origin that all share: before dividing, so that they add up.
 
-    outer: [C, 1 + d, 1 + d + d_v] Σ w [1, δ] [1, δ, v]ᵀ with δ = k - the point.
+    outer: [C, 1 + d, 1 + d + d_v] Σ w [1, δ] [1, δ, v]ᵀ with δ = k - origin.
     lengths: [C] Σ w |v|².
     squares: [C] Σ w².
     """
@@ -53,69 +53,69 @@ class MomentSums(NamedTuple):
     squares: Tensor
 
 
-def sums_from_rows(keys: Tensor, values: Tensor, weights: Tensor, about: Tensor) -> MomentSums:
-    """Sums of cells of B rows each: keys [C, B, d], values [C, B, d_v], weights [C, B].
+def sums_from_rows(keys: Tensor, values: Tensor, weights: Tensor, origin: Tensor) -> MomentSums:
+    """Sum up clusters of B rows each: keys [C, B, d], values [C, B, d_v], weights [C, B].
 
-    about: [d], a point near the keys, so that little is lost to rounding.
+    origin: [d], a point near the keys, so that little is lost to rounding.
     """
-    away = keys - about
-    one = torch.ones_like(away[..., :1])
-    left = torch.cat([one, away], -1) * weights[..., None]
-    outer = left.mT @ torch.cat([one, away, values], -1)
+    centred = keys - origin
+    one = torch.ones_like(centred[..., :1])
+    left = torch.cat([one, centred], -1) * weights[..., None]
+    outer = left.mT @ torch.cat([one, centred, values], -1)
     return MomentSums(outer, (weights * values.square().sum(-1)).sum(-1), weights.square().sum(-1))
 
 
-def moments_from_sums(sums: MomentSums, about: Tensor) -> Moments:
-    """The moments of cells from their sums about a point [d]; an empty cell has zeros."""
+def moments_from_sums(sums: MomentSums, origin: Tensor) -> Moments:
+    """Compute moments from sums about an origin [d]; an empty cluster has zeros."""
     outer, d = sums.outer, sums.outer.shape[1] - 1
-    mass = outer[:, 0, 0].clamp(min=0)
-    # What rounding leaves of an emptied cell counts for nothing.
-    means = outer / mass.clamp(min=1e-30)[:, None, None]
-    away, value = means[:, 0, 1 : 1 + d], means[:, 0, 1 + d :]
-    square = means[:, 1:, 1 : 1 + d] - away[:, :, None] * away[:, None]
-    cross = means[:, 1:, 1 + d :].mT - value[:, :, None] * away[:, None]  # (C, d_v, d)
-    spread = sums.lengths / mass.clamp(min=1e-30) - value.square().sum(-1)
+    weight = outer[:, 0, 0].clamp(min=0)
+    # An emptied cluster may be left with a weight of rounding errors: it counts for nothing.
+    means = outer / weight.clamp(min=1e-30)[:, None, None]
+    key, value = means[:, 0, 1 : 1 + d], means[:, 0, 1 + d :]
+    covariance = means[:, 1:, 1 : 1 + d] - key[:, :, None] * key[:, None]
+    cross = means[:, 1:, 1 + d :].mT - value[:, :, None] * key[:, None]  # (C, d_v, d)
+    spread = sums.lengths / weight.clamp(min=1e-30) - value.square().sum(-1)
     first, second = torch.triu_indices(d, d)
-    held = (mass > 0)[:, None]
+    present = (weight > 0)[:, None]
     return Moments(
-        mass,
-        torch.cat([away + about, square[:, first, second]], 1) * held,
-        torch.cat([value, cross.flatten(1)], 1) * held,
-        spread.clamp(min=0) * held[:, 0],
+        weight,
+        torch.cat([key + origin, covariance[:, first, second]], 1) * present,
+        torch.cat([value, cross.flatten(1)], 1) * present,
+        spread.clamp(min=0) * present[:, 0],
         sums.squares,
     )
 
 
-def sums_from_moments(found: Moments, about: Tensor) -> MomentSums:
-    """The sums about a point [d] from which `moments` made these."""
-    d = len(about)
-    wide = found.values.shape[-1] // (1 + d)
-    away, value = found.keys[:, :d] - about, found.values[:, :wide]
-    square = torch.zeros(len(found.weight), d, d)
+def sums_from_moments(moments: Moments, origin: Tensor) -> MomentSums:
+    """Invert `moments_from_sums` about an origin [d]."""
+    d = len(origin)
+    width = moments.values.shape[-1] // (1 + d)
+    key, value = moments.keys[:, :d] - origin, moments.values[:, :width]
+    covariance = torch.zeros(len(moments.weight), d, d)
     first, second = torch.triu_indices(d, d)
-    square[:, first, second] = found.keys[:, d:]
-    square[:, second, first] = found.keys[:, d:]
-    cross = found.values[:, wide:].view(-1, wide, d)
-    one = torch.ones_like(away[:, :1])
-    rows = torch.cat([one, away], 1)[:, :, None] * torch.cat([one, away, value], 1)[:, None]
-    rows[:, 1:, 1 : 1 + d] += square
-    rows[:, 1:, 1 + d :] += cross.mT
+    covariance[:, first, second] = moments.keys[:, d:]
+    covariance[:, second, first] = moments.keys[:, d:]
+    cross = moments.values[:, width:].view(-1, width, d)
+    one = torch.ones_like(key[:, :1])
+    outer = torch.cat([one, key], 1)[:, :, None] * torch.cat([one, key, value], 1)[:, None]
+    outer[:, 1:, 1 : 1 + d] += covariance
+    outer[:, 1:, 1 + d :] += cross.mT
     return MomentSums(
-        rows * found.weight[:, None, None],
-        (found.spread + value.square().sum(1)) * found.weight,
-        found.squares,
+        outer * moments.weight[:, None, None],
+        (moments.spread + value.square().sum(1)) * moments.weight,
+        moments.squares,
     )
 
 
-def merge_neighbours(found: Moments, about: Tensor) -> Moments:
-    """Moments of every two neighbouring cells as one: of 2C cells those of C."""
-    sums = sums_from_moments(found, about)
+def merge_neighbours(moments: Moments, origin: Tensor) -> Moments:
+    """Merge every two neighbouring clusters: moments of 2C clusters become moments of C."""
+    sums = sums_from_moments(moments, origin)
     pairs = MomentSums(*(part.view(-1, 2, *part.shape[1:]).sum(1) for part in sums))
-    return moments_from_sums(pairs, about)
+    return moments_from_sums(pairs, origin)
 
 
 def quadratic_features(query: Tensor) -> Tensor:
-    """What multiplies the covariances in qᵀΣq: [..., d] -> [..., d (d + 1) / 2]."""
+    """Multiply out q so that its product with a triangle of Σ is qᵀΣq: [..., d (d + 1) / 2]."""
     first, second = torch.triu_indices(query.shape[-1], query.shape[-1])
     both = query.index_select(-1, first).mul_(query.index_select(-1, second))
     return both.mul_(torch.where(first == second, 1.0, 2.0))

@@ -1,4 +1,4 @@
-"""Attention over very many rows against a softmax in float64."""
+"""Clustered attention over very many rows against a softmax in float64."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class World(NamedTuple):
     log_weights: Tensor
     query: Tensor
 
-    def cells(self) -> ClusterTree:
-        """In cells that know the queries to come."""
+    def tree(self) -> ClusterTree:
+        """Build a tree whose metric is that of the queries."""
         metric = self.query.mT @ self.query / self.query.shape[1]
         return ClusterTree(self.table, self.log_weights, metric=metric)
 
@@ -61,118 +61,118 @@ def errors(found: ClusteredAttention, wanted: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("max_error", [0.05, 0.01])
-def test_the_error_asked_for_is_met(sharp: float, max_error: float) -> None:
-    """Of all targets and heads, at least 99 in 100 are as near to the exact context as asked."""
+def test_the_allowed_error_is_met(sharp: float, max_error: float) -> None:
+    """Of all targets and heads, at least 99 in 100 are as near to the exact context as allowed."""
     made = world(20_000, sharp, targets=200)
-    found = attend_clusters(made.cells(), made.query, max_error=max_error)
+    found = attend_clusters(made.tree(), made.query, max_error=max_error)
     assert float((errors(found, made.exact()) <= max_error).float().mean()) >= 0.99
     assert float(found.error.max()) <= max_error
 
 
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 2.0])
 def test_the_error_stated_is_not_less_than_the_true_one(sharp: float) -> None:
-    """Even of the expansion alone: 99 in 100 are within what was said."""
+    """Even of the expansion alone: 99 in 100 are within the stated error."""
     made = world(20_000, sharp, targets=200, seed=1)
-    found = attend_clusters(made.cells(), made.query, max_error=math.inf)
+    found = attend_clusters(made.tree(), made.query, max_error=math.inf)
     assert float(found.scanned.max()) == 0
     assert float((errors(found, made.exact()) <= found.error).float().mean()) >= 0.99
 
 
 def test_diffuse_attention_scans_nothing() -> None:
-    """Where rows differ little, cells of thousands are enough for most targets."""
+    """Where rows differ little, clusters of thousands are enough for most targets."""
     made = world(60_000, 0.2)
-    found = attend_clusters(made.cells(), made.query)
+    found = attend_clusters(made.tree(), made.query)
     assert float(found.scanned.median()) == 0
     assert float(errors(found, made.exact()).max()) <= 0.01
 
 
-def test_opened_cells_are_those_that_matter() -> None:
-    """A few cells attended row by row lessen the error by far where attention is peaked."""
+def test_exact_clusters_are_those_that_matter() -> None:
+    """A few clusters attended row by row lessen the error by far where attention is peaked."""
     made = world(30_000, 3.0, spread=0.1)
-    cells, wanted = made.cells(), made.exact()
-    last, head = len(cells.levels) - 1, slice(0, 1)
-    asked, beside = made.query[head] / D**0.5, PartialSoftmax.empty(1, 60, D)
-    closed, opened = (
-        attend_by_moments(cells, last, head, asked, beside, exact_clusters=count)
+    tree, wanted = made.tree(), made.exact()
+    last, head = len(tree.levels) - 1, slice(0, 1)
+    scaled, recent = made.query[head] / D**0.5, PartialSoftmax.empty(1, 60, D)
+    expanded, refined = (
+        attend_by_moments(tree, last, head, scaled, recent, exact_clusters=count)
         for count in (0, 16)
     )
-    assert float(opened.scanned.max()) == 16 * cells.levels[-1].size < 30_000 / 8
-    before, after = errors(closed, wanted[head]).median(), errors(opened, wanted[head]).median()
+    assert float(refined.scanned.max()) == 16 * tree.levels[-1].size < 30_000 / 8
+    before, after = (errors(found, wanted[head]).median() for found in (expanded, refined))
     assert float(after) < float(before) / 5
-    share = (opened.exact_logsumexp - opened.partial.logsumexp).exp()
+    share = (refined.exact_logsumexp - refined.partial.logsumexp).exp()
     assert float(share.median()) > 0.2
 
 
 def test_second_order_is_far_nearer_than_first() -> None:
-    """What the covariances add is worth their keep."""
+    """Covariances make the expansion at least five times as accurate as means alone."""
     made = world(20_000, 0.5, spread=1.0)
-    cells, wanted = made.cells(), made.exact()
-    first = errors(attend_clusters(cells, made.query, max_error=math.inf, order=1), wanted)
-    second = errors(attend_clusters(cells, made.query, max_error=math.inf), wanted)
+    tree, wanted = made.tree(), made.exact()
+    first = errors(attend_clusters(tree, made.query, max_error=math.inf, order=1), wanted)
+    second = errors(attend_clusters(tree, made.query, max_error=math.inf), wanted)
     assert float(second.median()) < float(first.median()) / 5
 
 
 def test_no_error_attends_every_row() -> None:
-    """What is exact is the softmax, says so, and has scanned everything."""
+    """With no error allowed the answer is the softmax, says so, and has scanned every row."""
     made = world(5_000)
-    found = attend_clusters(made.cells(), made.query, max_error=0)
+    found = attend_clusters(made.tree(), made.query, max_error=0)
     assert float(errors(found, made.exact()).max()) < 1e-5
     assert float(found.error.max()) == 0
     assert torch.equal(found.scanned, torch.full_like(found.scanned, 5_000))
-    every = attend_all_rows(made.cells(), made.query)
+    every = attend_all_rows(made.tree(), made.query)
     torch.testing.assert_close(every.context, found.partial.context)
 
 
-def test_mass_is_that_of_the_sum_of_exponentials() -> None:
-    """log Z, by which parts are merged, is right to what the context is right to."""
+def test_logsumexp_is_that_of_every_row() -> None:
+    """log Z, by which parts are merged, is as accurate as the context."""
     made = world(20_000, 1.0)
     scores = made.query.double() @ made.table.keys.double().mT / D**0.5
     wanted = torch.logsumexp(scores + made.log_weights.double()[:, None], -1)
-    found = attend_clusters(made.cells(), made.query)
+    found = attend_clusters(made.tree(), made.query)
     assert float((found.partial.logsumexp - wanted).abs().max()) < 0.02
 
 
 @pytest.mark.parametrize("max_error", [0.01, 0.0])
-def test_rows_beside_take_their_share(max_error: float) -> None:
-    """Other rows of the same memory are part of one softmax with those in cells."""
+def test_recent_rows_take_their_share(max_error: float) -> None:
+    """Other rows of the same memory are part of one softmax with those in the tree."""
     made = world(20_000, 1.0)
     keys, values = (part[:, :300] for part in made.table)
     keys = keys * 1.5
     bias = torch.full((HEADS, 300), 2.0)
-    beside = attend_blocks(made.query, [KVBlock(keys, values, bias)])
+    recent = attend_blocks(made.query, [KVBlock(keys, values, bias)])
     all_of = World(
         KVTable(torch.cat([made.table.keys, keys], 1), torch.cat([made.table.values, values], 1)),
         torch.cat([made.log_weights, bias], 1),
         made.query,
     )
-    found = attend_clusters(made.cells(), made.query, recent_partial=beside, max_error=max_error)
+    found = attend_clusters(made.tree(), made.query, recent_partial=recent, max_error=max_error)
     assert float(errors(found, all_of.exact()).quantile(0.99)) <= max(max_error, 1e-5)
     share = (found.exact_logsumexp - found.partial.logsumexp).exp()
     assert 0 < float(share.min()) <= float(share.max()) <= 1.001
 
 
-def test_other_weights_are_as_if_they_had_been_there_from_the_start() -> None:
-    """Moments, samples and members follow; what is built anew says the same."""
+def test_updated_weights_give_the_tree_of_those_weights() -> None:
+    """Moments and sample shares follow an update; a tree built anew has the same."""
     made = world(10_000, 0.5)
-    cells = made.cells()
+    tree = made.tree()
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(10_000, generator=generator)[:700]
     other = made.log_weights.clone()
     other[:, rows] = torch.randn(HEADS, 700, generator=generator)
     other[:, rows[:50]] = -torch.inf
-    cells.update_log_weights(rows, other[:, rows])
+    tree.update_log_weights(rows, other[:, rows])
     made = made._replace(log_weights=other)
-    anew = made.cells()
-    for level, wanted in zip(cells.levels, anew.levels, strict=True):
+    anew = made.tree()
+    for level, wanted in zip(tree.levels, anew.levels, strict=True):
         for part in ("keys", "values", "spread"):
             one, another = getattr(level.moments, part), getattr(wanted.moments, part)
             torch.testing.assert_close(one, another, atol=2e-3, rtol=2e-3)
         torch.testing.assert_close(level.log_weight, wanted.log_weight, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(level.uneven, wanted.uneven, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(level.inflation, wanted.inflation, atol=1e-3, rtol=1e-3)
         torch.testing.assert_close(level.shares, wanted.shares, atol=1e-3, rtol=1e-3)
-    found = attend_clusters(cells, made.query)
+    found = attend_clusters(tree, made.query)
     assert float((errors(found, made.exact()) <= 0.01).float().mean()) >= 0.99
-    exact = attend_clusters(cells, made.query, max_error=0)
+    exact = attend_clusters(tree, made.query, max_error=0)
     assert float(errors(exact, made.exact()).max()) < 1e-5
 
 
@@ -181,16 +181,16 @@ def test_rows_are_found_where_they_lie() -> None:
     made = world(8_000)
     at = torch.randperm(8_000)[:3_000]
     own = World(KVTable(*(part[:, at] for part in made.table)), made.log_weights[:, at], made.query)
-    cells = ClusterTree(made.table, own.log_weights, table_rows=at)
-    found = attend_clusters(cells, made.query)
+    tree = ClusterTree(made.table, own.log_weights, table_rows=at)
+    found = attend_clusters(tree, made.query)
     assert float((errors(found, own.exact()) <= 0.01).float().mean()) >= 0.99
 
 
 @pytest.mark.parametrize("n", [MIN_CLUSTER_SIZE, MIN_CLUSTER_SIZE + 1, 200, 4_097])
 def test_few_rows_and_odd_numbers_of_them(n: int) -> None:
-    """Cells that are not full hold nothing that is not there."""
+    """Clusters that are not full have no rows that do not exist."""
     made = world(n, 1.0)
-    found = attend_clusters(made.cells(), made.query)
+    found = attend_clusters(made.tree(), made.query)
     assert float((errors(found, made.exact()) <= 0.01).float().mean()) >= 0.99
 
 
@@ -204,18 +204,18 @@ def test_equal_rows_and_hidden_rows() -> None:
     assert float(found.error.max()) < 1e-4
 
 
-def test_fewer_rows_than_a_cell_has_are_refused() -> None:
-    """They are attended one by one, by whoever has them."""
+def test_fewer_rows_than_a_cluster_has_are_refused() -> None:
+    """The caller attends so few one by one."""
     made = world(MIN_CLUSTER_SIZE - 1)
     with pytest.raises(ValueError, match="at least 64 rows, got 63"):
-        made.cells()
+        made.tree()
 
 
-def test_what_is_kept_is_a_few_hundred_bytes_a_row() -> None:
+def test_a_tree_is_a_few_hundred_bytes_a_row() -> None:
     """Indexes, weights and moments, for every row: keys and values stay in their table."""
     made = world(20_000)
-    held = made.cells().nbytes / 20_000
-    assert held < 400 * HEADS / 4
+    size = made.tree().nbytes / 20_000
+    assert size < 400 * HEADS / 4
 
 
 def test_parts_merge_as_one_softmax() -> None:

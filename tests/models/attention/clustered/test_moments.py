@@ -1,4 +1,4 @@
-"""Moments of cells against loops in float64."""
+"""Moments of clusters against loops in float64."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from models.attention.clustered.moments import (
 D, WIDE = 4, 3
 
 
-def rows(cells: int, size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys, values that go with them, and weights of cells."""
+def rows(
+    clusters: int, size: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys, values that go with them, and weights of clusters."""
     generator = torch.Generator().manual_seed(seed)
-    keys = torch.randn(cells, size, D, generator=generator) + 3
-    values = keys[..., :WIDE] + torch.randn(cells, size, WIDE, generator=generator)
-    return keys, values, torch.rand(cells, size, generator=generator)
+    keys = torch.randn(clusters, size, D, generator=generator) + 3
+    values = keys[..., :WIDE] + torch.randn(clusters, size, WIDE, generator=generator)
+    return keys, values, torch.rand(clusters, size, generator=generator)
 
 
 def loop(keys: torch.Tensor, values: torch.Tensor, weights: torch.Tensor) -> Moments:
-    """The definition, cell by cell."""
+    """The definition, cluster by cluster."""
     found = []
     every = (part.numpy().astype(np.float64) for part in (keys, values, weights))
     for k, v, w in zip(*every, strict=True):
@@ -55,7 +57,7 @@ def close(found: Moments, wanted: Moments, tolerance: float = 1e-5) -> None:
 
 
 def test_moments_are_those_of_the_definition() -> None:
-    """Weighted means, covariances and cross-covariances of each cell."""
+    """Weighted means, covariances and cross-covariances of each cluster."""
     found = rows(5, 40)
     close(
         moments_from_sums(sums_from_rows(*found, torch.full((D,), 2.5)), torch.full((D,), 2.5)),
@@ -73,7 +75,7 @@ def test_sums_come_back_from_moments() -> None:
         torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
 
 
-def test_two_cells_joined_are_the_cell_of_both() -> None:
+def test_two_merged_clusters_are_the_cluster_of_both() -> None:
     """Neighbours put together have the moments of all their rows."""
     keys, values, weights = rows(6, 20)
     about = torch.full((D,), 2.5)
@@ -84,7 +86,7 @@ def test_two_cells_joined_are_the_cell_of_both() -> None:
     close(found, both)
 
 
-def test_an_empty_cell_has_no_mass_and_nothing_else() -> None:
+def test_an_empty_cluster_has_no_mass_and_nothing_else() -> None:
     """No weight at all gives zeros, not NaN."""
     keys, values, _ = rows(2, 10)
     found = moments_from_sums(
@@ -95,7 +97,7 @@ def test_an_empty_cell_has_no_mass_and_nothing_else() -> None:
 
 
 def test_the_expansion_is_exact_for_normal_keys() -> None:
-    """Where scores are normal in a cell, n e^(q·k̄ + qᵀΣq/2) (v̄ + Cq) is the sum itself."""
+    """Where scores are normal in a cluster, n e^(q·k̄ + qᵀΣq/2) (v̄ + Cq) is the sum itself."""
     generator = torch.Generator().manual_seed(0)
     keys = torch.randn(1, 400_000, D, generator=generator) * 0.4
     values = keys[..., :WIDE] * 2 + 1
