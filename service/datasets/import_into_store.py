@@ -10,7 +10,7 @@ from itertools import chain
 
 from service.datasets.base import Dataset, batches
 from service.datasets.files import RecordFile, SkippedRows
-from service.stores.base import Appended, Store
+from service.stores.base import AppendResult, Store
 
 _BATCH = 20_000  # events of one transaction, which share an fsync
 
@@ -56,10 +56,10 @@ async def _import_dataset(
 
 async def _append_all(
     store: Store, source: Dataset, progress: Callable[[str, int], None]
-) -> Appended:
+) -> AppendResult:
     """Append all events; while the writer's thread stores one batch, the next is read."""
     stored = duplicates = 0
-    storing: asyncio.Task[Appended] | None = None
+    storing: asyncio.Task[AppendResult] | None = None
     for batch in chain(source.event_batches(_BATCH), [None]):
         if storing is not None:
             appended = await storing
@@ -68,4 +68,4 @@ async def _append_all(
         if batch is not None:
             storing = asyncio.create_task(store.append(batch))
             await asyncio.sleep(0)
-    return Appended(stored, duplicates)
+    return AppendResult(stored, duplicates)

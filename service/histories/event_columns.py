@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.data.vocabulary import Vocabulary
 from service.domain.records import User
-from service.stores.base import History, Store, Vectors
+from service.stores.base import EventVectors, History, Store
 
 _OVERHEAD = 512  # bytes of Python objects behind one user's columns, measured
 
@@ -34,7 +34,7 @@ class EventColumns:
     types: NDArray[np.int32]  # [n] codes of `type_names`
     type_names: Sequence[str]  # may be longer than the types in use
     weights: NDArray[np.float32] | None  # [n]; None = all 1
-    vectors: Mapping[int, Vectors]  # by event; only events that brought any
+    vectors: Mapping[int, EventVectors]  # by event; only events that brought any
     user: User | None  # the profile
 
     def __len__(self) -> int:

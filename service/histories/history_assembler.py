@@ -14,7 +14,7 @@ from models.history.user_history import UserHistory
 from service.domain.queries import EventFilter, InlineEvent
 from service.histories.event_columns import EMPTY, EventColumns, concat, reorder
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.base import Vectors
+from service.stores.base import EventVectors
 
 
 class HistoryAssembler:
@@ -83,7 +83,7 @@ class HistoryAssembler:
             snapshot.type_rows(events.type_names)[events.types],
         )
 
-    def _usable(self, vectors: Mapping[int, Vectors]) -> dict[int, Vectors]:
+    def _usable(self, vectors: Mapping[int, EventVectors]) -> dict[int, EventVectors]:
         """The events' own vectors, without those of another dimension than this encoder's."""
         dimension = self._embeddings.dimension
         return {

@@ -16,7 +16,7 @@ from models.catalogue.item_entry import ItemEntry
 from service.domain.records import Item
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.base import Changes
+from service.stores.base import CatalogueChanges
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class CatalogueUpdates:
         """Number of items with texts that have still to be encoded."""
         return len(self._deferred)
 
-    def apply(self, catalogue: Catalogue, changes: Changes, *, defer: bool) -> Catalogue:
+    def apply(self, catalogue: Catalogue, changes: CatalogueChanges, *, defer: bool) -> Catalogue:
         """Return the catalogue after changes of the store.
 
         Args:

@@ -1,1 +1,4 @@
-"""Where histories, profiles and the catalogue are kept: one protocol, several engines."""
+"""Stores of histories, profiles and the catalogue: one protocol, implemented by each engine.
+
+Comes in: validated records. Goes out: the same records, once they are durable.
+"""

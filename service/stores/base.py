@@ -1,19 +1,18 @@
-"""What a store promises, and the values it answers with.
+"""Protocol of all stores, and the values that they return.
 
-The contract suite, `tests/support/store_contract.py`, is the specification in full: whatever passes
-it is a store. In short:
+The contract suite, `tests/support/store_contract.py`, is the full specification. In short:
 
 - A change is durable when its coroutine returns, and visible to every later read by any process.
-- A call that raises has changed nothing; one that was cancelled has changed everything or nothing.
-- Each user has a `version`. Every change of the user, profile included, gives it a greater one, and
-  no version is ever given twice, not even after the user was forgotten and came back.
-- Each user has a `generation`. It stays the same as long as events were only appended, so that one
-  who has read the history up to `seq` needs only `history(user, after=seq)`. It changes when events
-  were deleted, moved or forgotten.
-- The catalogue has a version too, from the same clock, and lists what changed since any other.
+- A call that raises has changed nothing; a cancelled call has changed everything or nothing.
+- Each user has a `version`. Every change of the user, profile included, increases it, and no
+  version is reused, not even after the user was forgotten and came back.
+- Each user has a `generation`. It stays the same while events are only appended, so that a reader
+  of the history up to `seq` needs only `history(user, after=seq)`. It changes when events are
+  deleted, moved or forgotten.
+- The catalogue has a version too, from the same clock, and lists the changes since any version.
 
 Every method raises `Invalid` for input that breaks the rules of `service.domain.records`,
-`Unavailable` (or `StoreFull`, `Overloaded`) when the engine cannot do it now, and `Corrupt` when
+`Unavailable` (or `StoreFull`, `Overloaded`) when the engine cannot serve it now, and `Corrupt` when
 stored bytes fail their checks.
 """
 
@@ -29,15 +28,15 @@ from numpy.typing import NDArray
 from service.domain.records import Event, Item, User, Vector
 
 
-class Appended(NamedTuple):
-    """What became of a batch: `stored + duplicates` is its length."""
+class AppendResult(NamedTuple):
+    """Counts of an appended batch: `stored + duplicates` is its length."""
 
     stored: int
     duplicates: int
 
 
-class Vectors(NamedTuple):
-    """The vectors that an event brought itself; `None` where the model's own apply."""
+class EventVectors(NamedTuple):
+    """The `key` and `value` of an event; `None` where the model derives the vector."""
 
     key: Vector | None
     value: Vector | None
@@ -59,15 +58,15 @@ class History:
     weights: NDArray[np.float32]  # [n]
     item_ids: list[str]  # n
     types: list[str]  # n
-    vectors: Mapping[int, Vectors]  # by position; only events that brought any
-    user: User | None  # the profile; None where none was put
+    vectors: Mapping[int, EventVectors]  # by position; only of events with a key or value
+    user: User | None  # the profile; None if none was stored
 
     def __len__(self) -> int:
         return len(self.item_ids)
 
 
-class Changes(NamedTuple):
-    """What happened to the catalogue up to `version`: the live items, and the ids that are gone."""
+class CatalogueChanges(NamedTuple):
+    """Changes of the catalogue up to `version`: items inserted or replaced, and deleted ids."""
 
     version: int
     upserted: list[Item]
@@ -75,12 +74,12 @@ class Changes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class LogColumns:
     """A slice of the whole event log, dictionary-encoded: event i is by `user_ids[users[i]]`.
 
     The log is ordered by user, then (timestamp, seq). Codes keep their meaning throughout one scan:
-    the three lists are the same objects in every slice and grow as new names turn up, so that the
-    slices' columns may simply be concatenated.
+    the three lists are the same objects in every slice and grow with new names, so that the columns
+    of the slices may be concatenated.
     """
 
     user_ids: list[str]
@@ -96,17 +95,17 @@ class Columns:
         return len(self.users)
 
 
-# Called by a write with the catalogue's version before it and its own, on any thread, before other
-# readers can see the change; also for a change that is then undone.
+# Called by a write, on any thread, with the catalogue's version before and after it, before other
+# readers can see the change; also for a change that is then rolled back.
 OnCatalogueChange = Callable[[int, int], None]
 
 
 class Store(Protocol):
-    """Histories, profiles and the catalogue. See the module for what all methods promise."""
+    """Histories, profiles and the catalogue. The module documents the promises of all methods."""
 
     # ------------------------------------------------------------------ histories
 
-    async def append(self, events: Sequence[Event]) -> Appended:
+    async def append(self, events: Sequence[Event]) -> AppendResult:
         """Store `events`, all or none of them, and return once they are durable.
 
         Event ids are unique in the whole store. An id that is already there (or twice in `events`)
@@ -118,13 +117,13 @@ class Store(Protocol):
         ...
 
     async def version(self, user_id: str) -> int:
-        """The user's version; 0 if nothing is stored of this user. Cheap: ask for each request."""
+        """Return the user's version; 0 for an unknown user. Cheap: call it on each request."""
         ...
 
     async def history(
         self, user_id: str, *, after: int | None = None, limit: int | None = None
     ) -> History:
-        """The user's events, or those with `seq > after`; with `limit`, the newest of them.
+        """Return the user's events, or those with `seq > after`; with `limit`, the newest of them.
 
         One consistent reading: events, version, generation and profile belong together.
         """
@@ -133,7 +132,7 @@ class Store(Protocol):
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
-        """Up to `limit` events, newest first, and the cursor of the next page or None.
+        """Return up to `limit` events, newest first, and the cursor of the next page or None.
 
         Events that arrive or go meanwhile neither repeat nor hide others.
         """
@@ -145,22 +144,22 @@ class Store(Protocol):
         seqs: Sequence[int] | NDArray[np.uint32],
         timestamps: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> list[str | None]:
-        """The ids of these events of one history, in the order asked; None for those now gone.
+        """Return the ids of events of one history, in the given order; None for deleted ones.
 
         `timestamps`, where the caller has them from the history, make it fast in long histories.
         """
         ...
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
-        """Delete one event of this user; False if this user has none by that id."""
+        """Delete one event of this user; False if the user has no such event."""
         ...
 
     async def forget(self, user_id: str) -> int:
-        """Delete everything about the user; returns how many events that were. No-op if unknown."""
+        """Delete everything about the user; return the number of events. No-op if unknown."""
         ...
 
     async def merge(self, user_id: str, source: str) -> int:
-        """Move the events of `source` to `user_id` and forget `source`; returns how many moved.
+        """Move the events of `source` to `user_id` and forget `source`; return the number moved.
 
         Interests are united, the target's first; where both have an attribute, the target's wins.
         Moved events keep ids and timestamps, and among equal timestamps come after the target's
@@ -173,7 +172,7 @@ class Store(Protocol):
         ...
 
     async def get_user(self, user_id: str) -> User | None:
-        """The profile; an empty one for a user known by events alone; None if unknown."""
+        """Return the profile; an empty one for a user with events alone; None if unknown."""
         ...
 
     # ------------------------------------------------------------------ catalogue
@@ -181,43 +180,43 @@ class Store(Protocol):
     async def put_items(
         self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
     ) -> int:
-        """Insert or replace `items`, all or none; returns how many ids that were.
+        """Insert or replace `items`, all or none; return the number of distinct ids.
 
         Of one id the last wins. Items that are already there just so change nothing.
         """
         ...
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
-        """These items in the order asked; None for those not in the catalogue."""
+        """Return items in the given order; None for those not in the catalogue."""
         ...
 
     async def delete_item(
         self, item_id: str, *, on_change: OnCatalogueChange | None = None
     ) -> bool:
-        """Take the item out of the catalogue (histories keep it); False if it was not in it."""
+        """Remove the item from the catalogue (histories keep it); False if it was not in it."""
         ...
 
     async def page_items(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Item], str | None]:
-        """Up to `limit` items by item_id (as bytes), and the cursor of the next page or None."""
+        """Return up to `limit` items by item_id (as bytes), and the next page's cursor or None."""
         ...
 
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[User], str | None]:
-        """Up to `limit` users by user_id (as bytes), and the cursor of the next page or None.
+        """Return up to `limit` users by user_id (as bytes), and the next page's cursor or None.
 
         Those that have events, and those that have only a profile.
         """
         ...
 
     async def catalogue_version(self) -> int:
-        """The version of the last change of the catalogue; 0 if there was none. Cheap."""
+        """Return the version of the last change of the catalogue; 0 if there was none. Cheap."""
         ...
 
-    async def catalogue_changes(self, after: int, limit: int | None = None) -> Changes:
-        """What changed after version `after`; `after=0` gives the whole catalogue.
+    async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
+        """Return the changes after version `after`; `after=0` gives the whole catalogue.
 
         Args:
             after: a version.
@@ -229,46 +228,46 @@ class Store(Protocol):
     # ------------------------------------------------------------------ the store itself
 
     async def clock(self) -> int:
-        """The tick of the last change of anything; 0 if there was none. Cheap."""
+        """Return the tick of the last change in the store; 0 if there was none. Cheap."""
         ...
 
     async def counts(self) -> dict[str, int]:
-        """How many `users`, `items` (in the catalogue) and `events` there are."""
+        """Return the number of `users`, `items` (in the catalogue) and `events`."""
         ...
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        """How many events each item has: ids, in no order, and counts. Reads the whole log.
+        """Return item ids, in no order, and their numbers of events. Reads the whole log.
 
         Dislikes make nothing popular: they count 0.
         """
         ...
 
     async def healthy(self) -> bool:
-        """True if reads are answered and writes may be. A full disk alone is not ill health."""
+        """True if reads are answered and writes may be. A full disk alone is not unhealthy."""
         ...
 
     async def close(self) -> None:
-        """Finish what was accepted, then release everything. Later calls raise `Unavailable`."""
+        """Finish accepted calls, then release all resources. Later calls raise `Unavailable`."""
         ...
 
     # Training and export read everything, outside any event loop.
 
-    def scan(self, rows: int = 100_000) -> Iterator[Columns]:
-        """The whole log as columns, `rows` at a time, as it is when the first is asked for."""
+    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
+        """Iterate over the log as columns, `rows` at a time, in its state at the first `next`."""
         ...
 
     def scan_events(self) -> Iterator[Event]:
-        """The whole log as records, in the order of `scan`, with ids and vectors."""
+        """Iterate over the log as records, in the order of `scan`, with ids and vectors."""
         ...
 
     def scan_items(self) -> Iterator[Item]:
-        """The whole catalogue, by item_id."""
+        """Iterate over the catalogue by item_id."""
         ...
 
     def scan_users(self) -> Iterator[User]:
-        """All profiles that were put."""
+        """Iterate over all stored profiles."""
         ...
 
     def scan_user_ids(self) -> Iterator[str]:
-        """The ids of all users that `counts` counts, in the order of their bytes."""
+        """Return the ids of all users that `counts` counts, in the order of their bytes."""
         ...

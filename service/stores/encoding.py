@@ -1,4 +1,4 @@
-"""How records become bytes, the same in every store: documents, vectors, digests, ids, cursors."""
+"""Encoding of records as bytes in every store: documents, vectors, digests, ids, cursors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import orjson
 
 from service.domain.errors import Corrupt, Invalid
 from service.domain.records import Event, Item, User, Vector
-from service.stores.base import Vectors
+from service.stores.base import EventVectors
 
 _WEIGHT = struct.Struct("<d")
 
 
 def body_digest(event: Event) -> int:
-    """A signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
+    """Return a signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
 
     The timestamp stays outside: a retry may lack it, so stores compare it by itself.
     """
@@ -39,18 +39,18 @@ def body_digest(event: Event) -> int:
 
 
 def vector_bytes(vector: Vector) -> bytes:
-    """A float32 vector [d] as 4·d bytes, little-endian."""
+    """Encode a float32 vector [d] as 4·d bytes, little-endian."""
     return vector.astype("<f4", copy=False).tobytes()
 
 
 def vector_from(data: bytes) -> Vector:
-    """The read-only vector that `vector_bytes` wrote."""
+    """Decode the read-only vector that `vector_bytes` encoded."""
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
-def vectors_from(key: bytes | None, value: bytes | None) -> Vectors:
-    """An event's own vectors from their two blobs."""
-    return Vectors(
+def vectors_from(key: bytes | None, value: bytes | None) -> EventVectors:
+    """Decode the vectors of an event from its two blobs."""
+    return EventVectors(
         None if key is None else vector_from(key), None if value is None else vector_from(value)
     )
 
@@ -59,7 +59,7 @@ def vectors_from(key: bytes | None, value: bytes | None) -> Vectors:
 
 
 def item_document(item: Item) -> bytes:
-    """An item as JSON, without its id, its embedding and whatever is at its default."""
+    """Encode an item as JSON, without its id, its embedding and default values."""
     fields = {
         "title": item.title,
         "description": item.description,
@@ -75,7 +75,7 @@ def item_document(item: Item) -> bytes:
 
 
 def item_from(item_id: str, document: bytes, embedding: bytes | None) -> Item:
-    """The item that `item_document` wrote."""
+    """Decode the item that `item_document` encoded."""
     fields = _document(document)
     return Item(
         item_id=item_id,
@@ -91,18 +91,18 @@ def item_from(item_id: str, document: bytes, embedding: bytes | None) -> Item:
 
 
 def user_document(user: User) -> bytes:
-    """A profile as JSON, without the user's id."""
+    """Encode a profile as JSON, without the user's id."""
     return orjson.dumps({"attributes": user.attributes, "interests": user.interests})
 
 
 def user_from(user_id: str, document: bytes) -> User:
-    """The profile that `user_document` wrote."""
+    """Decode the profile that `user_document` encoded."""
     fields = _document(document)
     return User(user_id, fields["attributes"], tuple(fields["interests"]))
 
 
-def merged(target: User, source: User) -> User:
-    """The target's profile with the source's beneath it: see `Store.merge`."""
+def merge_profiles(target: User, source: User) -> User:
+    """Merge profiles; the target's attributes take precedence: see `Store.merge`."""
     return User(
         target.user_id,
         {**source.attributes, **target.attributes},
@@ -122,7 +122,7 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 class EventIds:
-    """Names for events that came without one: UUIDs of version 7 (RFC 9562, section 5.7).
+    """Generator of event ids: UUIDs of version 7 (RFC 9562, section 5.7).
 
     They grow with time, so that an index of them is appended to, not scattered over. Within one
     instance they grow strictly, whatever the clock does; across processes 62 random bits keep
@@ -151,12 +151,12 @@ class EventIds:
 
 
 def cursor_of(*position: int | str) -> str:
-    """An opaque, URL-safe name of a place in a list."""
+    """Encode a position in a list as an opaque, URL-safe cursor."""
     return base64.urlsafe_b64encode(orjson.dumps(position)).rstrip(b"=").decode()
 
 
 def position_of(cursor: str, *shape: type) -> tuple[Any, ...]:
-    """What `cursor_of` was given; `Invalid` if this is not a cursor of that shape."""
+    """Decode a cursor of `cursor_of`; raise `Invalid` if it is not one of that shape."""
     try:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
         position = orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))

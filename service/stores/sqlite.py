@@ -2,7 +2,7 @@
 
 Short reads run where they are called, on the event loop too: a version takes microseconds, a
 history of hundreds of events a fraction of a millisecond. Long ones move to threads of their own.
-Changes go to the writer's thread. Nothing is remembered that another process could make untrue.
+Changes go to the writer's thread. Nothing is cached that another process could invalidate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from service.domain.records import (
     check_items,
     check_user,
 )
-from service.stores.base import Appended, Changes, Columns, History, OnCatalogueChange
+from service.stores.base import (
+    AppendResult,
+    CatalogueChanges,
+    History,
+    LogColumns,
+    OnCatalogueChange,
+)
 from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite_file import DatabaseFile
 from service.stores.sqlite_reads import Reads
@@ -42,8 +48,8 @@ from service.stores.writer import Writer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SHORT = 2_000  # rows that may be read on the event loop, ~1 ms
-READERS = 2  # threads for longer reads
+MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
+READER_THREADS = 2  # threads for longer reads
 
 
 class SQLiteStore:
@@ -60,7 +66,7 @@ class SQLiteStore:
         self._reads = Reads()
         self._writes = Writes()
         self._writer = Writer(self._file.writer(), self._file.explain)
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="heed-store-reader")
+        self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="heed-store-reader")
         self._local = threading.local()
         self._connections: WeakSet[apsw.Connection] = WeakSet()
         self._connecting = threading.Lock()
@@ -69,11 +75,11 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------ histories
 
-    async def append(self, events: Sequence[Event]) -> Appended:
+    async def append(self, events: Sequence[Event]) -> AppendResult:
         """`Store.append`."""
         check_events(events)
         if not events:
-            return Appended(0, 0)
+            return AppendResult(0, 0)
         now = time.time_ns() // 1000
         return await self._writer.submit(
             lambda transaction: self._writes.append(transaction, events, now), len(events)
@@ -205,9 +211,11 @@ class SQLiteStore:
         """`Store.catalogue_version`."""
         return self._read(self._reads.catalogue_version)
 
-    async def catalogue_changes(self, after: int, limit: int | None = None) -> Changes:
+    async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
         """`Store.catalogue_changes`."""
-        return await self._read_rows(SHORT + 1, self._reads.catalogue_changes, after, limit)
+        return await self._read_rows(
+            MAX_INLINE_ROWS + 1, self._reads.catalogue_changes, after, limit
+        )
 
     # ------------------------------------------------------------------ the store itself
 
@@ -240,7 +248,7 @@ class SQLiteStore:
         self._closed = True
         await asyncio.to_thread(self._shut)
 
-    def scan(self, rows: int = 100_000) -> Iterator[Columns]:
+    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
         """`Store.scan`."""
         return self._explained(scan(self._file.reader, check_limit(rows)))
 
@@ -268,7 +276,7 @@ class SQLiteStore:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Ask here and now, over this thread's own connection."""
+        """Read on this thread, over its own connection."""
         self._check_open()
         try:
             return question(self._connection(), *args, **kwargs)
@@ -282,8 +290,8 @@ class SQLiteStore:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Ask here if the answer takes at most about `rows` short rows, else off the event loop."""
-        if rows <= SHORT:
+        """Read on this thread if about `rows` rows are short enough, else off the event loop."""
+        if rows <= MAX_INLINE_ROWS:
             return self._read(question, *args, **kwargs)
         self._check_open()
         ask = partial(self._read, question, *args, **kwargs)
@@ -298,7 +306,7 @@ class SQLiteStore:
         if connection is None:
             connection = self._local.connection = self._file.reader()
             with self._connecting:
-                self._connections.add(connection)  # weakly: it goes when its thread does
+                self._connections.add(connection)  # weakly: it ends with its thread
         return connection
 
     def _explained(self, answers: Iterator[T]) -> Iterator[T]:
@@ -318,4 +326,4 @@ class SQLiteStore:
         with self._connecting:
             for connection in self._connections:
                 connection.close()
-        self._writer.close()  # last: it is the one that empties the log into the database
+        self._writer.close()  # last, since it checkpoints the log into the database

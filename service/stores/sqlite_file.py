@@ -1,9 +1,9 @@
-"""The database file: its tables, how connections to it are opened, and what is checked first.
+"""The database file: its schema, its connections, and its checks when it is opened.
 
 Every page carries a checksum (SQLite's own cksumvfs), verified whenever the page is read, so that a
 flipped bit is an error and not an answer. Any SQLite can read such a file; one without cksumvfs
-must not write it. And a process that has the store open must not open its files in any other way,
-be it to read: closing a file drops all locks that the process has on it, says POSIX.
+must not write it. A process that has the store open must not open its files in any other way, not
+even to read: by POSIX, closing a file drops all locks that the process holds on it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from service.runtime.durable_files import make_directory
 from service.stores.wal import check_wal
 
 SCHEMA_VERSION = 1
-APPLICATION_ID = int.from_bytes(b"Heed", "big")  # what `file` and other programs know it by
-CHECKSUM_BYTES = 8  # at the end of each page; the size by which cksumvfs knows its files
-CHECK_UP_TO = 256 << 20  # bytes that are checked whole at open (~1 s); beyond, as pages are read
-NEARLY_FULL = 1 << 20  # bytes free, below which a failed write is blamed on the full disk
-WRITE_WAIT = 5_000  # ms for another process's transaction
-READ_WAIT = 250  # ms; readers wait for nobody but a recovery, and may sit on an event loop
+APPLICATION_ID = int.from_bytes(b"Heed", "big")  # by which `file` and other programs recognise it
+CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by this size
+MAX_FULL_CHECK_BYTES = 256 << 20  # checked in full at open (~1 s); larger files as pages are read
+MIN_FREE_BYTES = 1 << 20  # below which a failed write is attributed to a full disk
+WRITE_TIMEOUT_MS = 5_000  # for another process's transaction
+READ_TIMEOUT_MS = 250  # readers wait only for a recovery, and may run on an event loop
 
 # Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
 OLDEST_SQLITE = (3, 51, 3)
 
-# Apart from the other tables, because the bench measures against a database of nothing else.
+# Separate from the other tables, since a benchmark measures a database of this table alone.
 EVENTS = """\
 CREATE TABLE events ( -- clustered, so that a history is one short range
   user_no   INTEGER NOT NULL,
@@ -48,10 +48,10 @@ CREATE UNIQUE INDEX events_by_id ON events (event_id);
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
 # `items` and `types` are never deleted (a deleted item only loses its document), so that processes
-# may remember the numbers; rows of `users` are, so that nobody may.
+# may cache the numbers; rows of `users` are deleted, so that none may.
 #
-# `state` has one row. Its clock gives all versions: one tick for each transaction that changes
-# anything, so that no version comes twice.
+# `state` has one row. Its clock issues all versions, one tick for each transaction with a change,
+# so that no version is issued twice.
 SCHEMA = f"""
 CREATE TABLE state (
   only      INTEGER PRIMARY KEY CHECK (only = 1),
@@ -98,7 +98,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
 
 
 class DatabaseFile:
-    """One SQLite file with Heed's tables: created if it is not there, checked if it is.
+    """One SQLite file with Heed's schema: created if missing, checked if present.
 
     Raises `Incompatible` if it belongs to another program or a newer Heed, `Corrupt` if it fails
     its checks, `Unavailable` if it cannot be opened, all naming the file.
@@ -116,25 +116,27 @@ class DatabaseFile:
     # ------------------------------------------------------------------ connections
 
     def reader(self) -> apsw.Connection:
-        """A connection that only reads. It may be used from any thread, by one at a time."""
-        connection = self._connect(READ_WAIT)
+        """Open a read-only connection, for use by any thread, one at a time."""
+        connection = self._connect(READ_TIMEOUT_MS)
         connection.pragma("query_only", True)
         connection.pragma("cache_size", -8_000)  # KiB
         return connection
 
     def writer(self) -> apsw.Connection:
-        """A connection whose commits are on the disk when they return."""
-        connection = self._connect(WRITE_WAIT)
+        """Open a connection whose commits are durable when they return."""
+        connection = self._connect(WRITE_TIMEOUT_MS)
         connection.pragma("synchronous", "FULL")
-        connection.pragma("cache_size", -64_000)  # KiB: the index of event ids is written all over
+        connection.pragma("cache_size", -64_000)  # KiB; writes to the index of event ids are random
         connection.pragma("journal_size_limit", 64 << 20)
-        connection.pragma("secure_delete", "FAST")  # forgotten means overwritten, where it is free
+        connection.pragma(
+            "secure_delete", "FAST"
+        )  # overwrites deleted rows where that costs no extra write
         return connection
 
     def _connect(self, wait: int) -> apsw.Connection:
         connection = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=64)
         connection.set_busy_timeout(wait)
-        connection.pragma("wal_autocheckpoint", 0)  # the writer sees to it, after acknowledging
+        connection.pragma("wal_autocheckpoint", 0)  # the writer checkpoints, after acknowledging
         connection.pragma("temp_store", "MEMORY")
         # Never map the file: a truncated one would be a SIGBUS instead of an error.
         connection.pragma("mmap_size", 0)
@@ -146,8 +148,10 @@ class DatabaseFile:
         log = Path(f"{self.path}-wal")
         logged = log.exists() and log.stat().st_size > 0
         if logged and not (self.path.exists() and self.path.stat().st_size):
-            raise Corrupt(f"{self.path} is empty, but its log is not")  # SQLite would delete it
-        connection = self._connect(WRITE_WAIT)
+            raise Corrupt(
+                f"{self.path} is empty, but its log is not"
+            )  # SQLite would delete the log
+        connection = self._connect(WRITE_TIMEOUT_MS)
         try:
             if logged:
                 connection.execute("BEGIN IMMEDIATE")
@@ -158,7 +162,7 @@ class DatabaseFile:
                     raise Corrupt(f"{self.path} is damaged: less than a page is left of it")
                 self._create(connection)
             self._check_identity(connection)
-            if self.path.stat().st_size <= CHECK_UP_TO:
+            if self.path.stat().st_size <= MAX_FULL_CHECK_BYTES:
                 self._check_pages(connection)
         finally:
             connection.close()
@@ -169,7 +173,7 @@ class DatabaseFile:
         connection.pragma("journal_mode", "WAL")
         connection.pragma("synchronous", "FULL")
         connection.execute("BEGIN IMMEDIATE")
-        if _is_new(connection):  # still: another process may have been faster
+        if _is_new(connection):  # another process may have been faster
             connection.execute(SCHEMA)
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", SCHEMA_VERSION)
@@ -191,20 +195,20 @@ class DatabaseFile:
         problem = connection.execute("PRAGMA quick_check(1)").get
         if problem != "ok":
             raise Corrupt(f"{self.path} is damaged: {problem}")
-        # A page that is cut off reads as zeros, which have a valid checksum. But once the whole log
-        # has been copied, the file must hold every page there was before.
+        # A truncated page reads as zeros, which have a valid checksum. But once the whole log has
+        # been copied, the file must contain every page that it had before.
         pages, size = connection.pragma("page_count"), connection.pragma("page_size")
         try:
             frames, copied = connection.wal_checkpoint()
         except apsw.BusyError:
-            return  # another process is at it, and did this check
+            return  # another process is checkpointing, and made this check
         if frames == copied and self.path.stat().st_size < pages * size:
             raise Corrupt(f"{self.path} is damaged: it should have {pages} pages of {size} bytes")
 
     # ------------------------------------------------------------------ errors
 
     def explain(self, error: Exception) -> tuple[HeedError, bool]:
-        """The domain's name for an error, and whether it forbids to write on."""
+        """Translate an error of SQLite; also report whether further writes are unsafe."""
         if isinstance(error, HeedError):
             return error, False
         extended = getattr(error, "extendedresult", 0)
@@ -220,15 +224,15 @@ class DatabaseFile:
         if isinstance(error, (apsw.BusyError, apsw.LockedError)):
             return Unavailable(f"another process keeps {self.path} locked"), False
         if isinstance(error, (apsw.Error, OSError)):
-            # After a failed write or sync nobody knows what the disk holds (the kernel may drop
-            # the pages and report success next time), so that going on could acknowledge a loss.
+            # After a failed write or sync the content of the disk is unknown (the kernel may drop
+            # the pages and report success next time): further writes could acknowledge a loss.
             return Unavailable(f"{self.path} failed: {type(error).__name__}: {error}", 30.0), True
         return Unavailable(f"the store failed: {type(error).__name__}: {error}"), False
 
     def _disk_is_full(self) -> bool:
         # Some calls report a full disk as a failed write (growing the log's index, late
         # allocation), which must not stop the writer for good.
-        return shutil.disk_usage(self.path.parent).free < NEARLY_FULL
+        return shutil.disk_usage(self.path.parent).free < MIN_FREE_BYTES
 
 
 def _is_new(connection: apsw.Connection) -> bool:

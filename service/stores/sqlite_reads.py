@@ -1,6 +1,6 @@
-"""What a SQLite store can be asked: synchronous, over a connection that only reads.
+"""Queries of a SQLite store: synchronous, over a read-only connection.
 
-A `with reading(connection):` around several statements has them see one state of the database.
+Statements inside one `with read_transaction(connection):` see one state of the database.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import DISLIKE, Event, Item, User
-from service.stores.base import Changes, History
+from service.stores.base import CatalogueChanges, History
 from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
 
 Rows = list[tuple[Any, ...]]
 
-REMEMBERED = 1_000_000  # names per table; ~150 MB when full
+MAX_CACHED_NAMES = 1_000_000  # names per table; ~150 MB when full
 
 
-class reading:  # noqa: N801  # it is used as a keyword would be
-    """A read transaction. Where an error has ended it already, leaving it is no second error."""
+class read_transaction:  # noqa: N801  # used like a keyword
+    """A read transaction. Its end raises no second error if an error has already ended it."""
 
     __slots__ = ("_connection",)
 
@@ -38,7 +38,7 @@ class reading:  # noqa: N801  # it is used as a keyword would be
 
 
 class Spelling:
-    """The names behind interned numbers: remembered, which is safe, because their rows never go."""
+    """Names of interned numbers, cached: their rows are never deleted."""
 
     def __init__(self, table: Literal["items", "types"]) -> None:
         name, number = ("item_id", "item_no") if table == "items" else ("type", "type_no")
@@ -46,12 +46,12 @@ class Spelling:
         self._known: dict[int, str] = {}
 
     def names(self, connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
-        """The name of each number, looked up in the connection's transaction where need be."""
-        known = self._known  # other threads may add to it or replace it, but never take away
+        """Return the name of each number; unknown ones are read in the connection's transaction."""
+        known = self._known  # other threads may add to it or replace it, but never remove
         try:
             return list(map(known.__getitem__, numbers))
         except KeyError:
-            if len(known) > REMEMBERED:
+            if len(known) > MAX_CACHED_NAMES:
                 known = self._known = {}
             missing = np.array(list(set(numbers) - known.keys()), np.int64)
             known.update(connection.execute(self._find, (apsw.carray(missing),)))
@@ -59,7 +59,7 @@ class Spelling:
 
 
 class Reads:
-    """The questions. Thread-safe, as long as each thread brings a connection of its own."""
+    """The queries. Thread-safe, as long as each thread passes a connection of its own."""
 
     def __init__(self) -> None:
         self._items = Spelling("items")
@@ -73,7 +73,7 @@ class Reads:
         return found or 0
 
     def length(self, connection: apsw.Connection, user_id: str) -> int:
-        """At most so many events are in the user's history."""
+        """Return an upper bound of the number of events of a user."""
         found = connection.execute("SELECT next_seq FROM users WHERE user_id = ?", (user_id,)).get
         return (found or 1) - 1
 
@@ -81,14 +81,14 @@ class Reads:
         self, connection: apsw.Connection, user_id: str, after: int, limit: int | None
     ) -> History:
         """`Store.history`."""
-        with reading(connection):
+        with read_transaction(connection):
             user_no, version, generation, next_seq, profile = connection.execute(
                 "SELECT user_no, version, generation, next_seq, profile FROM users"
                 " WHERE user_id = ?",
                 (user_id,),
             ).fetchone() or (0, 0, 0, 1, None)
-            # No more than this many came after. Looked for from the newest on, they are mostly
-            # found at once; only an event with an older timestamp needs a look further back.
+            # At most this many events came after. Searched from the newest on, they are mostly
+            # found at once; only an event with an older timestamp lies further back.
             most = max(0, next_seq - 1 - after)
             rows: Rows = connection.execute(
                 "SELECT seq, timestamp, weight, item_no, type_no FROM events"
@@ -117,7 +117,7 @@ class Reads:
             vectors={
                 positions[seq]: vectors_from(key, value)
                 for seq, key, value in blobs
-                if seq in positions  # `limit` may have left it out
+                if seq in positions  # `limit` may have excluded it
             },
             user=None if profile is None else user_from(user_id, profile),
         )
@@ -127,7 +127,7 @@ class Reads:
     ) -> tuple[list[Event], str | None]:
         """`Store.page`."""
         before = (2**63 - 1, 2**63 - 1) if cursor is None else position_of(cursor, int, int)
-        with reading(connection):
+        with read_transaction(connection):
             rows: Rows = connection.execute(
                 "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
                 " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"
@@ -139,7 +139,7 @@ class Reads:
         return events, cursor_of(*rows[limit - 1][:2]) if len(rows) > limit else None
 
     def events(self, connection: apsw.Connection, rows: Rows) -> list[Event]:
-        """Events from `timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value`."""
+        """Build events; a row is timestamp, seq, user, id, item_no, type_no, weight, key, value."""
         items = self._items.names(connection, [row[4] for row in rows])
         types = self._types.names(connection, [row[5] for row in rows])
         return [
@@ -157,7 +157,7 @@ class Reads:
         timestamps: Sequence[int] | None,
     ) -> list[str | None]:
         """`Store.event_ids`."""
-        with reading(connection):
+        with read_transaction(connection):
             user_no = connection.execute(
                 "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
             ).get
@@ -235,12 +235,12 @@ class Reads:
 
     def catalogue_changes(
         self, connection: apsw.Connection, after: int, limit: int | None
-    ) -> Changes:
+    ) -> CatalogueChanges:
         """`Store.catalogue_changes`."""
-        with reading(connection):
+        with read_transaction(connection):
             version = self.catalogue_version(connection)
             if limit is not None:
-                # To the end of a change, of which there may be many items.
+                # Up to the end of a change, which may comprise many items.
                 last = connection.execute(
                     "SELECT max(change) FROM"
                     " (SELECT change FROM items WHERE change > ? ORDER BY change LIMIT ?)",
@@ -252,7 +252,7 @@ class Reads:
                 " ORDER BY change",
                 (after, version),
             ).fetchall()
-        return Changes(
+        return CatalogueChanges(
             version,
             _items(row for row in rows if row[1] is not None),
             [item_id for item_id, document, _ in rows if document is None],

@@ -1,7 +1,7 @@
-"""Reading a SQLite store from end to end, for training and export.
+"""Scans of a whole SQLite store, for training and export.
 
-Each scan is one reading of one state of the database, over a connection of its own that it closes.
-While one goes on the log cannot be reset and grows by what is written; it shrinks again afterwards.
+Each scan is one read transaction over a connection of its own, which it closes. During a scan the
+write-ahead log cannot be reset and grows with every write; it shrinks again afterwards.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
-from service.stores.base import Columns
+from service.stores.base import LogColumns
 from service.stores.encoding import item_from, user_from
-from service.stores.sqlite_reads import Reads, reading
+from service.stores.sqlite_reads import Reads, read_transaction
 
 Connect = Callable[[], apsw.Connection]
 
 
 class _Codes:
-    """Dense codes for interned numbers, given out in the order of appearance."""
+    """Dense codes of interned numbers, in the order of appearance."""
 
     def __init__(self, table: str, number: str, name: str) -> None:
         self.names: list[str] = []
@@ -31,7 +31,7 @@ class _Codes:
         self._codes = np.full(1024, -1, np.int32)  # by number
 
     def of(self, connection: apsw.Connection, numbers: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The code of each number [n]; what is new is looked up and appended to `names`."""
+        """Return the code of each number [n]; names of new numbers are appended to `names`."""
         top = int(numbers.max()) + 1
         if top > len(self._codes):
             grown = np.full(2 * top, -1, np.int32)
@@ -46,12 +46,12 @@ class _Codes:
         return codes
 
 
-def scan(connect: Connect, rows: int) -> Iterator[Columns]:
+def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
     """`Store.scan`."""
     users = _Codes("users", "user_no", "user_id")
     items = _Codes("items", "item_no", "item_id")
     types = _Codes("types", "type_no", "type")
-    with closing(connect()) as connection, reading(connection):
+    with closing(connect()) as connection, read_transaction(connection):
         cursor = connection.execute(
             "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
             " ORDER BY user_no, timestamp, seq"
@@ -61,7 +61,7 @@ def scan(connect: Connect, rows: int) -> Iterator[Columns]:
             user_no, item_no, type_no, timestamps = (
                 np.fromiter(column, np.int64, len(chunk)) for column in columns[:4]
             )
-            yield Columns(
+            yield LogColumns(
                 user_ids=users.names,
                 item_ids=items.names,
                 type_names=types.names,
@@ -75,7 +75,7 @@ def scan(connect: Connect, rows: int) -> Iterator[Columns]:
 
 def scan_events(connect: Connect, reads: Reads, rows: int = 10_000) -> Iterator[Event]:
     """`Store.scan_events`, reading `rows` at a time."""
-    with closing(connect()) as connection, reading(connection):
+    with closing(connect()) as connection, read_transaction(connection):
         cursor = connection.execute(
             "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
             " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"

@@ -1,4 +1,4 @@
-"""The changes a SQLite store can make: each runs as one job on the writer's thread."""
+"""Changes of a SQLite store: each runs as one job on the writer's thread."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import apsw
 
 from service.domain.errors import Conflict
 from service.domain.records import Event, Item, User
-from service.stores.base import Appended, OnCatalogueChange
+from service.stores.base import AppendResult, OnCatalogueChange
 from service.stores.encoding import (
     EventIds,
     body_digest,
     item_document,
-    merged,
+    merge_profiles,
     user_document,
     user_from,
     vector_bytes,
 )
 from service.stores.writer import Transaction
 
-REMEMBERED = 1_000_000  # names per table; ~150 MB when full
+MAX_CACHED_NAMES = 1_000_000  # names per table; ~150 MB when full
 
 
 class Names:
-    """The numbers of interned names. Only rows that no process ever deletes may be remembered."""
+    """Numbers of interned names, cached. Only for tables whose rows no process deletes."""
 
     def __init__(self, table: Literal["items", "types"]) -> None:
         name, number = ("item_id", "item_no") if table == "items" else ("type", "type_no")
@@ -35,7 +35,7 @@ class Names:
         self._known: dict[str, int] = {}
 
     def numbers(self, transaction: Transaction, names: Iterable[str]) -> dict[str, int]:
-        """The number of each name; new names are given one."""
+        """Return the number of each name; new names are inserted."""
         known = self._known
         wanted = set(names)
         found = {name: known[name] for name in wanted if name in known}
@@ -52,13 +52,13 @@ class Names:
         return found | learned
 
     def _remember(self, learned: dict[str, int]) -> None:
-        if len(self._known) + len(learned) > REMEMBERED:
+        if len(self._known) + len(learned) > MAX_CACHED_NAMES:
             self._known = {}
         self._known |= learned
 
 
 class Writes:
-    """The jobs. Not thread-safe: only the writer's thread runs them."""
+    """The changes. Not thread-safe: only the writer's thread runs them."""
 
     def __init__(self) -> None:
         self._items = Names("items")
@@ -67,11 +67,11 @@ class Writes:
 
     # ------------------------------------------------------------------ events
 
-    def append(self, transaction: Transaction, events: Sequence[Event], now: int) -> Appended:
+    def append(self, transaction: Transaction, events: Sequence[Event], now: int) -> AppendResult:
         """`Store.append`, of events that arrived at `now`."""
         fresh = self._without_duplicates(transaction, events, now)
         if not fresh:
-            return Appended(0, len(events))
+            return AppendResult(0, len(events))
         execute, executemany = transaction.connection.execute, transaction.connection.executemany
         tick = transaction.tick()
         items = self._items.numbers(transaction, {event.item_id for event, _, _ in fresh})
@@ -98,7 +98,7 @@ class Writes:
             )
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
-        rows.sort()  # neighbours in the table are written together
+        rows.sort()  # rows that are adjacent in the table are written together
         executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         if vectors:
             executemany("INSERT INTO vectors VALUES (?, ?, ?, ?)", vectors)
@@ -107,12 +107,12 @@ class Writes:
             ((tick, next_seq, user_no) for user_no, next_seq in users.values()),
         )
         execute("UPDATE state SET events = events + ?", (len(rows),))
-        return Appended(len(rows), len(events) - len(rows))
+        return AppendResult(len(rows), len(events) - len(rows))
 
     def _without_duplicates(
         self, transaction: Transaction, events: Sequence[Event], now: int
     ) -> list[tuple[Event, int, int]]:
-        """The events that are new, each with its timestamp and digest; raises `Conflict`."""
+        """Return the new events, each with its timestamp and digest; raises `Conflict`."""
         known: dict[str, tuple[int, int]] = {}
         given = tuple({event.event_id for event in events if event.event_id is not None})
         if given:
@@ -170,7 +170,7 @@ class Writes:
         connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
         self._drop(transaction, user_no)
         connection.execute("UPDATE state SET events = events - ?", (events,))
-        transaction.tick()  # nobody is left to carry it, but it is a change
+        transaction.tick()  # no row carries this version, but it is a change
         return events
 
     def merge(self, transaction: Transaction, user_id: str, source: str) -> int:
@@ -192,7 +192,7 @@ class Writes:
         ]
         if profiles[1][1] is not None:
             target, other = (User(i) if p is None else user_from(i, p) for i, p in profiles)
-            profile = user_document(merged(target, other))
+            profile = user_document(merge_profiles(target, other))
             execute("UPDATE users SET profile = ? WHERE user_no = ?", (profile, target_no))
         execute(
             "UPDATE users SET next_seq = next_seq - 1 + (SELECT next_seq FROM users"
@@ -307,7 +307,7 @@ def _user_no(transaction: Transaction, user_id: str) -> int | None:
 
 
 def _rewritten(transaction: Transaction, user_no: int) -> None:
-    """Note that something other than an append happened to the user's events."""
+    """Record a change of the user's events that is not an append."""
     tick = transaction.tick()
     transaction.connection.execute(
         "UPDATE users SET version = ?, generation = ? WHERE user_no = ?", (tick, tick, user_no)

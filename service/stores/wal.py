@@ -1,9 +1,9 @@
-"""Damage in SQLite's write-ahead log, which SQLite itself takes for the end of the log.
+"""Detection of damage in SQLite's write-ahead log, which SQLite takes for the end of the log.
 
 Recovery reads the log up to the first frame whose checksum is wrong, because that is what a crash
 leaves behind. A flipped bit in the middle looks the same to it, and every transaction after the bit
-is dropped without a word. The difference is in what follows: a transaction is only begun once the
-one before it has been synced, so that a crash can leave at most one commit after the break.
+is dropped silently. The difference is in what follows: a transaction begins only after the previous
+one has been synced, so that a crash can leave at most one commit after the break.
 
 File format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
@@ -22,7 +22,7 @@ from service.domain.errors import Corrupt
 
 HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint no, 2 salts, 2 checksums
 FRAME = 24  # bytes before each page: page, size of the database if a commit, salts, checksums
-LITTLE_ENDIAN = 0x377F0682  # the magic that says how the checksummed words are to be read
+LITTLE_ENDIAN = 0x377F0682  # magic number of a log whose checksums read little-endian words
 AT_ONCE = 1_000  # frames, ~4 MB
 
 
@@ -45,7 +45,7 @@ def check_wal(log: Path) -> None:
 def _problem(file: BufferedReader) -> str | None:
     header = file.read(HEADER.size)
     if len(header) < HEADER.size or not any(header):
-        return None  # created, and nothing written yet
+        return None  # created, but not written yet
     magic, _, page_size, _, *rest = HEADER.unpack(header)
     order = "<u4" if magic == LITTLE_ENDIAN else ">u4"
     salts, checksum = np.array(rest, np.uint32).reshape(2, 2)
@@ -57,7 +57,7 @@ def _problem(file: BufferedReader) -> str | None:
     while count := len(chunk := file.read(AT_ONCE * size)) // size:
         frames = np.frombuffer(chunk, np.uint8, count * size).reshape(count, size)
         head = frames[:, :FRAME].copy().view(">u4").astype(np.uint32)  # [count, 6]
-        ours = (head[:, 2:4] == salts).all(axis=1)  # others are left from before the last reset
+        ours = (head[:, 2:4] == salts).all(axis=1)  # others were written before the last reset
         if not broken:
             before = np.vstack([checksum, head[:-1, 4:]])  # each continues the one before it
             summed = np.hstack([frames[:, :8], frames[:, FRAME:]])
@@ -84,7 +84,7 @@ def _checksums(
 
 @cache
 def _weights(pairs: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """What `_checksums` multiplies the words [2·pairs, 2] and the state before them [2, 2] with."""
+    """Return the factors of the words [2·pairs, 2] and of the state before them [2, 2]."""
     power = [[1, 0], [0, 1]]  # M to the number of pairs that follow
     weights = []
     for _ in range(pairs):

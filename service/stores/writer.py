@@ -1,8 +1,8 @@
-"""The one thread that writes: group commit over SQLite, with acknowledgements after the commit.
+"""Writer thread of a store: group commit over SQLite, with acknowledgements after the commit.
 
 Jobs that wait while a commit is being synced share the next one, so that a disk that syncs a
 thousand times a second can acknowledge tens of thousands of batches. Each job runs in a savepoint
-of its own: one that fails is undone alone, the others go on.
+of its own: one that fails is rolled back alone, the others go on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from service.domain.errors import HeedError, Overloaded, Unavailable
 
 T = TypeVar("T")
 
-MAX_GROUP = 5_000  # rows in one transaction (~0.1 s), unless a single job has more
-MAX_WAITING = 200_000  # rows accepted and not yet committed
+MAX_GROUP_ROWS = 5_000  # rows in one transaction (~0.1 s), unless a single job has more
+MAX_QUEUED_ROWS = 200_000  # rows accepted and not yet committed
 CHECKPOINT_PAGES = 8_000  # 32 MB of log: a page written often is copied once, recovery is short
 
 _FAULTS_OF_A_STATEMENT = (
@@ -36,7 +36,7 @@ _FAULTS_OF_A_STATEMENT = (
 
 
 class Transaction:
-    """What a job works in: the connection, the tick of this transaction, and what follows it."""
+    """Transaction of a group of jobs: its connection, its tick, and hooks to call after commit."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
@@ -45,12 +45,12 @@ class Transaction:
         self._ticked = False
 
     def tick(self) -> int:
-        """The version that this transaction's changes carry: greater than every earlier one's."""
+        """Return the version of this transaction's changes: greater than every earlier one."""
         self._ticked = True
         return self._clock + 1
 
     def after_commit(self, hook: Callable[[], None]) -> None:
-        """Have `hook` called once what this job wrote is durable; never if it is undone."""
+        """Call `hook` once the writes of this job are durable; never if they are rolled back."""
         self.hooks.append(hook)
 
     def finish(self) -> None:
@@ -99,7 +99,7 @@ class Writer:
 
     @property
     def failure(self) -> HeedError | None:
-        """Why nothing can be written any more; None in good health."""
+        """Return the error after which no write is possible; None in good health."""
         return self._failure
 
     def submit(self, job: Callable[[Transaction], T], rows: int = 1) -> asyncio.Future[T]:
@@ -113,10 +113,12 @@ class Writer:
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._failure is not None:
-                raise copy.copy(self._failure)  # a raised error keeps its frames; each its own
+                raise copy.copy(
+                    self._failure
+                )  # a raised error keeps its frames, so each caller gets a copy
             if self._closed:
                 raise Unavailable("the store is closed")
-            if self._waiting and self._waiting + rows > MAX_WAITING:
+            if self._waiting and self._waiting + rows > MAX_QUEUED_ROWS:
                 raise Overloaded(f"{self._waiting} rows are waiting to be written already")
             self._waiting += rows
             future: asyncio.Future[T] = loop.create_future()
@@ -124,7 +126,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Finish what was accepted, close the connection. Blocks; idempotent."""
+        """Finish the accepted jobs and close the connection. Blocks; idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -142,7 +144,7 @@ class Writer:
                 if self._log_pages >= self._checkpoint_at:
                     self._checkpoint()
         except BaseException as error:
-            # A writer that dies takes nobody's request with it, and health knows.
+            # If the writer dies, waiting requests get an error, and `failure` reports it.
             reason = Unavailable(f"the store's writer stopped: {type(error).__name__}")
             for ticket in group:
                 ticket.error = ticket.error or reason
@@ -153,14 +155,14 @@ class Writer:
             self._connection.close()  # of several connections, the last one to close checkpoints
 
     def _gather(self) -> list[_Ticket[Any]]:
-        """Wait for a ticket, and take those that wait behind it; empty when closed."""
+        """Wait for a ticket, and take those queued behind it; empty when closed."""
         group: list[_Ticket[Any]] = []
         rows = 0
         ticket = self._queue.get()
         while ticket is not None:
             group.append(ticket)
             rows += ticket.rows
-            if rows >= MAX_GROUP:
+            if rows >= MAX_GROUP_ROWS:
                 break
             try:
                 ticket = self._queue.get_nowait()
@@ -189,7 +191,7 @@ class Writer:
                     self._run_job(transaction, ticket)
             transaction.finish()
             execute("COMMIT")
-        except Exception as error:  # noqa: BLE001  # whatever it was, nobody is acknowledged
+        except Exception as error:  # noqa: BLE001  # after any error no job is acknowledged
             reason, fatal = self._explain(error)
             for ticket in group:
                 ticket.error = copy.copy(reason)
@@ -212,8 +214,8 @@ class Writer:
         except _FAULTS_OF_A_STATEMENT as error:
             ticket.error = error
         except apsw.Error:
-            raise  # the engine's trouble is everyone's
-        except Exception as error:  # noqa: BLE001  # delivered to whoever waits for it
+            raise  # an error of the engine fails the whole group
+        except Exception as error:  # noqa: BLE001  # delivered to the caller of this job
             ticket.error = error
         if ticket.error is not None:
             execute("ROLLBACK TO job")
@@ -227,18 +229,18 @@ class Writer:
             self._fail(self._explain(error)[0])
 
     def _settle(self, group: list[_Ticket[Any]]) -> None:
-        """Wake those who wait, once for each event loop and not once for each future."""
+        """Resolve futures, with one callback for each event loop instead of each future."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Ticket[Any]]] = {}
         for ticket in group:
             by_loop.setdefault(ticket.loop, []).append(ticket)
         for loop, tickets in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_deliver, tickets)
-            except RuntimeError:  # the loop is closed, and with it all who waited
+            except RuntimeError:  # the loop is closed, and with it its waiters
                 continue
 
     def _fail(self, reason: HeedError) -> None:
-        """Accept nothing more, and leave nobody waiting who is in the queue already."""
+        """Refuse further jobs, and fail those that are already queued."""
         with self._lock:
             self._failure = self._failure or reason
         stranded: list[_Ticket[Any]] = []
@@ -261,22 +263,22 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
-        """Copy the log into the database. Failing loses nothing: the log is durable already."""
+        """Copy the log into the database. A failure loses nothing: the log is durable."""
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_at = CHECKPOINT_PAGES
         except apsw.BusyError:
-            pass  # another process is at it
+            pass  # another process is checkpointing
         except apsw.Error as error:
             reason, fatal = self._explain(error)
             if fatal:
                 self._fail(reason)
-            self._checkpoint_at = 2 * self._log_pages  # a full disk is not helped by trying harder
+            self._checkpoint_at = 2 * self._log_pages  # retry later: on a full disk it fails again
         self._log_pages = 0
 
 
 def _deliver(tickets: list[_Ticket[Any]]) -> None:
-    """On the event loop: finish the futures that still wait."""
+    """Resolve the futures that are still pending; runs on the event loop."""
     for ticket in tickets:
         if ticket.future.done():
             continue

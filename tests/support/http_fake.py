@@ -28,7 +28,7 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.app import create_app
-from service.stores.base import Appended
+from service.stores.base import AppendResult
 
 
 class FakeEngine:
@@ -102,7 +102,7 @@ class FakeEngine:
         page = list(self.users.values())[start : start + limit]
         return page, str(start + limit) if start + limit < len(self.users) else None
 
-    async def append(self, events: Sequence[Event]) -> Appended:
+    async def append(self, events: Sequence[Event]) -> AppendResult:
         await self._work(events)
         known = {e.event_id for stored in self.events.values() for e in stored}
         stored = 0
@@ -113,7 +113,7 @@ class FakeEngine:
                 self.events.setdefault(event.user_id, []).append(row)
                 known.add(event_id)
                 stored += 1
-        return Appended(stored, len(events) - stored)
+        return AppendResult(stored, len(events) - stored)
 
     async def put_user(self, user: User) -> None:
         self.users[user.user_id] = user

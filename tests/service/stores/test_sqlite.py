@@ -158,7 +158,7 @@ async def test_a_dying_writer_leaves_nobody_waiting(path: Path) -> None:
 
     first = asyncio.ensure_future(store.append([Event("u", "i")]))
     await asyncio.sleep(0)
-    fatal = store._writer.submit(job, writer.MAX_GROUP)
+    fatal = store._writer.submit(job, writer.MAX_GROUP_ROWS)
     last = asyncio.ensure_future(store.append([Event("u", "i")]))
     await asyncio.sleep(0)
     holder.close()
@@ -175,7 +175,7 @@ async def test_too_much_waiting_is_refused_at_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the queue is full the answer is Overloaded; what was accepted is still written."""
-    monkeypatch.setattr(writer, "MAX_WAITING", 50)
+    monkeypatch.setattr(writer, "MAX_QUEUED_ROWS", 50)
     store = SQLiteStore(path)
     holder = locked(path)
     tasks = [asyncio.ensure_future(store.append([Event("u", "i")] * 10)) for _ in range(20)]
@@ -194,7 +194,7 @@ async def test_another_process_that_keeps_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing gives up after a while, reading never waits, and all is well afterwards."""
-    monkeypatch.setattr(sqlite_file, "WRITE_WAIT", 50)
+    monkeypatch.setattr(sqlite_file, "WRITE_TIMEOUT_MS", 50)
     store = SQLiteStore(path)
     await store.append([Event("u", "i")])
     holder = locked(path)

@@ -153,7 +153,7 @@ def test_flipped_bits_are_found_when_read(filled: Path, monkeypatch: pytest.Monk
     for page in pages[: len(pages) // 2]:
         content = flipped(content, 4096 * (page - 1) + rng.randrange(4096), rng)
     filled.write_bytes(content)
-    monkeypatch.setattr(sqlite_file, "CHECK_UP_TO", 0)
+    monkeypatch.setattr(sqlite_file, "MAX_FULL_CHECK_BYTES", 0)
 
     async def read() -> None:
         store = SQLiteStore(filled)
