@@ -20,7 +20,7 @@ from service.snapshots.catalogue_versions import UnacknowledgedWrites, VersionWa
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.base import Changes
+from service.stores.base import CatalogueChanges
 from service.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.anyio
@@ -144,7 +144,7 @@ async def test_a_question_does_not_wait_for_what_is_written_after_it(
     """A steady writer, faster than refreshes, keeps nobody waiting."""
     reading, written = store.catalogue_changes, 0
 
-    async def behind(after: int, limit: int | None = None) -> Changes:
+    async def behind(after: int, limit: int | None = None) -> CatalogueChanges:
         nonlocal written
         changes = await reading(after, limit)
         written += 1
