@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from models.catalogue import cow_array
+from models.catalogue import mapped_rows
 from service.domain.errors import Unavailable
 from service.domain.settings import Settings
 from service.engine.compose import compose
@@ -40,7 +40,7 @@ def preload(settings: Settings) -> PreloadedSnapshot:
         index.rest()
     # What earlier states of the catalogue held is let go of, so that files hold the latest.
     gc.collect()
-    cow_array.seal()
+    mapped_rows.seal()
     trim()
     _wait_until_single_threaded()
     # The collector writes to each object that it looks at, and a page that is written to is shared

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.catalogue import cow_array
+from models.catalogue import cow_array, mapped_rows
 from models.catalogue.cow_array import CowArray
 
 
@@ -27,10 +27,16 @@ def rows(seed: int, count: int, width: int, dtype: Any) -> NDArray[Any]:
     return np.random.default_rng(seed).integers(-99, 99, shape).astype(dtype)
 
 
-@given(st.data())
-@settings(deadline=None, max_examples=60)
-def test_every_state_stays_as_a_copy_of_it_would(data: st.DataObject) -> None:
-    """Whatever was appended and changed since, and from whichever state, a view never changes."""
+@pytest.mark.parametrize("mapped", [True, False])
+@given(data=st.data())
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_version_stays_as_a_copy_of_it_would(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, mapped: bool
+) -> None:
+    """Mapped or, where the system cannot, copied: a version never changes, whatever follows it."""
+    monkeypatch.setattr(mapped_rows, "SUPPORTED", mapped)
     width = data.draw(st.sampled_from([0, 1, 3, 700]), "width")
     dtype = data.draw(st.sampled_from([np.float32, np.int64, np.bool_]), "dtype")
     first = rows(0, data.draw(st.integers(0, 50), "first"), width, dtype)
@@ -51,7 +57,7 @@ def test_every_state_stays_as_a_copy_of_it_would(data: st.DataObject) -> None:
         if data.draw(st.booleans(), "forget") and len(states) > 2:
             del states[1]
         if data.draw(st.integers(0, 3), "seal") == 0:
-            cow_array.seal()
+            mapped_rows.seal()
         for state, copy in states:
             assert state.array.dtype == copy.dtype
             np.testing.assert_array_equal(state.array, copy)
@@ -74,7 +80,6 @@ def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         longer = state.updated(np.arange(0), one[:0], one)
         assert np.shares_memory(longer.array, state.array)
         state = longer.updated(np.array([at]), one, one[:0])
-        assert state.is_mapped
         assert not np.shares_memory(longer.array, state.array)
     assert written <= state.array.nbytes + 402 * one.nbytes
 
@@ -83,7 +88,7 @@ def test_forked_processes_share_what_did_not_change() -> None:
     """Two processes go on from one state, each for itself, with memory of what is new alone."""
     first = rows(0, 20_000, 250, np.float32)  # 20 MB
     origin = CowArray(first).updated(np.arange(0), first[:0], first[:7])
-    cow_array.seal()
+    mapped_rows.seal()
     expected = np.concatenate([first, first[:7]])
     children = []
     for seed in (1, 2):
@@ -158,10 +163,11 @@ def test_views_that_are_let_go_of_hold_no_file() -> None:
     assert held() == before
 
 
-def test_small_and_much_changed_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is for what is large, and for changes of little of it."""
+def test_small_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in memory is for large arrays alone."""
     monkeypatch.setattr(cow_array, "SMALL", 1 << 20)
     one = rows(1, 1, 9, np.float32)
-    small = CowArray(rows(0, 100, 9, np.float32)).updated(np.array([3]), one, one)
-    assert not small.is_mapped
+    first = CowArray(rows(0, 100, 9, np.float32))
+    small = first.updated(np.array([3]), one, one)
+    assert not np.shares_memory(small.array, small.updated(np.array([4]), one, one).array)
     np.testing.assert_array_equal(small.array[[3, 100]], np.concatenate([one, one]))

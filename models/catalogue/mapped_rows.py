@@ -1,0 +1,184 @@
+"""Rows in a file in memory, of which every version is a private mapping.
+
+A version is the beginning of a mapping. Appended rows are written behind it, where no earlier
+version looks; changed rows are written to a new mapping, of which the system copies no more than
+the pages that are written to, as after a fork.
+
+Processes that are to share the rows are forked once the files are sealed: nothing writes to them
+from then on. The next version puts its rows into a file of its own process, which is mapped behind
+the sealed one, so that rows that did not change stay shared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUPPORTED = hasattr(os, "memfd_create")  # on Linux: files that no disk has to hold
+_ROOM = 1.5  # capacity over rows: pages that are not written to take no memory
+_CHANGED = 1 / 8  # share of changed rows from which a copy of all is simpler
+_MAP_FIXED = 0x10  # of Linux' mmap(2), which Python's module does not name
+
+
+def seal() -> None:
+    """Seal the files of all arrays. Call it before a fork."""
+    for file in list(_FILES):
+        file.seal()
+
+
+class _Change(NamedTuple):
+    """Rows that mappings have, but not yet the file."""
+
+    mapping: int  # number of the first mapping that has them
+    at: NDArray[Any]
+    rows: NDArray[Any]
+
+
+class MappedRows:
+    """The file of one line of versions, each of which follows the one before.
+
+    Args:
+        array: the rows so far.
+        base: a sealed file that holds these rows.
+    """
+
+    def __init__(self, array: NDArray[Any], base: MappedRows | None = None) -> None:
+        self._lock = threading.Lock()
+        self.sealed = False
+        self._shape, self._dtype = array.shape[1:], array.dtype
+        self._each = int(np.prod(self._shape, dtype=np.int64)) * array.dtype.itemsize
+        self._number = os.memfd_create("heed-rows", os.MFD_CLOEXEC)
+        self._base = base
+        # Bytes at the beginning that are read from the base, and are holes in this file.
+        self._shared = 0
+        weakref.finalize(self, os.close, self._number)
+        self._version = 0  # number of updates
+        self._length = 0
+        self._capacity = 0
+        self._mappings = 0
+        self._read: list[tuple[int, weakref.ref[mmap.mmap]]] = []  # mappings that are still read
+        self._changes: list[_Change] = []
+        self._room: NDArray[Any] = array[:0]
+        _FILES.add(self)
+        if base is None:
+            self._append(array)
+            return
+        self._version = base._version  # noqa: SLF001
+        self._shared = len(array) * self._each // mmap.PAGESIZE * mmap.PAGESIZE
+        self._length = self._shared // self._each  # the row that the end of a page cuts follows
+        if self._length:
+            self._map(int(_ROOM * len(array)) + 1)
+        self._append(array[self._length :])
+        pending = base._changes  # noqa: SLF001
+        self._changes = [change._replace(mapping=self._mappings + 1) for change in pending]
+        if self._changes:
+            self._map(self._capacity)
+
+    def seal(self) -> None:
+        """Write the changes that every mapping has, and nothing from then on."""
+        with self._lock:
+            self._settle()
+            self.sealed = True
+
+    def continued(self) -> MappedRows | None:
+        """Return a file that follows this sealed one, or None where all rows must be copied."""
+        if self._base is not None:
+            return None
+        with self._lock:
+            return MappedRows(self._room[: self._length], self)
+
+    def follows(self, version: int, more: int) -> bool:
+        """Whether a version is the latest, and the next can follow it with `more` changed rows.
+
+        False where too many rows changed since an old version that is still read.
+        """
+        with self._lock:
+            self._settle()
+            changed = more + sum(len(change.at) for change in self._changes)
+            return version == self._version and changed <= _CHANGED * self._length
+
+    def updated(
+        self, at: NDArray[Any], rows: NDArray[Any], more: NDArray[Any]
+    ) -> tuple[NDArray[Any], int]:
+        """Return the rows of the next version, and its number for `follows`."""
+        with self._lock:
+            if len(at):
+                changed = np.array(rows, dtype=self._dtype, copy=True)
+                self._changes.append(_Change(self._mappings + 1, np.array(at), changed))
+                self._map(self._capacity)
+            self._append(more)
+            self._version += 1
+            return self._room[: self._length], self._version
+
+    def _append(self, rows: NDArray[Any]) -> None:
+        end = self._length + len(rows)
+        if end > self._capacity:
+            self._map(int(_ROOM * end) + 1)
+        if not len(rows):
+            return
+        block: Any = np.ascontiguousarray(rows, dtype=self._dtype)
+        left = memoryview(block).cast("B")
+        place = self._length * self._each
+        while len(left):
+            written = os.pwrite(self._number, left, place)
+            left, place = left[written:], place + written
+        # The mapping shows what is written to the file, but for pages that it has of its own: of
+        # those behind the last row, that can only be the one which the row is on.
+        rest = -self._length * self._each % mmap.PAGESIZE
+        few = min(len(rows), -(-rest // self._each))
+        self._room[self._length : self._length + few] = rows[:few]
+        self._length = end
+
+    def _map(self, capacity: int) -> None:
+        """Map the file with every change in it."""
+        if capacity > self._capacity:
+            os.ftruncate(self._number, max(1, capacity * self._each))
+            self._capacity = capacity
+        size = max(1, self._capacity * self._each)
+        mapping = mmap.mmap(self._number, size, access=mmap.ACCESS_COPY)
+        count = self._capacity * int(np.prod(self._shape, dtype=np.int64))
+        room = np.frombuffer(mapping, dtype=self._dtype, count=count)
+        self._room = room.reshape(self._capacity, *self._shape)
+        if self._base is not None and self._shared:
+            number = self._base._number  # noqa: SLF001
+            _map_over(self._room.ctypes.data, self._shared, number)
+        self._mappings += 1
+        self._read.append((self._mappings, weakref.ref(mapping)))
+        for change in self._changes:
+            self._room[change.at] = change.rows
+
+    def _settle(self) -> None:
+        self._read = [(number, mapping) for number, mapping in self._read if mapping() is not None]
+        oldest = min((number for number, _ in self._read), default=self._mappings)
+        stay: list[_Change] = []  # the base is not written to
+        while self._changes and self._changes[0].mapping <= oldest:
+            change = self._changes.pop(0)
+            own = change.at * self._each >= self._shared
+            for place, row in zip(change.at[own].tolist(), change.rows[own], strict=True):
+                os.pwrite(self._number, row.tobytes(), place * self._each)
+            if not own.all():
+                stay.append(_Change(change.mapping, change.at[~own], change.rows[~own]))
+        self._changes[:0] = stay
+
+
+_FILES: weakref.WeakSet[MappedRows] = weakref.WeakSet()
+
+
+def _map_over(address: int, size: int, number: int) -> None:
+    """Map the beginning of a file privately over what is mapped at an address."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    ]
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    if function(address, size, protection, flags, number, 0) != address:
+        raise OSError(ctypes.get_errno(), "the rows of a sealed file could not be mapped")
