@@ -16,7 +16,7 @@ from models.catalogue.catalogue import Catalogue
 from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.catalogue_versions import UnacknowledgedWrites, VersionWaiters
+from service.snapshots.catalogue_refresh import UnacknowledgedWrites, VersionWaiters
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache

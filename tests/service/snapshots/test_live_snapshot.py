@@ -147,8 +147,8 @@ async def test_the_catalogue_is_read_in_parts(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However small they are, at the start and later, what is served is the same."""
-    monkeypatch.setattr("service.snapshots.live_snapshot._READ_BATCH", 7)
-    monkeypatch.setattr("service.snapshots.live_snapshot._REFRESH_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.catalogue_refresh._READ_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.catalogue_refresh._REFRESH_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
         again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
         await again.open()
@@ -165,7 +165,7 @@ async def indexed(
     store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveSnapshot]:
     """What is served with an index from five rows on, built as soon as it is due."""
-    monkeypatch.setattr("service.snapshots.live_snapshot._STEADY", 0)
+    monkeypatch.setattr("service.snapshots.index_refresh._STEADY", 0)
     with ThreadPoolExecutor(2) as pool:
         opened = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool, index_from=5)
         await opened.open()

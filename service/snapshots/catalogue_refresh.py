@@ -1,0 +1,247 @@
+"""The served catalogue brought up to date with the store, beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+
+from models.catalogue.catalogue import Catalogue
+from service.runtime.daemon_thread import run_in_daemon_thread
+from service.snapshots.catalogue_updates import CatalogueUpdates
+from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
+from service.stores.base import OnCatalogueChange, Store
+
+_log = logging.getLogger(__name__)
+
+_READ_BATCH = 20_000  # items that are read at once at the start
+_REFRESH_BATCH = 2_000  # items that one refresh takes over, about
+_PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class CatalogueWrite(Protocol[T_co]):
+    """A write of the store's catalogue."""
+
+    async def __call__(self, *, on_change: OnCatalogueChange) -> T_co:
+        """Write, and call `on_change` as the store says."""
+        ...
+
+
+class CatalogueRefresh:
+    """Takes over the changes of the store's catalogue, batch by batch, on a thread of its own.
+
+    A write is acknowledged once its changes are served, and a request waits for acknowledged
+    changes alone: writers wait for refreshes, and requests hardly ever do.
+
+    Args:
+        store: holds the items.
+        served: holds the snapshot.
+        updates: applies changes to the catalogue.
+        indexes: are scheduled after each refresh.
+        version: of the catalogue that is served.
+        write_wait: seconds after which a write is acknowledged although its refresh takes longer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        served: ServedSnapshot,
+        updates: CatalogueUpdates,
+        indexes: IndexRefresh,
+        *,
+        version: int,
+        write_wait: float,
+    ) -> None:
+        self.version = version
+        self._store = store
+        self._served = served
+        self._updates = updates
+        self._indexes = indexes
+        self._write_wait = write_wait
+        # Not the threads of requests, which would queue behind a refresh.
+        self._thread = ThreadPoolExecutor(
+            1, "heed-catalogue", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+        self._encoding: asyncio.Task[None] | None = None
+        self._waiters = VersionWaiters()
+        self._unacknowledged = UnacknowledgedWrites()
+
+    async def read(self, catalogue: Catalogue, executor: Executor) -> Catalogue:
+        """Return an empty catalogue filled with all that is stored, read batch by batch."""
+        loop = asyncio.get_running_loop()
+        total = (await self._store.counts())["items"]
+        logged = time.monotonic()
+        while await self._store.catalogue_version() != self.version:
+            changes = await self._store.catalogue_changes(self.version, _READ_BATCH)
+            apply = partial(self._updates.apply, catalogue, changes, defer=False)
+            catalogue = await loop.run_in_executor(executor, apply)
+            self.version = changes.version
+            if time.monotonic() > logged + _PROGRESS_INTERVAL:
+                logged = time.monotonic()
+                _log.info("read %s of %s items", f"{len(catalogue):,}", f"{total:,}")
+        return catalogue
+
+    async def wait(self) -> None:
+        """Return when every acknowledged change is served. Raises what a refresh raised."""
+        stored = await self._store.catalogue_version()
+        if stored > self.version:
+            await self._reach(self._unacknowledged.acknowledged_at(stored))
+
+    async def follow(self) -> None:
+        """Begin to take over the changes of other processes, where there are any."""
+        if await self._store.catalogue_version() > self.version:
+            self._begin()
+
+    async def write(self, write: CatalogueWrite[T], *, unhurried: bool = False) -> T:
+        """Return the result of a write once it is served, or after `write_wait`.
+
+        Args:
+            write: of the store's catalogue.
+            unhurried: wait however long the refresh takes.
+        """
+        limit = asyncio.get_running_loop().time() + self._write_wait
+        with self._unacknowledged.track() as on_change:
+            try:
+                result = await write(on_change=on_change)
+                with suppress(Exception):  # the write is durable, whatever becomes of its refresh
+                    # Includes what others wrote meanwhile, for the same item may be among it.
+                    stored = await self._store.catalogue_version()
+                    async with asyncio.timeout_at(None if unhurried else limit):
+                        await self._reach(stored)
+                    if self._encoding is not None:
+                        async with asyncio.timeout_at(limit):
+                            await asyncio.wait([self._encoding])
+            finally:
+                self._begin()  # also for a write whose request was given up
+        return result
+
+    def close(self) -> None:
+        """Abandon the refresh in progress."""
+        for task in (self._refreshing, self._encoding):
+            if task is not None:
+                task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _reach(self, version: int) -> None:
+        if self.version < version:
+            self._begin()
+            await self._waiters.wait(version)
+
+    def _begin(self) -> None:
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+
+    async def _refresh(self) -> None:
+        """Take over changes until there are none left."""
+        try:
+            while await self._store.catalogue_version() > self.version:
+                async with self._served.lock:
+                    changes = await self._store.catalogue_changes(self.version, _REFRESH_BATCH)
+                    await self._update(partial(self._updates.apply, changes=changes, defer=True))
+                    self.version = changes.version
+                self._waiters.wake(self.version)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            _log.exception("the catalogue was not refreshed")
+            self._waiters.fail(error)
+
+    async def _update(self, update: Callable[[Catalogue], Catalogue]) -> None:
+        """Serve a snapshot of the updated catalogue. Call it under the lock."""
+        base, counts = self._served.snapshot, self._served.counts
+        await self._served.replace(
+            self._thread, lambda: base.refreshed(update(base.catalogue), counts)
+        )
+        if self._updates.deferred and self._encoding is None:
+            self._encoding = asyncio.create_task(self._encode_deferred())
+        self._indexes.schedule()
+
+    async def _encode_deferred(self) -> None:
+        """Encode the texts that refreshes left out, and give their items the keys."""
+        try:
+            while self._updates.deferred:
+                await run_in_daemon_thread(self._updates.encode_deferred, "heed-encoding")
+                async with self._served.lock:
+                    await self._update(self._updates.apply_encoded)
+        except Exception:  # noqa: BLE001 - the items are found by their words
+            _log.exception("texts of %d items were not encoded", self._updates.deferred)
+        finally:
+            self._encoding = None
+
+
+class UnacknowledgedWrites:
+    """Tells which catalogue versions an answer may still lack.
+
+    A version is entered by the store's writer before its transaction is committed, so that no
+    reader sees a version that is missing here, and is removed when the write is acknowledged.
+    Every write of the catalogue by this process must be tracked.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, int] = {}  # version -> the catalogue version before it
+
+    @contextmanager
+    def track(self) -> Iterator[OnCatalogueChange]:
+        """Track the changes of one write, whose acknowledgement is the end of the block.
+
+        Yields:
+            A callback for the store, to be called on any thread.
+        """
+        versions: list[int] = []
+
+        def on_change(previous: int, version: int) -> None:
+            # Writes of one transaction share its version: the first knows the one before.
+            if previous < version:
+                self._previous.setdefault(version, previous)
+                versions.append(version)
+
+        try:
+            yield on_change
+        finally:
+            for version in versions:
+                self._previous.pop(version, None)
+
+    def acknowledged_at(self, version: int) -> int:
+        """Return the latest version, up to this one, that a client may have been told of."""
+        while (previous := self._previous.get(version)) is not None:
+            version = previous
+        return version
+
+
+class VersionWaiters:
+    """Tasks of one event loop that wait until a version of the catalogue is served."""
+
+    def __init__(self) -> None:
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    async def wait(self, version: int) -> None:
+        """Return when this version is served. Raises the error that `fail` is given."""
+        served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((version, served))
+        await served
+
+    def wake(self, version: int) -> None:
+        """Resume the tasks that wait for this version or an earlier one."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            awaited, served = waiter
+            if awaited > version:
+                self._waiters.append(waiter)
+            elif not served.done():  # else its task was cancelled
+                served.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in every waiting task."""
+        waiters, self._waiters = self._waiters, []
+        for _, served in waiters:
+            if not served.done():
+                served.set_exception(error)
