@@ -56,7 +56,7 @@ OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 t
 EXCEPT = {
     ("models.text.static_encoder", "pathlib"),  # weights that ship inside an installed package
     ("models.text.sentence_encoder", "pathlib"),  # weights in a folder that the caller names
-    ("models.catalogue.cow_array", "os"),  # memory that is backed by a file
+    ("models.catalogue.mapped_rows", "os"),  # memory that is backed by a file
     ("models.training.eta", "time"),  # a stopwatch, for progress
 }
 
