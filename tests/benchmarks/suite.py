@@ -49,6 +49,7 @@ class Effort:
     batches: int = 20
     http_rounds: int = 6
     requests: int = 96
+    floor_at_work: bool = False  # also compare with a floor that does the job
 
 
 FULL = Effort()
@@ -230,7 +231,8 @@ def _over_http(
             )
         memory["after ingestion"] = heed.memory()
         report.ingestion(console, ingested)
-        asked = _questions(console, ground, own, heed, cores, effort)
+        working = ground.data if effort.floor_at_work else None
+        asked = _questions(console, ground, own, heed, cores, effort, working=working)
         memory["after questions"] = heed.memory()
         report.memory(console, memory)
     stored = _stored(ground)

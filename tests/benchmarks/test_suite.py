@@ -39,7 +39,7 @@ from tests.benchmarks import suite
 from tests.benchmarks.attention import kernels
 from tests.benchmarks.attention.kernels import Coarse, Kernels
 from tests.benchmarks.catalogue import candidates
-from tests.benchmarks.harness import conditions, machine, processes
+from tests.benchmarks.harness import conditions, machine
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import Spread, alternate, ratios, spread
@@ -65,6 +65,7 @@ TINY = suite.Effort(
     batches=1,
     http_rounds=2,
     requests=4,
+    floor_at_work=True,
 )
 SLEEP = "print('http://127.0.0.1:1', flush=True); import time; time.sleep(60)"
 
@@ -384,27 +385,18 @@ def test_a_connection_that_is_lost_is_an_error() -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run on a copy of a small data set, and what was seen around it."""
     data = tmp_path_factory.mktemp("data")
-    servers: list[Server] = []
     folders: list[Path] = []
     with prepared(None, items=TINY.items, users=TINY.users) as ground:
         for name in (STORE_FILE, MODELS_FOLDER):
             os.rename(ground.data / name, data / name)
     before = files(data)
     patch = pytest.MonkeyPatch()
-    listening = processes._listening
-
-    def watched(process: subprocess.Popen[bytes], words: int, patience: float) -> int:
-        port = listening(process, words, patience)
-        servers.append(Server(process.pid, port))
-        return port
-
     described = machine.described
 
     def seen(folder: Path, cores: Cores) -> dict[str, Any]:
         folders.append(folder)
         return described(folder, cores)
 
-    patch.setattr(processes, "_listening", watched)
     patch.setattr(machine, "described", seen)
     shown = io.StringIO()
     try:
@@ -414,7 +406,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "report": report,
         "shown": shown.getvalue(),
-        "servers": servers,
         "folders": folders,
         "before": before,
         "after": files(data),
@@ -422,9 +413,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_run_leaves_nothing_behind(ran: dict[str, Any]) -> None:
-    """Both servers have ended, the copy is gone, and the data is what it was."""
-    assert len(ran["servers"]) == 2
-    assert not any(alive(server.pid) for server in ran["servers"])
+    """The copy is gone, and the data is what it was."""
     assert ran["folders"]
     assert not ran["folders"][0].exists()
     assert ran["after"] == ran["before"]
@@ -481,6 +470,7 @@ def test_the_floor_answers_the_same_bytes(ran: dict[str, Any]) -> None:
         assert {"attend", "store", "total"} <= case["stages"].keys()
         assert case["job_seconds"] > 0
         assert case["ratio_to_floor_and_job"]["typed"]["median"] > 0
+        assert case["ratio_to_working_floor"]["median"] > 0
         for seconds in case["seconds"].values():
             assert 0 < seconds["p50"] <= seconds["p95"] <= seconds["p99"]
 
@@ -534,15 +524,20 @@ def test_the_floor_at_work_does_one_job_for_each_request() -> None:
     assert done == ["a", "b", "a"]
 
 
-def test_a_service_is_measured_beside_a_floor_that_does_the_job() -> None:
-    """Every question is asked of it too, and no request of it fails."""
-    report = suite.run_service(Console(file=io.StringIO()), data=None, effort=TINY)
-    cases = report["http"]["cases"]
-    assert {case["question"] for case in cases} >= {"score-200", "recommend-1000", "search"}
-    for case in cases:
-        assert case["failed"] == 0
-        assert case["ratio_to_working_floor"]["median"] > 0
-        assert case["seconds"]["working"]["p50"] > 0
+def test_the_floor_is_served_by_a_process_of_its_own(tmp_path: Path) -> None:
+    """The command says its address, and answers the bytes of its file."""
+    answer = {"items": [], "model_version": "v", "retrieval": "exact", "degraded": False}
+    path = tmp_path / "answers.json"
+    path.write_bytes(orjson.dumps({"one": {"ask": "score", "answer": answer}}))
+
+    async def ask() -> object:
+        async with connected(server.port, 1) as (connection,):
+            body = {"item_ids": ["x"]}
+            return (await connection.send(encode_post("/plain/one", body))).json()
+
+    arguments = ["-m", "tests.benchmarks.http.floor", str(path)]
+    with serving(arguments, core=None, environment={}) as server:
+        assert asyncio.run(ask()) == answer
 
 
 def test_the_job_alone_is_what_is_answered() -> None:
@@ -551,7 +546,6 @@ def test_the_job_alone_is_what_is_answered() -> None:
         asked = questions(ground)
         own = subjects(ground)
         works, ids = jobs(ground, own, asked), own.snapshot.catalogue.vocabulary
-        arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
 
         async def answers() -> dict[str, list[str]]:
             found = {}
@@ -561,7 +555,7 @@ def test_the_job_alone_is_what_is_answered() -> None:
                     found[each.name] = [item["item_id"] for item in answer.json()["items"]]
             return found
 
-        with serving(arguments, core=None, environment=conditions.SETTINGS) as server:
+        with conditions.served(ground, Cores(None, None)) as server:
             said = asyncio.run(answers())
         assert {each.ask for each in asked} == {"score", "recommend", "search"}
         for each in asked:

@@ -88,10 +88,14 @@ class _Server(uvicorn.Server):
         sys.stdout.flush()
 
 
+def load_app(path: Path, data: Path | None = None) -> FastAPI:
+    """Make the app of a file of answers; with their data directory, one that does the job."""
+    return floor_app(orjson.loads(path.read_bytes()), NONE if data is None else _jobs(data))
+
+
 def main(path: Path, data: Path | None = None) -> None:
-    """Serve until told to stop; the settings are those of `serving_http`."""
-    works = NONE if data is None else _jobs(data)
-    app = floor_app(orjson.loads(path.read_bytes()), works)
+    """Serve until told to stop, with the settings of `service.http.server`."""
+    app = load_app(path, data)
     gc.collect()
     gc.freeze()  # as Heed does
     config = configure(app, "127.0.0.1", 0, drain=10.0)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from service.loadtest.client import Response
 from tests.benchmarks.harness.closed_loop import Load
+from tests.benchmarks.harness.processes import pinned
 from tests.benchmarks.http import workers as several
 from tests.benchmarks.http.workers import Case, Round, Setup, setups
 from tests.benchmarks.workload.ground import prepared
@@ -17,7 +18,9 @@ from tests.benchmarks.workload.ground import prepared
 def test_a_small_run_measures_everything() -> None:
     """Each setup answers each question in each round, by as many processes as it should have."""
     told: list[tuple[int, int]] = []
-    with prepared(None, items=300, users=4) as ground:
+    # On one core there are two servers to start, on more a third.
+    with pinned(min(os.sched_getaffinity(0))), prepared(None, items=300, users=4) as ground:
+        names = [str(way) for way in setups(2)[0]]
         found = several.measure(
             ground,
             2,
@@ -26,7 +29,6 @@ def test_a_small_run_measures_everything() -> None:
             environment={"HEED_DEADLINE": "60", "HEED_LOG_LEVEL": "warning"},
             told=lambda done, whole: told.append((done, whole)),
         )
-    names = [str(way) for way in setups(2)[0]]
     assert [case.question for case in found.cases] == ["score-200", "recommend-200", "search"]
     for case in found.cases:
         assert list(case.rounds) == names

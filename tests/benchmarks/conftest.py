@@ -1,0 +1,60 @@
+"""Servers of benchmarks on threads of the tests' process, where a process proves no more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from service.domain.settings import PREFIX, Settings
+from service.http.app import create_app
+from service.http.uvicorn_config import configure
+from tests.benchmarks.catalogue import large_recommending
+from tests.benchmarks.harness import conditions
+from tests.benchmarks.harness.processes import Server
+from tests.benchmarks.http import floor, latency
+
+
+def _app(arguments: Sequence[str], environment: Mapping[str, str]) -> Any:
+    """The app that a server started with these arguments would serve."""
+    if "service.cli" in arguments:
+        named = {name.removeprefix(PREFIX).lower(): text for name, text in environment.items()}
+        named["data"] = arguments[arguments.index("--data") + 1]
+        return create_app(Settings(**named))  # type: ignore[arg-type]  # texts, as of variables
+    paths = arguments[arguments.index("tests.benchmarks.http.floor") + 1 :]
+    return floor.load_app(*map(Path, paths))
+
+
+@contextmanager
+def serving_on_a_thread(
+    arguments: Sequence[str], *, environment: Mapping[str, str], **_: Any
+) -> Iterator[Server]:
+    """Stand in for `serving`: a process of its own imports torch first, which takes seconds."""
+    server = uvicorn.Server(configure(_app(arguments, environment), "127.0.0.1", 0, drain=1.0))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield Server(os.getpid(), int(server.servers[0].sockets[0].getsockname()[1]))
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_on_threads() -> Iterator[None]:
+    """Start servers on threads; test_workers and the tests of processes start real ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (conditions, latency, large_recommending):
+            patch.setattr(module, "serving", serving_on_a_thread)
+        yield
