@@ -17,7 +17,7 @@ from models.catalogue.field_keys import FieldKeys
 from models.catalogue.item_entry import Encode, ItemEntry, keys_of_entries
 from models.catalogue.item_filter import ItemFilter, attribute_matches
 from models.data.vocabulary import Vocabulary
-from models.text.bm25 import Document, WordIndex, Words
+from models.text.bm25 import BM25Index, BM25Writer, Document
 
 Vectors = NDArray[np.float32]
 
@@ -52,8 +52,8 @@ class Catalogue:
     categories: CowList[tuple[str, ...]]
     postings: Mapping[str, NDArray[np.int32]]  # category -> item rows
     attributes: CowList[Mapping[str, Any]]
-    bm25_writer: WordIndex | None  # shared by the views, as the vocabulary is
-    bm25_index: Words | None  # what it held when this view was made
+    bm25_writer: BM25Writer | None  # shared by the views, as the vocabulary is
+    bm25_index: BM25Index | None  # what it held when this view was made
     _history: tuple[_Change, ...]  # the views before this one that it knows its changes since
 
     @classmethod
@@ -61,14 +61,14 @@ class Catalogue:
         cls,
         dimension: int,
         vocabulary: Vocabulary | None = None,
-        word_index: WordIndex | None = None,
+        bm25_writer: BM25Writer | None = None,
     ) -> Catalogue:
         """A catalogue whose vocabulary is known but whose items are not.
 
         Args:
             dimension: of the text embeddings.
             vocabulary: whose rows the items have, and are given.
-            word_index: an empty one, where the words of the items are wanted too.
+            bm25_writer: an empty one, where the words of the items are wanted too.
         """
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
@@ -84,8 +84,8 @@ class Catalogue:
             categories=CowList(),
             postings={},
             attributes=CowList(),
-            bm25_writer=word_index,
-            bm25_index=None if word_index is None else word_index.updated([]),
+            bm25_writer=bm25_writer,
+            bm25_index=None if bm25_writer is None else bm25_writer.update([]),
             _history=(),
         )
         return bare._extended_to(len(vocabulary))
@@ -256,7 +256,7 @@ class Catalogue:
 
     def _updated_bm25(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
-    ) -> Words | None:
+    ) -> BM25Index | None:
         """The words after these upserts and removals."""
         if self.bm25_writer is None:
             return None
@@ -266,7 +266,7 @@ class Catalogue:
             )
             for row, entry in zip(rows.tolist(), entries, strict=True)
         )
-        return self.bm25_writer.updated(documents, lost.tolist())
+        return self.bm25_writer.update(documents, lost.tolist())
 
     def _extended_to(self, size: int) -> Catalogue:
         """This view with empty rows up to `size`."""

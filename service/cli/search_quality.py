@@ -51,7 +51,7 @@ def evaluate_search(
     kept beside those that the service holds.
     """
     from models.evaluation.metrics import standard_error
-    from models.text.bm25 import TITLE
+    from models.text.bm25 import TITLE_WEIGHT
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import interval
     from service.snapshots.search_parameters import load_search_parameters
@@ -90,7 +90,7 @@ def evaluate_search(
             "queries": len(judged),
             "encoder": searched.vectors.name,
             "parameters": used.as_dict(),
-            "title_counts": TITLE,
+            "title_counts": TITLE_WEIGHT,
             "ways": {
                 way: {
                     "ndcg": float(quality.ndcg.mean()),

@@ -143,7 +143,7 @@ class Answers:
             with stages("store"):
                 items = await self._store.get_items([item["item_id"] for item in answer.items])
             with stages("highlight"):
-                spans_of = partial(index.marks, parsed)
+                spans_of = partial(index.match_spans, parsed)
                 for found, item in zip(answer.items, items, strict=True):
                     found["highlights"] = {} if item is None else highlights(item, spans_of)
         return replace(answer, degraded=self._live.degraded)

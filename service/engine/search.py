@@ -17,7 +17,8 @@ from models.ranking.explain import Reason
 from models.ranking.scoring import Scores, score
 from models.ranking.search import Found, Matches, match, nearest, personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.text.bm25 import Hits, ParsedQuery
+from models.text.bm25 import Hits
+from models.text.query_parser import ParsedQuery
 from service.domain.queries import Answer, AnswerItem, Contribution, Requester, SearchQuery
 from service.engine.explain import explain_items
 
@@ -117,9 +118,9 @@ def match_text(
     index, parsed = snapshot.catalogue.bm25_index, None
     hits: Hits | Callable[[], Hits] | None = None
     if index is not None:
-        parsed = index.read(text)
+        parsed = index.parser.parse(text)
         text = parsed.text
-        allowed = _restricted(index.holding(parsed), allowed)
+        allowed = _restricted(index.rows_with_phrases(parsed), allowed)
         if snapshot.key_index is None:
             hits = index.search(parsed, BM25_HITS, allowed)
         else:

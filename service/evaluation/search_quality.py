@@ -24,7 +24,7 @@ from models.evaluation.metrics import (
 from models.ranking.search import search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
-from models.text.bm25 import WordIndex
+from models.text.bm25 import BM25Writer
 from service.datasets import JudgedQuery, to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
@@ -84,7 +84,7 @@ def searchable(
 
     Their vectors are kept.
     """
-    empty = Catalogue.empty(embeddings.dimension, word_index=WordIndex())
+    empty = Catalogue.empty(embeddings.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.dimension) for item in items]
     catalogue = empty.updated(entries, [], encoding(embeddings, told))
     embeddings.save()
@@ -146,7 +146,9 @@ def _ranked(
     elif catalogue.bm25_index is None:
         raise RuntimeError("no words are kept of this catalogue")
     else:
-        rows = catalogue.bm25_index.search(catalogue.bm25_index.read(query), count, allowed).rows
+        rows = catalogue.bm25_index.search(
+            catalogue.bm25_index.parser.parse(query), count, allowed
+        ).rows
     return catalogue.vocabulary.ids_of(rows.tolist())
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, Snapshot
 from models.data.vocabulary import Vocabulary
-from models.text.bm25 import WordIndex
+from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError
 from service.domain.records import Item
 from service.snapshots.catalogue_refresh import CatalogueRefresh
@@ -123,7 +123,7 @@ class LiveSnapshot:
             return
         self._token = self._registry.current_token()
         await self._count_popularity()
-        empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, WordIndex())
+        empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, BM25Writer())
         catalogue = await self._catalogue.read(empty, self._executor)
 
         def build() -> Snapshot:

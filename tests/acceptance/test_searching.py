@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from models.ranking.search_parameters import DEFAULTS
-from models.text.bm25 import TITLE
+from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from tests.support import reference, tiny
 from tests.support.server import Server
@@ -57,7 +57,7 @@ class Keys:
             own = words.setdefault(item["item_id"], [])
             for name in FIELDS:
                 text = item[name] if isinstance(item[name], str) else ", ".join(item[name])
-                own += re.findall(r"\w+", text) * (TITLE if name == "title" else 1)
+                own += re.findall(r"\w+", text) * (TITLE_WEIGHT if name == "title" else 1)
                 if text:
                     self.owners.append(item["item_id"])
                     self.fields.append(name)

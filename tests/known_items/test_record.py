@@ -6,7 +6,7 @@ Whether a search still finds them is told by test_pyvideo.py, which needs the da
 import math
 
 from models.ranking.search_parameters import DEFAULTS
-from models.text.bm25 import TITLE
+from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from tests.known_items.known import known, record
 
@@ -23,7 +23,7 @@ def test_the_record_is_of_this_list_and_of_the_search_that_is_served() -> None:
     assert [found["query"] for found in recorded["ranks"]] == [judged.query for judged in known()]
     assert recorded["encoder"] == StaticEncoder.name
     assert recorded["parameters"] == DEFAULTS.as_dict()
-    assert recorded["title_counts"] == TITLE
+    assert recorded["title_counts"] == TITLE_WEIGHT
 
 
 def test_all_were_found_among_the_first_three() -> None:

@@ -18,7 +18,7 @@ from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.ranking.search import COARSE_KEYS, search
-from models.text.bm25 import WordIndex
+from models.text.bm25 import BM25Writer
 from models.text.static_encoder import TextEncoder
 from service.engine.search import match_text
 from tests.benchmarks.harness.processes import memory_of
@@ -111,7 +111,7 @@ def measure(
     texts = time.perf_counter() - started
     asked = queries_of(source, queries)
     started = time.perf_counter()
-    catalogue = Catalogue.empty(encoder.dimension, word_index=WordIndex())
+    catalogue = Catalogue.empty(encoder.dimension, bm25_writer=BM25Writer())
     for begin in range(0, count, _PART):
         catalogue = catalogue.updated(made[begin : begin + _PART], [], encoder.encode)
         told("keys", min(count, begin + _PART), count)

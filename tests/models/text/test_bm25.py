@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 
-from models.text.bm25 import MOST_WORDS, TITLE, Document, Hits, WordIndex, Words, _edited
+from models.text.bm25 import MAX_QUERY_TERMS, TITLE_WEIGHT, BM25Index, BM25Writer, Document, Hits
+from models.text.query_parser import single_edits
 from tests.support.reference import bm25
 
 LETTERS = ["ant", "bee", "cat", "dog", "elk", "fox"]  # each its own stem
 
 
-def indexed(titles: Sequence[str], texts: Sequence[str] | None = None) -> Words:
+def indexed(titles: Sequence[str], texts: Sequence[str] | None = None) -> BM25Index:
     """The words of items whose rows are their places."""
     texts = [""] * len(titles) if texts is None else texts
-    return WordIndex().updated(
+    return BM25Writer().update(
         Document(row, title, [text])
         for row, (title, text) in enumerate(zip(titles, texts, strict=True))
     )
@@ -28,8 +29,8 @@ def every(size: int) -> NDArray[np.bool_]:
     return np.ones(size, dtype=np.bool_)
 
 
-def search(words: Words, query: str, size: int, count: int = 100) -> Hits:
-    return words.search(words.read(query), count, every(size))
+def search(words: BM25Index, query: str, size: int, count: int = 100) -> Hits:
+    return words.search(words.parser.parse(query), count, every(size))
 
 
 @st.composite
@@ -52,7 +53,7 @@ def test_scores_are_bm25_of_all_texts_with_the_title_counted_several_times(
     words = indexed([" ".join(title) for title in titles], [" ".join(text) for text in texts])
     known = [word for word in query if any(word in part for part in [*titles, *texts])]
     documents = {
-        row: title * TITLE + text
+        row: title * TITLE_WEIGHT + text
         for row, (title, text) in enumerate(zip(titles, texts, strict=True))
         if title or text
     }
@@ -62,8 +63,8 @@ def test_scores_are_bm25_of_all_texts_with_the_title_counted_several_times(
         return
     scored = zip(documents, bm25(list(documents.values()), known), strict=True)
     expected = {row: score for row, score in scored if score > 0}
-    reading = words.read(" ".join(known))
-    found = words.search(reading, 100, every(len(titles)))
+    parsed = words.parser.parse(" ".join(known))
+    found = words.search(parsed, 100, every(len(titles)))
     scores = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
     assert scores.keys() == expected.keys()
     for row, score in scores.items():
@@ -79,11 +80,22 @@ def test_words_are_found_by_their_stem_in_any_case_and_without_accents() -> None
     assert set(search(words, "cat", 3).rows) == {1, 2}
 
 
+@pytest.mark.parametrize(
+    "word", ["straße", "STRAẞE", "οδός", "ΟΔΟΣ", "Éclair", "ﬁne", "ſo", "Ǆ", "Kelvin"]
+)
+def test_letter_case_is_folded_as_unicode_folds_it(word: str) -> None:
+    """Whatever `str.casefold` makes one text, as the static encoder does, is one term too."""
+    words = indexed([word, "ant"])
+    for written in (word, word.lower(), word.upper(), word.title()):
+        if written.casefold() == word.casefold():
+            assert search(words, written, 2).rows.tolist() == [0], written
+
+
 def test_what_was_indexed_before_is_found_as_it_was_then() -> None:
     """Items come, change and go; who looks at an earlier state sees that."""
-    index = WordIndex()
-    first = index.updated([Document(0, "ant", []), Document(1, "bee", ["fox"])])
-    second = index.updated([Document(1, "cat", []), Document(2, "ant", [])], removed=[0])
+    index = BM25Writer()
+    first = index.update([Document(0, "ant", []), Document(1, "bee", ["fox"])])
+    second = index.update([Document(1, "cat", []), Document(2, "ant", [])], removed=[0])
     assert search(first, "ant", 3).rows.tolist() == [0]
     assert search(first, "fox", 3).rows.tolist() == [1]
     assert len(first) == 2
@@ -102,27 +114,27 @@ def test_what_may_not_be_answered_is_not_found(open_rows: int) -> None:
     words = indexed(["ant " + "bee " * int(length) for length in lengths])
     allowed = np.zeros(size, dtype=np.bool_)
     allowed[rng.permutation(size)[:open_rows]] = True
-    found = words.search(words.read("ant"), 50, allowed)
-    everything = words.search(words.read("ant"), size, every(size))
+    found = words.search(words.parser.parse("ant"), 50, allowed)
+    everything = words.search(words.parser.parse("ant"), size, every(size))
     best = everything.scores[allowed[everything.rows]][:50]
     assert allowed[found.rows].all()
     assert len(set(found.rows.tolist())) == min(50, open_rows)
     np.testing.assert_allclose(found.scores, best, rtol=1e-6)
-    assert not len(words.search(words.read("ant"), 50, np.zeros(size, dtype=np.bool_)).rows)
+    assert not len(words.search(words.parser.parse("ant"), 50, np.zeros(size, dtype=np.bool_)).rows)
 
 
 def test_a_phrase_is_had_by_every_answer() -> None:
     """Word after word, whatever form each has; what else is asked for only adds to the score."""
     words = indexed(["the red car", "cars are red", "red cars fast", "fast"])
-    reading = words.read('"red car" fast')
-    assert reading.phrases == ("red car",)
-    rows = words.holding(reading)
+    parsed = words.parser.parse('"red car" fast')
+    assert parsed.phrases == ("red car",)
+    rows = words.rows_with_phrases(parsed)
     assert rows is not None
     assert set(rows.tolist()) == {0, 2}
-    assert words.search(reading, 10, every(4)).rows.tolist() == [2, 0]
-    assert words.holding(words.read("red car")) is None
-    assert words.holding(words.read('"" red')) is None
-    both = words.holding(words.read('"red car" "cars fast"'))
+    assert words.search(parsed, 10, every(4)).rows.tolist() == [2, 0]
+    assert words.rows_with_phrases(words.parser.parse("red car")) is None
+    assert words.rows_with_phrases(words.parser.parse('"" red')) is None
+    both = words.rows_with_phrases(words.parser.parse('"red car" "cars fast"'))
     assert both is not None
     assert both.tolist() == [2]
 
@@ -154,9 +166,9 @@ def test_a_word_that_no_item_has_is_taken_for_another(
 ) -> None:
     """For one that begins so where it may go on, else for one at a distance of 1."""
     words = indexed(["pandas rule", "the ruler", "ruler zebra crossing x"], ["", "", "zzz"])
-    reading = words.read(query)
-    assert reading.text == text
-    assert reading.corrections == meant
+    parsed = words.parser.parse(query)
+    assert parsed.text == text
+    assert parsed.corrections == meant
 
 
 WORD = st.text("abcdé", min_size=1, max_size=6)
@@ -169,41 +181,47 @@ WORD = st.text("abcdé", min_size=1, max_size=6)
 @example("a", "")
 def test_one_mistake_is_a_distance_of_one(word: str, other: str) -> None:
     """As rapidfuzz measures it: a letter more, less, another one, or two that changed places."""
-    assert (other in _edited(word, "abcdé")) == (other != "" and OSA.distance(word, other) == 1)
+    assert (other in single_edits(word, "abcdé")) == (
+        other != "" and OSA.distance(word, other) == 1
+    )
 
 
 def test_letters_are_those_of_the_titles() -> None:
     """A word of another script is taken for one of that script; the frequent before the rare."""
     words = indexed(["Война и мир", "война миров", "naïve bayes", "the knave"])
-    assert words.read("вайна").text == "война"
-    assert words.read("вoйна").text == "война"  # with a Latin o
-    assert words.read("nsive").text == "naive"
-    assert words.read("naave").text == "naive"  # rather than knave: few mistake the first letter
+    assert words.parser.parse("вайна").text == "война"
+    assert words.parser.parse("вoйна").text == "война"  # with a Latin o
+    assert words.parser.parse("nsive").text == "naive"
+    assert (
+        words.parser.parse("naave").text == "naive"
+    )  # rather than knave: few mistake the first letter
 
 
 def test_what_is_mistyped_in_a_phrase_is_a_word_too() -> None:
     """The phrase as it is meant is what every answer has, and the text is told what is meant."""
     words = indexed(["big pandas rule", "pandas big", "rule"])
-    reading = words.read('the "big Panads" rule')
-    assert reading.phrases == ("big Pandas",)
-    assert reading.corrections == {"panads": ("pandas",)}
-    assert reading.text == "the big Pandas rule"
-    rows = words.holding(reading)
+    parsed = words.parser.parse('the "big Panads" rule')
+    assert parsed.phrases == ("big Pandas",)
+    assert parsed.corrections == {"panads": ("pandas",)}
+    assert parsed.text == "the big Pandas rule"
+    rows = words.rows_with_phrases(parsed)
     assert rows is not None
     assert rows.tolist() == [0]
-    assert words.read('"big pand"').phrases == ("big pand",)  # what is quoted is not still typed
+    assert words.parser.parse('"big pand"').phrases == (
+        "big pand",
+    )  # what is quoted is not still typed
 
 
 def test_a_mistake_that_somebody_made_before_is_one_all_the_same() -> None:
     """A word of one item beside another of hundreds stands for both, and the one that has it is
     the first."""
     words = indexed(["pyhton"] + [f"python {n}" for n in range(150)] + ["dask", "dusk"])
-    reading = words.read("pyhton")
-    assert reading.corrections == {"pyhton": ("pyhton", "python")}
-    found = words.search(reading, 200, every(153))
+    parsed = words.parser.parse("pyhton")
+    assert parsed.corrections == {"pyhton": ("pyhton", "python")}
+    found = words.search(parsed, 200, every(153))
     assert found.rows[0] == 0
     assert len(found.rows) == 151
-    assert words.read("dusk").corrections == {}
+    assert words.parser.parse("dusk").corrections == {}
 
 
 @pytest.mark.parametrize("query", ["", "   ", '"', '""', "*", "🙂🙂", "?!", "שלום", "ß" * 50])
@@ -211,7 +229,7 @@ def test_a_query_without_a_known_word_finds_nothing(query: str) -> None:
     """And asks for no phrase."""
     words = indexed(["ant", "bee"])
     assert not len(search(words, query, 2).rows)
-    assert words.holding(words.read(query)) is None
+    assert words.rows_with_phrases(words.parser.parse(query)) is None
 
 
 def test_scripts_that_have_words_are_searched_by_them() -> None:
@@ -227,12 +245,12 @@ def test_of_a_long_query_the_rarest_words_are_looked_up() -> None:
     words = indexed([" ".join([*common, "rare"]), *[" ".join(common)] * 3])
     found = search(words, " ".join([*common * 10, "rare"]), 4)
     assert found.rows[0] == 0
-    few = search(words, " ".join(common[: MOST_WORDS + 1]), 4)
+    few = search(words, " ".join(common[: MAX_QUERY_TERMS + 1]), 4)
     assert few.scores[0] > 0
 
 
 def test_nothing_is_found_among_no_items() -> None:
     """Of an index that is still empty."""
-    words = WordIndex().updated([])
+    words = BM25Writer().update([])
     assert len(words) == 0
     assert not len(search(words, "ant", 0).rows)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.text.bm25 import Document, WordIndex
+from models.text.bm25 import BM25Writer, Document
 from service.domain.queries import HighlightSpan
 from service.domain.records import Item
 from service.engine.highlight import WIDTH, highlights, marked, snippet
@@ -60,11 +60,11 @@ def test_a_snippet_shows_the_most_words_of_the_query() -> None:
 
 def test_words_are_marked_by_their_stem_where_they_stand() -> None:
     """In the text as it was written, whatever its letters are made of."""
-    index = WordIndex().updated([Document(0, "Running naïvely", [])])
+    index = BM25Writer().update([Document(0, "Running naïvely", [])])
     text = "Größe 🚀: RUNS, naïve — and ran"
-    spans = index.marks(index.read("running naively"), text)
+    spans = index.match_spans(index.parser.parse("running naively"), text)
     assert [text[start:end] for start, end in spans] == ["RUNS", "naïve"]
-    assert index.marks(index.read("zebra"), text) == []
+    assert index.match_spans(index.parser.parse("zebra"), text) == []
 
 
 def test_an_item_without_texts_has_nothing_to_show() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.text.bm25 import TITLE
+from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from service.datasets import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
@@ -58,7 +58,7 @@ def ndcg(ranking: list[int], gains: dict[str, float]) -> float:
 
 def scores(query: str) -> tuple[list[float], list[float]]:
     """BM25 of each text, and its best cosine."""
-    words = [(f"{title} " * TITLE + text).split() for title, text in TEXTS]
+    words = [(f"{title} " * TITLE_WEIGHT + text).split() for title, text in TEXTS]
     asked = EMBEDDINGS.query(query).tolist()
     near = [
         max(cosine(asked, EMBEDDINGS.encode([text])[0].tolist()) for text in each if text)

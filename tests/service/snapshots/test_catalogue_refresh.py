@@ -99,7 +99,7 @@ def found_by_words(catalogue: Catalogue, query: str) -> list[str]:
     """The ids of the items that have words of a query, best first."""
     index = catalogue.bm25_index
     assert index is not None
-    rows = index.search(index.read(query), 5, catalogue.visible).rows
+    rows = index.search(index.parser.parse(query), 5, catalogue.visible).rows
     return catalogue.vocabulary.ids_of(rows.tolist())
 
 
