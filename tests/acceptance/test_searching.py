@@ -284,12 +284,12 @@ def test_reasons_are_those_of_the_score(
     assert told
 
 
-def test_a_coarse_memory_makes_the_answer_coarse(http: httpx.Client) -> None:
-    """Each item's mass is that of the memory; the answer's own, that of the keys."""
+def test_a_coarse_search_attends_a_short_memory_whole(http: httpx.Client) -> None:
+    """The answer's mass is the share of the nearest keys; each item's, the memory's: all of it."""
     found = search(http, user_id="u3", retrieval={"mode": "coarse", "k": 4})
     assert found["retrieval"] == "coarse"
     assert 0 < found["mass"] < 1
-    assert all(0 < item["mass"] < 1 for item in found["items"])
+    assert [item["mass"] for item in found["items"]] == [1.0] * len(found["items"])
 
 
 def test_without_a_memory_there_are_no_reasons(http: httpx.Client) -> None:
