@@ -1,8 +1,8 @@
 """Moments of clusters: enough of their rows to attend to all of them by one expansion.
 
-A cluster has rows of weights w_i, keys k_i and values v_i. With n = Σ w_i, the weighted means k̄ and
 A cluster has rows of weights w_i, keys k_i and values v_i. With n = Σ w_i, weighted means k̄ and v̄,
 covariance Σ of the keys and cross-covariance C = Cov(v, k), a query gives, by q' = q / √d,
+
     Σ w_i e^(q'·k_i)      ≈ n e^(q'·k̄ + q'ᵀΣq'/2)
     Σ w_i e^(q'·k_i) v_i  ≈ n e^(q'·k̄ + q'ᵀΣq'/2) (v̄ + C q')
 
