@@ -7,7 +7,6 @@ Parts with their log Z are merged as ring attention (Liu et al. 2023) and flash 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,14 +15,16 @@ from torch import Tensor
 
 from models.attention.flash_kernel import attention_with_logsumexp
 
-_HIDDEN = -1e30  # bias of a hidden row: the fused kernel makes NaN of a block of -inf alone
+# Bias of a hidden row, and log-sum-exp of no rows: with -inf the fused kernel makes NaN of a block
+# that is hidden whole, and so does the difference of two log-sum-exps.
+_HIDDEN = -1e30
 
 
 class PartialSoftmax(NamedTuple):
     """Attention over some rows, H heads and T targets.
 
     context: [H, T, d_v] the weighted mean of their values; zero without rows.
-    logsumexp: [H, T] log of the sum of e^score; -inf, or next to it, without rows.
+    logsumexp: [H, T] log of the sum of e^score; -1e30 without rows.
     """
 
     context: Tensor
@@ -32,7 +33,7 @@ class PartialSoftmax(NamedTuple):
     @classmethod
     def empty(cls, heads: int, targets: int, width: int) -> PartialSoftmax:
         """Attention over no rows."""
-        return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), -math.inf))
+        return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), _HIDDEN))
 
     def target(self, number: int) -> PartialSoftmax:
         """Attention of one target, T = 1."""
@@ -64,7 +65,11 @@ def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
     for block in blocks:
         bias = block.bias.clamp(min=_HIDDEN)
         bias = bias[:, None] if bias.dim() == 2 else bias
-        part = PartialSoftmax(*attention_with_logsumexp(query, block.keys, block.values, bias))
+        context, logsumexp = attention_with_logsumexp(query, block.keys, block.values, bias)
+        blind = logsumexp <= _HIDDEN / 2
+        if bool(blind.any()):  # the kernel weighs rows that are all hidden alike
+            context = context.masked_fill(blind[..., None], 0.0)
+        part = PartialSoftmax(context, logsumexp)
         total = part if total is None else merge_partials(total, part)
     if total is None:
         raise ValueError("blocks: there must be at least one")
@@ -74,5 +79,5 @@ def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
 def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoftmax:
     """Attend over the rows of both, given attention over each."""
     logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
-    share = (first.logsumexp - logsumexp).exp().nan_to_num(0.0)  # NaN where neither has rows
+    share = (first.logsumexp - logsumexp).exp()
     return PartialSoftmax(torch.lerp(second.context, first.context, share[..., None]), logsumexp)

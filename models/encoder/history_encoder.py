@@ -307,6 +307,13 @@ def _step(
     bias [H, B, n, N], -inf hides.
     """
     queries, gate = block.queries_gates(normed)
-    scores = (queries @ keys.mT) / keys.shape[-1] ** 0.5 + bias
-    mixed = torch.softmax(scores, -1) @ values
-    return block.finish(x, mixed, gate)
+    return block.finish(x, attend_cached(queries, keys, values, bias), gate)
+
+
+def attend_cached(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attend from new queries [..., n, d] over cached keys and values [..., N, d]: [..., n, d].
+
+    bias [..., n, N], -inf hides.
+    """
+    scores = (query @ keys.mT) / keys.shape[-1] ** 0.5 + bias
+    return torch.softmax(scores, -1) @ values

@@ -92,14 +92,20 @@ def _attended(
     weight, bias = block.query_gate
     both = weight @ normed + bias
     heads, _, size = keys.shape
-    queries, gate = both[: heads * size].reshape(heads, size, 1), both[heads * size :]
-    scores: Array = (keys @ queries)[:, :, 0] * size**-0.5 + block.table.take(bucket, 1)
+    query, gate = both[: heads * size].reshape(heads, size), both[heads * size :]
+    mixed = attend_one(query, keys, values, block.table.take(bucket, 1)).reshape(-1)
+    added: Array = _sigmoid(gate) * (block.out @ mixed)
+    return added
+
+
+def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
+    """Attend from one query [H, d] over keys and values [H, n, d] with bias [H, n]: [H, d]."""
+    scores: Array = (keys @ query[:, :, None])[:, :, 0] * query.shape[1] ** -0.5 + bias
     scores -= np.maximum.reduce(scores, 1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= np.add.reduce(scores, 1, keepdims=True)
-    mixed = (scores[:, None] @ values).reshape(-1)
-    added: Array = _sigmoid(gate) * (block.out @ mixed)
-    return added
+    context: Array = (scores[:, None] @ values)[:, 0]
+    return context
 
 
 def _fed(block: _Block, x: Array) -> Array:

@@ -247,7 +247,7 @@ class ClusterTree:
             size,
             moments,
             moments.weight.log() + self._shift,
-            size * moments.squares / total.square(),
+            size * (moments.squares / total) / total,  # its square is 0 for an empty cluster
             sample,
             weights * size / total[:, None],
         )

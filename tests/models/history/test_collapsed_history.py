@@ -228,3 +228,17 @@ def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
         snapshot, build_memory(snapshot, whole, at), targets, AttentionOptions(exclude_self=True)
     )
     torch.testing.assert_close(found.attention, wanted.attention, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_head_that_sees_none_of_a_long_history_adds_nothing(kind: int) -> None:
+    """A history of views, or of dislikes, alone: the other heads' contexts are zero."""
+    snapshot, whole = told_snapshot(), a_past()
+    whole = replace(
+        whole,
+        types=np.full(LENGTH, kind, np.int32),
+        profile_rows=np.zeros(0, np.int32),
+    )
+    each, together = both(snapshot, whole, int(whole.timestamps[-1]) + DAY)
+    assert (each.bias == -torch.inf).all(1).any()
+    same(score(snapshot, together, EVERY), score(snapshot, each, EVERY))

@@ -233,3 +233,18 @@ def test_parts_merge_as_one_softmax() -> None:
     nothing = PartialSoftmax.empty(HEADS, 60, D)
     assert torch.equal(merge_partials(nothing, one).context, one.context)
     assert not merge_partials(nothing, nothing).context.any()
+
+
+@pytest.mark.parametrize("max_error", [0.0, 0.01, math.inf])
+def test_a_head_whose_rows_are_all_hidden_attends_nothing(max_error: float) -> None:
+    """Its contexts are zero, without an error, with or without recent rows that it sees."""
+    made = world(2_000, 1.0)
+    made.log_weights[1] = -math.inf
+    found = attend_clusters(made.tree(), made.query, max_error=max_error)
+    assert not found.partial.context[1].any()
+    assert not found.error[1].any()
+    assert found.partial.context.isfinite().all()
+    keys, values = (part[:, :9] for part in made.table)
+    recent = attend_blocks(made.query, [KVBlock(keys, values, torch.zeros(HEADS, 9))])
+    both = attend_clusters(made.tree(), made.query, recent_partial=recent, max_error=max_error)
+    torch.testing.assert_close(both.partial.context[1], recent.context[1])
