@@ -44,6 +44,12 @@ class Settings(BaseSettings):
         description="Worker processes that share the port and the memory of the loaded model; "
         "Linux only.",
     )
+    allowed_hosts: str = Field(
+        "",
+        description="Host names that requests may use, separated by commas, besides localhost, "
+        "127.0.0.1, [::1] and `HEED_HOST` (of every address: any IP address). `*` allows every "
+        "name, and thereby pages of other sites to read and write (DNS rebinding).",
+    )
     insecure: bool = Field(
         False,
         description="Allow binding an address that other machines can reach, although nothing "
@@ -95,6 +101,27 @@ class Settings(BaseSettings):
     )
 
     # ---- limits
+    max_connections: int = Field(
+        512,
+        ge=1,
+        description="Connections that a worker keeps open; a further one replaces the one that is "
+        "idle longest, or is closed if none is idle.",
+    )
+    idle_timeout: int = Field(
+        5, ge=1, description="Seconds that a connection may be idle; then it is closed."
+    )
+    max_header_bytes: int = Field(
+        32 * _KiB,
+        ge=1024,
+        description="Largest request header with its request line, in bytes; a larger one is "
+        "refused with 431.",
+    )
+    header_timeout: float = Field(
+        5.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds for a request's header to arrive; then the answer is 408.",
+    )
     max_body_bytes: int = Field(
         _MiB, ge=1, description="Largest request body, in bytes; NDJSON streams are exempt."
     )
@@ -126,7 +153,8 @@ class Settings(BaseSettings):
         15.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds for a request's body to arrive; for a stream, its next chunk.",
+        description="Seconds for a request's body to arrive; for a stream, its next chunk. Also "
+        "for a client to read on, where an answer waits for it.",
     )
     drain_timeout: float = Field(
         10.0,

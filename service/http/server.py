@@ -89,17 +89,18 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
     if settings.workers > 1:
         _share(settings, console, examples=examples)
         return
+    sockets = _bind_all(settings.host, settings.port, shared=False)
     with asyncio.Runner(loop_factory=_loop) as runner:
-        runner.run(_serve(settings, console, examples=examples))
+        runner.run(_serve(settings, console, sockets, examples=examples))
 
 
 async def _serve(
     settings: Settings,
     console: Console | None,
+    sockets: list[socket.socket],
     *,
     examples: bool,
     loaded: PreloadedSnapshot | None = None,
-    sockets: list[socket.socket] | None = None,
     peers: WorkerPeers | None = None,
 ) -> None:
     """One process' part: all of it, unless it has peers.
@@ -107,9 +108,9 @@ async def _serve(
     Args:
         settings: of the service.
         console: where a person reads that it listens; None says nothing.
+        sockets: to listen on.
         examples: whether to say what to try.
         loaded: what it was forked with.
-        sockets: to listen on, where it shares the port.
         peers: with whom.
     """
     engine = await open_engine(settings, preloaded=loaded)
@@ -120,7 +121,11 @@ async def _serve(
     # which is a fifth of the time of ingestion otherwise.
     gc.collect()
     gc.freeze()
-    config = configure(app, settings.host, settings.port, settings.drain_timeout)
+    if sys.platform == "linux":  # connections inherit it, and end when their clients stop reading
+        for each in sockets:
+            unread = int(settings.body_timeout * 1000)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
+    config = configure(app, settings)
     server = _Server(config, console, tries)
     if peers is None:
         await server.serve(sockets)
@@ -149,7 +154,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     """
     if sys.platform != "linux":
         raise Invalid("", f"{PREFIX}WORKERS is {settings.workers}, but only Linux can share so: 1")
-    claimed = _claimed(settings.host, settings.port)
+    bound = _bind_all(settings.host, settings.port, shared=True)
     loaded = preload(settings)
     points = worker_sockets(settings.workers)
 
@@ -163,9 +168,9 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                 _serve(
                     settings,
                     speaks,
+                    [_bind(one.family, one.getsockname(), shared=True) for one in bound],
                     examples=examples,
                     loaded=loaded,
-                    sockets=[_bound(one.family, one.getsockname(), shared=True) for one in claimed],
                     peers=WorkerPeers(points, number),
                 )
             )
@@ -173,18 +178,21 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
 
 
-def _claimed(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of a host, which keeps it for the workers. Raises OSError."""
+def _bind_all(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+    """Bind a socket to each address of a host. Raises OSError."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    claimed = []
+    bound = []
     for family, address in dict.fromkeys((each[0], each[4]) for each in found):
         # Alone first: that sockets share a port must not hide that another service is there.
-        _bound(family, address, shared=False).close()
-        claimed.append(_bound(family, address, shared=True))
-    return claimed
+        one = _bind(family, address, shared=False)
+        if shared:
+            one.close()
+            one = _bind(family, address, shared=True)
+        bound.append(one)
+    return bound
 
 
-def _bound(family: int, address: Any, *, shared: bool) -> socket.socket:
+def _bind(family: int, address: Any, *, shared: bool) -> socket.socket:
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

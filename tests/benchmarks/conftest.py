@@ -38,7 +38,8 @@ def serving_on_a_thread(
     arguments: Sequence[str], *, environment: Mapping[str, str], **_: Any
 ) -> Iterator[Server]:
     """Stand in for `serving`: a process of its own imports torch first, which takes seconds."""
-    server = uvicorn.Server(configure(_app(arguments, environment), "127.0.0.1", 0, drain=1.0))
+    settings = Settings(port=0, drain_timeout=1)
+    server = uvicorn.Server(configure(_app(arguments, environment), settings))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:

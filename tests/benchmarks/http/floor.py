@@ -27,6 +27,7 @@ import uvloop
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
+from service.domain.settings import Settings
 from service.http.schemas.answers import AnswerOut
 from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.base import Body
@@ -98,7 +99,7 @@ def main(path: Path, data: Path | None = None) -> None:
     app = load_app(path, data)
     gc.collect()
     gc.freeze()  # as Heed does
-    config = configure(app, "127.0.0.1", 0, drain=10.0)
+    config = configure(app, Settings(port=0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Server(config).serve())
 

@@ -1,0 +1,346 @@
+"""Connections that send endlessly, slowly or nothing leave the others as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvicorn
+import uvloop
+
+from service.domain.settings import Settings
+from service.engine.engine import Engine
+from service.http.app import create_app
+from service.http.uvicorn_config import configure
+from tests.support.http_fake import FakeEngine
+from tests.support.server import Server
+
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+# What is never complete: how it begins, and what comes again and again.
+ENDLESS = {
+    "first line": (b"GET /", b"a"),
+    "name of a header": (b"GET / HTTP/1.1\r\n", b"a"),
+    "value of a header": (b"GET / HTTP/1.1\r\n", b"X-B:"),
+    "headers": (b"GET / HTTP/1.1\r\n", b"X-B: b\r\n"),
+    "lines before the first": (b"", b"\r\n"),
+    "trailer": (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-B:"),
+    "extension of a chunk": (CHUNKED + b"2;", b"a"),
+}
+MiB = 2**20
+PATIENCE = 60.0  # seconds, for a busy machine is no failure
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Open = Callable[[], Awaitable[Streams]]
+Talk = Callable[[Open, FakeEngine], Awaitable[None]]
+
+
+def serve(talk: Talk, **settings: Any) -> None:
+    """Serve a fake engine with these settings, and talk to it over sockets."""
+    engine = FakeEngine()
+    named = Settings(
+        **{"embedding_dim": 4, "port": 0, "deadline": 30, "drain_timeout": 0, **settings}
+    )
+
+    async def run() -> None:
+        server = uvicorn.Server(configure(create_app(named, engine=cast(Engine, engine)), named))
+        running = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        opened: list[asyncio.StreamWriter] = []
+
+        async def connect() -> Streams:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            opened.append(writer)
+            return reader, writer
+
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await talk(connect, engine)
+        finally:
+            for writer in opened:
+                writer.close()
+            server.should_exit = True
+            await running
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    """Read one answer; its status."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+    await reader.readexactly(int(length))
+    return int(head.split(b" ")[1])
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other side hangs up."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_never_ends_is_cut_off(kind: str) -> None:
+    """The connection is closed a little after the limit, and others are answered."""
+    start, more = ENDLESS[kind]
+    sent = 0
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        nonlocal sent
+        reader, writer = await connect()
+        writer.write(start)
+        ended = asyncio.create_task(rest(reader))
+        while not ended.done() and sent < MiB:
+            writer.write(more * 100)
+            sent += len(more) * 100
+            await asyncio.sleep(0.001)
+        refusal = await ended
+        if start and not start.startswith(CHUNKED):
+            assert refusal.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+            assert b"application/problem+json" in refusal
+            assert b"HEED_MAX_HEADER_BYTES" in refusal
+        reader, writer = await connect()
+        writer.write(LIVE)
+        assert await status(reader) == 200
+
+    serve(talk, max_header_bytes=4096)
+    assert sent < MiB
+
+
+def test_each_request_has_a_header_of_its_own() -> None:
+    """On a kept connection every header may have the limit's size; one byte more is 431."""
+
+    def padded(size: int) -> bytes:
+        return LIVE[:-2] + b"X-B: " + b"b" * (size - len(LIVE) - 7) + b"\r\n\r\n"
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        reader, writer = await connect()
+        for _ in range(3):
+            writer.write(padded(1024))
+            assert await status(reader) == 200
+        writer.write(padded(1000) * 5)
+        assert [await status(reader) for _ in range(5)] == [200] * 5
+        body = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
+        writer.write(CHUNKED + body * 4 + b"0\r\n\r\n" + LIVE)
+        assert [await status(reader) for _ in range(2)] == [422, 200]
+        writer.write(padded(1025))
+        assert await status(reader) == 431
+        assert await rest(reader) == b""
+
+    assert len(padded(1024)) == 1024
+    serve(talk, max_header_bytes=1024)
+
+
+def test_slow_headers_end_after_their_time() -> None:
+    """Byte by byte, a header has its time and no more, also where one was answered before."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(LIVE[:-2])
+        ended = asyncio.create_task(rest(reader))
+        while not ended.done():
+            writer.write(b"X")
+            await asyncio.sleep(0.01)
+        return await ended
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        kept = await connect()
+        kept[1].write(LIVE)
+        assert await status(kept[0]) == 200
+        for answer in await asyncio.gather(drip(*kept), drip(*await connect())):
+            assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+            assert b"HEED_HEADER_TIMEOUT" in answer
+
+    serve(talk, header_timeout=0.2, idle_timeout=100)
+
+
+def test_idle_connections_end_after_their_time() -> None:
+    """A connection without a byte is closed in silence, before its first request and after."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        fresh, used = await connect(), await connect()
+        used[1].write(LIVE)
+        assert await status(used[0]) == 200
+        assert not any(await asyncio.gather(rest(fresh[0]), rest(used[0])))
+
+    serve(talk, idle_timeout=1, header_timeout=100)
+
+
+def test_a_refused_body_does_not_hold_its_connection() -> None:
+    """Where the answer came before the body, the rest of the body has the time of a header."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        reader, writer = await connect()
+        writer.write(CHUNKED + b"20\r\n" + b" " * 32 + b"\r\n")
+        assert await status(reader) == 429
+        ended = asyncio.create_task(rest(reader))
+        while not ended.done():
+            writer.write(b"1\r\n \r\n")
+            await asyncio.sleep(0.01)
+
+    serve(talk, max_buffered_bytes=16, header_timeout=0.2, idle_timeout=100)
+
+
+def test_a_new_connection_takes_the_place_of_an_idle_one() -> None:
+    """At the limit an idle connection makes room; where all are in work the new one is closed."""
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        idle = [await connect() for _ in range(3)]
+        reader, writer = await connect()
+        writer.write(LIVE)
+        assert await status(reader) == 200
+        ended = [asyncio.create_task(rest(each[0])) for each in idle]
+        await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        assert sum(task.done() for task in ended) == 1
+
+        engine.gate = asyncio.Event()
+        body = b'{"item_ids": ["a"]}'
+        asks = CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        working = []
+        for _ in range(3):
+            working.append(await connect())
+            working[-1][1].write(asks)
+            await engine.arrived.acquire()
+        refused = await connect()
+        assert await rest(refused[0]) == b""
+        engine.gate.set()
+        assert [await status(each[0]) for each in working] == [200] * 3
+
+    serve(talk, max_connections=3)
+
+
+def test_requests_that_wait_on_one_connection_are_few() -> None:
+    """Sixteen requests may be sent ahead of their answers; thousands are not even read."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        reader, writer = await connect()
+        writer.write(LIVE * 17)
+        assert [await status(reader) for _ in range(17)] == [200] * 17
+        writer.write(LIVE * 1000)
+        assert (await rest(reader)).count(b"HTTP/1.1") < 17
+
+    serve(talk)
+
+
+# ------------------------------------------------------------------- the process, as it is served
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service without data, on the limits that it has by default, but for those of bodies."""
+    with Server(tmp_path_factory.mktemp("empty") / "data", body_timeout=1) as server:
+        yield server
+
+
+def connect(server: Server) -> socket.socket:
+    """A connection."""
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), PATIENCE)
+
+
+def resident(server: Server) -> float:
+    """MB of memory that the process holds."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024 / 1e6
+
+
+def live(server: Server) -> float:
+    """Seconds to connect and be told that the service lives."""
+    started = time.perf_counter()
+    with connect(server) as one:
+        one.sendall(LIVE)
+        assert one.recv(65_536).startswith(b"HTTP/1.1 200")
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize("kind", ["value of a header", "trailer"])
+def test_endless_headers_freeze_nothing(server: Server, kind: str) -> None:
+    """Beside four of them `/health/live` takes less than 50 ms, and memory stays within 20 MB."""
+    start, more = ENDLESS[kind]
+
+    def flood() -> None:
+        with connect(server) as one, contextlib.suppress(ConnectionError):
+            one.sendall(start)
+            for _ in range(50):
+                one.sendall(more * (MiB // len(more)))
+
+    live(server)
+    before = resident(server)
+    worst, grown = [], 0.0
+    for _ in range(3):  # for a busy machine may keep any one probe waiting
+        floods = [threading.Thread(target=flood) for _ in range(4)]
+        for each in floods:
+            each.start()
+        seconds = [live(server) for _ in range(20)]
+        grown = max(grown, resident(server) - before)
+        for each in floods:
+            each.join()
+        worst.append(max(seconds, default=0))
+    print(f"{kind}: /health/live {min(worst) * 1000:.1f} ms, RSS +{grown:.1f} MB")  # noqa: T201
+    assert min(worst) < 0.05
+    assert grown < 20
+
+
+def test_connections_that_do_nothing_useful_are_closed(server: Server) -> None:
+    """Within 15 s, 400 that drip headers and 50 that are idle are gone, and one is answered."""
+    dripping, idle = ([connect(server) for _ in range(count)] for count in (400, 50))
+    left = {*dripping, *idle}
+    for each in left:
+        each.setblocking(False)
+    for each in dripping:
+        each.send(LIVE[:-2])
+    until = time.monotonic() + 15
+    while left and time.monotonic() < until:
+        for each in [*left]:
+            try:
+                if each in dripping:
+                    each.send(b"X")
+                ended = each.recv(65_536) == b""
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                ended = True
+            if ended:
+                left.discard(each)
+        live(server)
+        time.sleep(0.2)
+    for each in (*dripping, *idle):
+        each.close()
+    assert not left
+
+
+def test_a_client_that_reads_nothing_is_left(server: Server) -> None:
+    """Answers that nobody reads hold neither a connection nor memory."""
+
+    def files() -> int:
+        return len([*Path(f"/proc/{server.process.pid}/fd").iterdir()])
+
+    live(server)
+    before = files()
+    port = int(server.url.rpartition(":")[2])
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", port))
+        one.setblocking(False)
+        until = time.monotonic() + PATIENCE
+        while files() > before and time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                one.send(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            time.sleep(0.05)
+        assert files() == before
