@@ -17,6 +17,7 @@ from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.http import openapi, playground
 from service.http.limits import Admission, Bodies, Paths, Traffic
+from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
 from service.http.routes import ask, attend, batch, events, health, items, models, users
 from service.http.routes.health import is_exempt
@@ -69,6 +70,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         middleware=[  # the first is the outermost
             Middleware(Telemetry, metrics=metrics),
             Middleware(Problems),
+            Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
             Middleware(
                 Bodies,

@@ -82,21 +82,24 @@ def _document(app: FastAPI) -> dict[str, Any]:
     problems: dict[str, Any] = {}
     components["responses"] = problems
     for operations in document["paths"].values():
-        for operation in operations.values():
-            _complete(operation, problems)
+        for method, operation in operations.items():
+            _complete(method, operation, problems)
     return document
 
 
-def _complete(operation: dict[str, Any], problems: dict[str, Any]) -> None:
+def _complete(method: str, operation: dict[str, Any], problems: dict[str, Any]) -> None:
     """Add the problems that any route may answer, and the headers that every answer has.
 
     Each problem is described once, in `problems`, and referred to by its status.
     """
-    statuses = [429, 500, 503]
+    statuses = [421, 429, 500, 503]
+    if method != "get":
+        statuses += [403]
     if "parameters" in operation:
         statuses += [422]
     if "requestBody" in operation:
         statuses += [408, 413, 415, 422]
+        operation["requestBody"]["required"] = True  # of what may be empty, its media type
     responses = operation["responses"]
     responses.pop("422", None)
     statuses += [int(status) for status in responses if status >= "400"]

@@ -87,7 +87,7 @@ def test_a_model_trained_over_http_serves_without_a_restart(
     begun = http.post("/v1/models/train", json={"options": options})
     assert begun.status_code == 202, begun.text
     place = begun.headers["location"]
-    assert http.post("/v1/models/train").status_code == 409  # one at a time
+    assert http.post("/v1/models/train", json={}).status_code == 409  # one at a time
 
     progress: list[dict[str, Any]] = []
     while (job := http.get(place).json())["state"] in {"queued", "running"}:
@@ -109,7 +109,7 @@ def test_a_model_trained_over_http_serves_without_a_restart(
     assert listed[version]["metrics"] == metrics
     assert listed[version]["metadata"]["preset"] == "quick"
     assert answer(http)["items"] != before["items"]
-    assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
+    assert http.post(f"/v1/models/{world.first}/activate", json={}).status_code == 200
     assert answer(http) == before
 
 
@@ -172,13 +172,13 @@ def test_a_broken_version_never_replaces_a_good_one(
     degraded = before | {"degraded": True}  # what was made current is not what answers
     assert answer(http) == degraded
     for version, reason in (("nan", "prior is not finite"), ("bitten", WEIGHTS_FILE)):
-        refused = http.post(f"/v1/models/{version}/activate")
+        refused = http.post(f"/v1/models/{version}/activate", json={})
         assert refused.status_code == 409
         assert reason in refused.json()["detail"]
         assert answer(http) == degraded
     broken = {m["version"]: m["broken"] for m in http.get("/v1/models").json()["models"]}
     assert WEIGHTS_FILE in broken["bitten"]
-    assert http.post(f"/v1/models/{world.first}/activate").status_code == 200
+    assert http.post(f"/v1/models/{world.first}/activate", json={}).status_code == 200
     assert registry.current() == world.first
     assert answer(http) == before
 

@@ -45,7 +45,7 @@ def numbers(answer: dict[str, Any]) -> dict[str, float]:
 
 def activate(http: httpx.Client, version: str) -> None:
     """Serve this version from now on."""
-    answer = http.post(f"/v1/models/{version}/activate")
+    answer = http.post(f"/v1/models/{version}/activate", json={})
     assert answer.status_code == 200, answer.text
     assert answer.json()["model_version"] == version
 
@@ -87,7 +87,7 @@ def test_no_answer_mixes_two_models(trained: Server, world: World) -> None:
             for turn in range(SWAPS):
                 version = versions[turn % 2]
                 before = seen[version]
-                answer = await http.post(f"/v1/models/{version}/activate")
+                answer = await http.post(f"/v1/models/{version}/activate", json={})
                 assert answer.status_code == 200, answer.text
                 enough = before + CLIENTS
                 while seen[version] < enough:  # noqa: ASYNC110  # what counts it is busy asking
@@ -127,7 +127,7 @@ def test_what_was_answered_before_a_swap_comes_back_with_it(trained: Server, wor
 def test_an_unknown_version_changes_nothing(trained: Server, world: World) -> None:
     """It is not found, names that are none are refused, and the current one serves on."""
     with trained.client() as http:
-        assert http.post("/v1/models/nothing/activate").status_code == 404
-        assert http.post("/v1/models/..%2F..%2Fetc/activate").status_code == 422
+        assert http.post("/v1/models/nothing/activate", json={}).status_code == 404
+        assert http.post("/v1/models/..%2F..%2Fetc/activate", json={}).status_code == 422
         ready = http.get("/health/ready").json()
         assert ready["checks"]["model"] == world.first

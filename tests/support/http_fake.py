@@ -227,7 +227,7 @@ class Client:
         self.engine = engine
         self.runner = runner
         transport = httpx.ASGITransport(app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://heed.test")
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     def request(self, method: str, url: str, **more: Any) -> httpx.Response:
         return self.runner.run(self.http.request(method, url, **more))

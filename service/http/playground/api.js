@@ -18,7 +18,7 @@ export function onTiming(watch) {
 }
 
 export async function ask(method, path, body, { signal } = {}) {
-  const headers = { ...given(), ...(body === undefined ? {} : { "content-type": "application/json" }) };
+  const headers = { ...given(), ...(method === "GET" ? {} : { "content-type": "application/json" }) };
   const begun = performance.now();
   const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
   const text = await answer.text();

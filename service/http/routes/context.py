@@ -51,26 +51,22 @@ class Context(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose handler may ask for the `Context`, and that takes its body as JSON.
+    """A route whose handler may take the `Context`, and whose POST and PUT take JSON alone.
 
-    It says so (415) when the body is called something else.
-
-    The type is required for safety too: a page of some other site can make a browser post to
-    127.0.0.1, but not with this type unless we allow it.
+    Any other type is a 415, also of an empty body: a page of another site can make a browser post
+    to 127.0.0.1, but not with this type unless the service allows it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's hook around parsing, validation and the endpoint."""
-        handler, reads = super().get_route_handler(), self.body_field is not None
+        handler = super().get_route_handler()
+        takes_json = not {"POST", "PUT"}.isdisjoint(self.methods or ())
 
         async def handle(request: Request) -> Response:
             context = Context(request.scope, request.receive)
-            if (
-                reads
-                and not _is_json(context.headers.get("content-type", ""))
-                and await context.body()
-            ):
-                raise HTTPException(415, "The body must be sent as Content-Type: application/json.")
+            if takes_json and not _is_json(context.headers.get("content-type", "")):
+                detail = "Send Content-Type: application/json, also with an empty body."
+                raise HTTPException(415, detail)
             return await handler(context)
 
         return handle

@@ -10,7 +10,7 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import ActivatedOut, JobDocument, JobOut, ModelsOut
 from service.http.schemas.scalars import PathName
-from service.http.schemas.write import TrainIn
+from service.http.schemas.write import ActivateIn, TrainIn
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 
@@ -41,7 +41,11 @@ async def list_models(context: Context) -> Response:
     "/v1/models/{version}/activate",
     responses={200: {"model": ActivatedOut}, **documented(404, 409)},
 )
-async def activate(version: PathName, context: Context) -> Response:
+async def activate(
+    version: PathName,
+    context: Context,
+    body: ActivateIn | None = None,  # noqa: ARG001  # refuses what it does not name
+) -> Response:
     """Serve this version from now on, forward or back; requests in flight finish on theirs.
 
     A version that fails verification is refused with 409, and the old one goes on serving.

@@ -153,3 +153,7 @@ class TrainIn(Body):
         description="Options of the trainer: `preset` (quick or best), `epochs`, `seed`.",
         examples=[{"preset": "best", "seed": 7}],
     )
+
+
+class ActivateIn(Body):
+    """Nothing: the path names the version."""

@@ -16,7 +16,7 @@ from service.http.limits import is_unhurried
 from tests.support.http_fake import Client, FakeEngine, serving
 
 SCORE = {"item_ids": ["a"]}
-JSON = {"content-type": "application/json"}
+JSON = {"host": "localhost", "content-type": "application/json"}
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -161,7 +161,7 @@ def test_an_activation_has_no_deadline() -> None:
 
         async def both() -> tuple[httpx.Response, httpx.Response]:
             assert client.engine.gate is not None
-            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate"))
+            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate", json={}))
             await client.engine.arrived.acquire()
             late = await client.http.post("/v1/score", json=SCORE)
             client.engine.gate.set()
@@ -179,7 +179,7 @@ def test_an_activation_takes_a_place() -> None:
 
         async def crowd() -> tuple[httpx.Response, httpx.Response]:
             assert client.engine.gate is not None
-            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate"))
+            begun = asyncio.create_task(client.http.post("/v1/models/v1/activate", json={}))
             await client.engine.arrived.acquire()
             refused = await client.http.post("/v1/score", json=SCORE)
             client.engine.gate.set()
@@ -225,7 +225,7 @@ def test_shutdown_turns_readiness_off_and_lets_requests_finish() -> None:
     async def scenario() -> tuple[httpx.Response, httpx.Response, bool]:
         engine.gate = asyncio.Event()
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://heed.test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             lifespan = app.router.lifespan_context(app)
             await lifespan.__aenter__()
             working = asyncio.create_task(http.post("/v1/score", json=SCORE))

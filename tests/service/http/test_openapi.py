@@ -21,7 +21,7 @@ from tests.support.http_fake import FakeEngine, serving
 NDJSON = "application/x-ndjson"
 # Its limits are wide: what is under test here is the document.
 APP = create_app(
-    Settings(embedding_dim=4, deadline=10, max_body_bytes=2**26),
+    Settings(embedding_dim=4, deadline=10, max_body_bytes=2**26, allowed_hosts="testserver"),
     engine=cast(Engine, FakeEngine()),
 )
 DOCUMENT = APP.openapi()
@@ -38,7 +38,8 @@ def test_every_operation_is_documented(path: str, method: str, operation: dict[s
     assert operation["description"]
     assert operation["operationId"].isidentifier()
     statuses = set(operation["responses"])
-    assert {"429", "500", "503"} <= statuses
+    assert {"421", "429", "500", "503"} <= statuses
+    assert ("403" in statuses) == (method != "get")
     if "requestBody" in operation:
         assert {"408", "413", "415", "422"} <= statuses
     (success,) = (status for status in statuses if status < "300")

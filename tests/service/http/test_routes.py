@@ -292,22 +292,22 @@ def test_attend_reaches_every_kind_of_memory(client: Client) -> None:
 
 def test_training_and_models(client: Client) -> None:
     """Training starts one job at a time, and versions are listed and activated."""
-    started = client.post("/v1/models/train")
+    started = client.post("/v1/models/train", json={})
     assert (started.status_code, started.headers["location"]) == (202, "/v1/jobs/job-1")
     again = client.post("/v1/models/train", json={"options": {"epochs": 2, "fast": True}})
     assert again.status_code == 409
     assert client.get("/v1/jobs/job-1").json()["progress"] == 0.5
     assert client.get("/v1/jobs/job-2").status_code == 404
     assert client.get("/v1/models").json()["models"][0]["version"] == "v1"
-    assert client.post("/v1/models/v1/activate").json() == {"version": "v1"}
-    assert client.post("/v1/models/v2/activate").status_code == 404
+    assert client.post("/v1/models/v1/activate", json={}).json() == {"version": "v1"}
+    assert client.post("/v1/models/v2/activate", json={}).status_code == 404
 
 
 @pytest.mark.parametrize("version", ["..%2F..%2Fetc", "V1", "a.b", "-a", "a" * 65, "v1%0A", "é"])
 def test_names_that_could_be_paths_never_reach_the_engine(client: Client, version: str) -> None:
     """A version or a job is a plain name; anything else is 422 before the engine hears of it."""
     client.engine.raises = AssertionError("the engine was asked")
-    assert client.post(f"/v1/models/{version}/activate").status_code == 422
+    assert client.post(f"/v1/models/{version}/activate", json={}).status_code == 422
     assert client.get(f"/v1/jobs/{version}").status_code == 422
 
 

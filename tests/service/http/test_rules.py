@@ -157,7 +157,7 @@ BAD = [
 @pytest.mark.parametrize(("path", "body", "pointer"), BAD)
 def test_bad_input_is_refused_and_named(client: Client, path: str, body: Any, pointer: str) -> None:
     """Wrong input is 422 problem+json, and the offending field is named by its pointer."""
-    answer = client.post(path, json=body)
+    answer = client.post(path, json=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
@@ -244,15 +244,24 @@ def test_bad_query_parameters_are_named(client: Client, path: str, name: str) ->
     assert (error["in"], error["pointer"]) == ("query", name)
 
 
+@pytest.mark.parametrize("body", [b"", orjson.dumps(event())])
 @pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", None]
 )
-def test_only_json_is_taken_for_json(client: Client, kind: str) -> None:
-    """A body that is not called JSON is 415, so that no foreign page can make a browser send it."""
-    body = orjson.dumps(event())
-    answer = client.post("/v1/events", content=body, headers={"content-type": kind})
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/models/train", "/v1/models/v1/activate"])
+def test_posts_are_json(client: Client, path: str, kind: str | None, body: bytes) -> None:
+    """A POST that is not called JSON is 415, also with an empty body, as other sites can send."""
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post(path, content=body, headers=headers)
     assert answer.status_code == 415
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_an_empty_body_may_be_json() -> None:
+    """Training and activation need no body, only its type."""
+    with serving() as client:
+        assert client.raw("/v1/models/train", b"").status_code == 202
+        assert client.raw("/v1/models/v1/activate", b"").status_code == 200
 
 
 def test_json_may_say_its_charset(client: Client) -> None:

@@ -119,7 +119,7 @@ def test_a_cut_stream_stores_no_half_line(client: Client) -> None:
         "raw_path": b"/v1/items",
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/x-ndjson")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/x-ndjson")],
     }
     client.runner.run(client.app(scope, receive, send))
     assert "b" not in client.engine.items

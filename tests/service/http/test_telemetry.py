@@ -31,7 +31,7 @@ def client() -> Iterator[Client]:
         ("GET", "/v1/items/nope", 404),
         ("GET", "/nope", 404),
         ("PUT", "/v1/items", 405),
-        ("POST", "/v1/score", 422),
+        ("POST", "/v1/score", 415),
     ],
 )
 def test_every_answer_has_its_id_and_its_times(
