@@ -52,8 +52,8 @@ def explain(
     top: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
     *,
-    rest: float = 0.0,
-    whole: PartialSoftmax | None = None,
+    other_parts: float = 0.0,
+    partial: PartialSoftmax | None = None,
 ) -> list[Reason]:
     """Return the `top` rows that raise one target's attention and transitions most.
 
@@ -75,8 +75,8 @@ def explain(
     """
     if not len(user) or top < 1:
         return []
-    if whole is not None:
-        user = expand_top_events(snapshot, user, target, top, whole, options)
+    if partial is not None:
+        user = expand_top_events(snapshot, user, target, top, partial, options)
     tables = snapshot.tables
     keys = user.memory.keys.transpose(0, 1)  # (H, m, d)
     query = tables.queries[:, target, None]  # (H, 1, d)
@@ -113,7 +113,7 @@ def explain(
     ]
     mean = weights.mean(0)
     return [
-        Reason(int(user.source[row]), float(mean[row]), float(each[row]), rest + other)
+        Reason(int(user.source[row]), float(mean[row]), float(each[row]), other_parts + other)
         for row, other in zip(order.tolist(), without, strict=True)
     ]
 

@@ -182,8 +182,8 @@ def _take(scores: Scores, order: Tensor) -> Scores:
         attention=scores.attention[order],
         prior=scores.prior[order],
         mass=scores.mass[order],
-        error=None if scores.error is None else scores.error[order],
-        whole=None
-        if scores.whole is None
-        else PartialSoftmax(*(x[:, order] for x in scores.whole)),
+        relative_error=None if scores.relative_error is None else scores.relative_error[order],
+        partial=None
+        if scores.partial is None
+        else PartialSoftmax(*(x[:, order] for x in scores.partial)),
     )

@@ -32,10 +32,16 @@ class Scores(NamedTuple):
     prior: Tensor  # [T]
     mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
     mode: Literal["exact", "coarse"]  # coarse: clusters stood for some rows of a long history
-    memory: int  # rows there were to attend to
-    error: Tensor | None = None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
-    scanned: float | None = None  # rows attended one by one, mean of targets and heads; None = all
-    whole: PartialSoftmax | None = None  # of a long history, what every head and target attended to
+    memory_rows: int  # rows there were to attend to
+    relative_error: Tensor | None = (
+        None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
+    )
+    rows_scanned: float | None = (
+        None  # rows attended one by one, mean of targets and heads; None = all
+    )
+    partial: PartialSoftmax | None = (
+        None  # of a long history, what every head and target attended to
+    )
 
 
 @torch.inference_mode()

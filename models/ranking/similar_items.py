@@ -31,7 +31,7 @@ _ALIKE = 1e-6  # standard deviation of cosines below which a space tells no item
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Likeness:
+class SpaceMatch:
     """How an item is like the one that was asked for, in one space."""
 
     cosine: float
@@ -39,13 +39,13 @@ class Likeness:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alike:
+class SimilarItems:
     """Items, best first."""
 
     rows: NDArray[np.int64]  # [L]
     scores: NDArray[np.float32]  # [L]
     weights: NDArray[np.float32]  # [L] share of the softmax over the keys of all allowed items
-    spaces: tuple[Mapping[Space, Likeness], ...]  # [L] those in which the item has a key
+    spaces: tuple[Mapping[Space, SpaceMatch], ...]  # [L] those in which the item has a key
 
 
 def spaces_of(snapshot: Snapshot, row: int) -> tuple[Space, ...]:
@@ -66,7 +66,7 @@ def similar(
     limit: int,
     allowed: NDArray[np.bool_],
     spaces: Sequence[Space] = SPACES,
-) -> Alike:
+) -> SimilarItems:
     """The items most like one.
 
     Args:
@@ -89,7 +89,7 @@ def similar(
         open_ |= there
     rows = np.flatnonzero(open_ & others & allowed)
     if not len(rows):
-        return Alike(rows, np.zeros(0, np.float32), np.zeros(0, np.float32), ())
+        return SimilarItems(rows, np.zeros(0, np.float32), np.zeros(0, np.float32), ())
     at = torch.from_numpy(rows)
     logits = torch.stack(levels)[:, at]  # [S, M]
     weights = _weigh(logits.flatten()).reshape(logits.shape)
@@ -98,13 +98,13 @@ def similar(
     # Of an item's own softmax, which does not vanish where its weight in all does.
     shares = torch.softmax(logits[:, top], 0).T.tolist()
     near = torch.stack(cosines)[:, at[top]].T.tolist()
-    return Alike(
+    return SimilarItems(
         rows[top.numpy()],
         scores[top].numpy(),
         weights.sum(0)[top].numpy(),
         tuple(
             {
-                space: Likeness(cosine, share)
+                space: SpaceMatch(cosine, share)
                 for space, cosine, share, logit in zip(used, *columns, strict=True)
                 if logit > -np.inf
             }

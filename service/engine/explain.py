@@ -51,8 +51,8 @@ def explain_items(
             row,
             requester.explain,
             options,
-            rest=rest[place],
-            whole=None if scores.whole is None else scores.whole.target(place),
+            other_parts=rest[place],
+            partial=None if scores.partial is None else scores.partial.target(place),
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]

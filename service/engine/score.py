@@ -29,7 +29,7 @@ def score_answer(
         explanations: of each item; none where none are wanted.
     """
     catalogue = snapshot.catalogue
-    reason = snapshot.memory_reason if scores.memory else "popular"
+    reason = snapshot.memory_reason if scores.memory_rows else "popular"
     columns = zip(
         catalogue.vocabulary.ids_of(rows.tolist()),
         scores.total.tolist(),
@@ -60,8 +60,8 @@ def score_answer(
     if requester.explain:
         for item, explanation in zip(items, explanations, strict=True):
             item["explanation"] = explanation
-    if scores.error is not None:
-        for item, error in zip(items, scores.error.tolist(), strict=True):
+    if scores.relative_error is not None:
+        for item, error in zip(items, scores.relative_error.tolist(), strict=True):
             item["relative_error"] = error
-    rows_scanned = None if scores.scanned is None else round(scores.scanned)
+    rows_scanned = None if scores.rows_scanned is None else round(scores.rows_scanned)
     return Answer(items, snapshot.version, scores.mode, rows_scanned=rows_scanned)

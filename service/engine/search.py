@@ -14,8 +14,9 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
+from models.ranking.field_matches import FieldMatches, match_fields
 from models.ranking.scoring import Scores, score
-from models.ranking.search import Found, Matches, match, nearest, personal_bias, search
+from models.ranking.search import SearchResults, nearest, personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
 from models.text.query_parser import ParsedQuery
@@ -33,7 +34,7 @@ _BM25 = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-bm25")
 class SearchOutcome:
     """Items matched by a text, and the memory's scores of those that it re-ranked."""
 
-    found: Found
+    found: SearchResults
     parsed: ParsedQuery | None  # the query; None without a BM25 index
     scores: Scores  # of [P] items; of none without a memory
     places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
@@ -84,7 +85,7 @@ def search_items(
 def score_by_memory(
     snapshot: Snapshot,
     user: UserMemory,
-    matches: Matches,
+    matches: FieldMatches,
     limit: int,
     *,
     options: AttentionOptions = DEFAULT_OPTIONS,
@@ -110,7 +111,7 @@ def match_text(
     allowed: NDArray[np.bool_],
     options: AttentionOptions = DEFAULT_OPTIONS,
     parameters: SearchParameters = DEFAULTS,
-) -> tuple[ParsedQuery | None, Matches]:
+) -> tuple[ParsedQuery | None, FieldMatches]:
     """Parse a text and match it against the BM25 index and the field keys.
 
     The arguments are those of `search_items`.
@@ -126,7 +127,7 @@ def match_text(
         else:
             hits = _BM25.submit(index.search, parsed, BM25_HITS, allowed).result
     vector = encode(text.strip())
-    return parsed, match(
+    return parsed, match_fields(
         snapshot, vector, allowed=allowed, options=options, hits=hits, parameters=parameters
     )
 

@@ -48,7 +48,11 @@ class ErrorAudit:
         options: AttentionOptions,
     ) -> None:
         """Perhaps compute an answer again, later. The arguments are those of its scores."""
-        if self.observer is None or scores.error is None or not bool(scores.error.any()):
+        if (
+            self.observer is None
+            or scores.relative_error is None
+            or not bool(scores.relative_error.any())
+        ):
             return
         if random.random() >= self._fraction or not self._free.acquire(blocking=False):
             return
@@ -83,19 +87,19 @@ class ErrorAudit:
         collapsed = user.collapsed
         if (
             collapsed is None
-            or scores.whole is None
-            or scores.error is None
+            or scores.partial is None
+            or scores.relative_error is None
             or self.observer is None
         ):
             return
         with collapsed.lock:
             if collapsed.count != user.collapsed_count:
                 return  # extended since: its exact answer is another
-            exact = score(snapshot, user, rows, replace(options, mode="exact")).whole
+            exact = score(snapshot, user, rows, replace(options, mode="exact")).partial
         if exact is None:
             return
-        found = scores.whole.context[:, : len(rows)]
+        found = scores.partial.context[:, : len(rows)]
         away = (found - exact.context).norm(dim=-1)
         errors = (away / exact.context.norm(dim=-1).clamp(min=1e-30)).amax(0)
-        for true, stated in zip(errors.tolist(), scores.error.tolist(), strict=False):
+        for true, stated in zip(errors.tolist(), scores.relative_error.tolist(), strict=False):
             self.observer(true, stated)

@@ -19,7 +19,8 @@ from models.catalogue.snapshot import Snapshot
 from models.evaluation.metrics import PairedDifference, paired_bootstrap, reciprocal_ranks
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
-from models.ranking.search import Matches, personal_bias, ranking
+from models.ranking.field_matches import FieldMatches
+from models.ranking.search import personal_bias, rank_rows
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
@@ -208,11 +209,11 @@ def ranked(
 
 
 def _rank(
-    matches: Matches, personal: NDArray[np.float32] | None, target: int, had: NDArray[np.int32]
+    matches: FieldMatches, personal: NDArray[np.float32] | None, target: int, had: NDArray[np.int32]
 ) -> int:
     """The target's place among what is answered, from 0, less what was had; last if it is not."""
     catalogue = matches.catalogue
-    rows = ranking(matches, limit=len(catalogue), personal=personal)
+    rows = rank_rows(matches, limit=len(catalogue), personal=personal)
     place = np.flatnonzero(rows == target)
     before = rows[: place[0]] if len(place) else np.arange(len(catalogue) - 1)
     return int(np.count_nonzero(~np.isin(before, had)))

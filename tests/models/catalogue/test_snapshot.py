@@ -8,8 +8,9 @@ from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot, popular_first
 from models.data.vocabulary import Vocabulary
 from models.history.user_memory import build_memory
+from models.ranking.field_matches import match_fields
 from models.ranking.recommend import recommend
-from models.ranking.search import match, search
+from models.ranking.search import search
 from models.recommender.artifact import TrainedModel
 from models.recommender.target_attention import candidate_keys
 from tests.support.small import DIMENSION, catalogue, encode, entries, past, random_model, trained
@@ -142,7 +143,7 @@ def test_an_empty_service_has_a_snapshot() -> None:
         allowed = snapshot.catalogue.visible
         ranked = recommend(snapshot, user, limit=3, allowed=allowed, excluded=nothing)
         assert len(ranked.rows) == 0
-        matches = match(snapshot, encode(["x"])[0], allowed=allowed)
+        matches = match_fields(snapshot, encode(["x"])[0], allowed=allowed)
         assert len(search(matches, limit=3).rows) == 0
 
 

@@ -52,7 +52,7 @@ def test_scores_equal_the_loop(
     """Whatever the types are, every part is what plain loops give."""
     scores = score(snapshot, build_memory(snapshot, made, AT), EVERY, options)
     loop = Loop(snapshot, made, AT)
-    assert scores.memory == len(loop.rows)
+    assert scores.memory_rows == len(loop.rows)
     for target in range(ITEMS):
         sequence, alpha, gain = loop.parts(target, options)
         assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
@@ -71,7 +71,7 @@ def test_contributions_sum_to_the_score(
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
-    reasons = explain(snapshot, user, target, 100, options, rest=rest)
+    reasons = explain(snapshot, user, target, 100, options, other_parts=rest)
     told = sum(reason.contribution for reason in reasons)
     assert rest + told == pytest.approx(float(scores.total[0]), abs=1e-4)
     loop = Loop(snapshot, made, AT)
@@ -90,7 +90,7 @@ def test_without_an_event_is_the_loop_over_the_rest(
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
-    reasons = explain(snapshot, user, target, 100, options, rest=rest)
+    reasons = explain(snapshot, user, target, 100, options, other_parts=rest)
     events = [reason.source for reason in reasons]
     exact = scores_without(snapshot, user, {event: [target] for event in events}, options)
     for reason in reasons:

@@ -70,8 +70,8 @@ def test_scores_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
     found = score(snapshot, together, EVERY, options)
     same(found, score(snapshot, each, EVERY, options))
     assert found.mode == "exact"
-    assert found.error is not None
-    assert not found.error.any()
+    assert found.relative_error is not None
+    assert not found.relative_error.any()
 
 
 @pytest.mark.parametrize("later", [0, DAY // 7, 40 * DAY, -30 * DAY])
@@ -122,11 +122,17 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
     old = 0
     for target in (0, 4, 11):
         rest = float(scores.sequence[target] + scores.prior[target])
-        assert scores.whole is not None
+        assert scores.partial is not None
         found = explain(
-            snapshot, together, target, 6, options, rest=rest, whole=scores.whole.target(target)
+            snapshot,
+            together,
+            target,
+            6,
+            options,
+            other_parts=rest,
+            partial=scores.partial.target(target),
         )
-        every = explain(snapshot, each, target, 8, options, rest=rest)
+        every = explain(snapshot, each, target, 8, options, other_parts=rest)
         assert [reason.contribution for reason in found] == pytest.approx(
             [reason.contribution for reason in every[:6]], abs=2e-5
         )
@@ -169,8 +175,8 @@ def test_cells_answer_to_the_error_and_follow_time_and_growth() -> None:
     for max_error in (0.2, 0.05):
         found = score(snapshot, user, every, AttentionOptions(mode="coarse", max_error=max_error))
         assert found.mode == "coarse"
-        assert found.error is not None
-        assert 0 < float(found.error.max()) <= max_error
+        assert found.relative_error is not None
+        assert 0 < float(found.relative_error.max()) <= max_error
         away = (found.attention - wanted.attention).abs() / wanted.attention.std()
         assert float(away.median()) < 2 * max_error
     exact = score(snapshot, user, every, AttentionOptions(mode="exact"))
@@ -222,8 +228,8 @@ def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
     user, targets = build_memory(snapshot, whole, at, collapsed=older), np.array([7, 8, 9])
     options = AttentionOptions(mode="coarse", max_error=0.2, exclude_self=True)
     found = score(snapshot, user, targets, options)
-    assert found.error is not None
-    assert float(found.error.max()) <= 0.2
+    assert found.relative_error is not None
+    assert float(found.relative_error.max()) <= 0.2
     wanted = score(
         snapshot, build_memory(snapshot, whole, at), targets, AttentionOptions(exclude_self=True)
     )

@@ -229,7 +229,7 @@ def test_without_is_what_deleting_the_row_gives(
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
-    for reason in explain(snapshot, user, target, 50, options, rest=rest):
+    for reason in explain(snapshot, user, target, 50, options, other_parts=rest):
         if reason.source >= 0:
             less = without_event(made, reason.source)
         else:
@@ -288,7 +288,7 @@ def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
     user = build_memory(snapshot, past([3], [0]), AT)
     for target in range(ITEMS):
         scores = score(snapshot, user, np.array([target]))
-        (reason,) = explain(snapshot, user, target, 5, rest=1.25)
+        (reason,) = explain(snapshot, user, target, 5, other_parts=1.25)
         assert reason.weight == pytest.approx(1, abs=1e-6)
         part = float(scores.attention[0]) + float(scores.transitions[0])
         assert reason.contribution == pytest.approx(part, abs=1e-5)

@@ -109,7 +109,9 @@ def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot
     made = past(np.arange(10) % ITEMS, np.arange(10) * 3600)
     user = build_memory(snapshot, made, AT)
     got = scores_without(snapshot, user, {0: [6]})[0, 6]
-    (told,) = (reason for reason in explain(snapshot, user, 6, 50, rest=0.0) if reason.source == 0)
+    (told,) = (
+        reason for reason in explain(snapshot, user, 6, 50, other_parts=0.0) if reason.source == 0
+    )
     less = score(snapshot, build_memory(snapshot, without_event(made, 0), AT), np.array([6]))
     assert got == pytest.approx(float(less.total[0]), abs=1e-4)
     rest = float(less.sequence[0] + less.prior[0])

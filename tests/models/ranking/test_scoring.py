@@ -47,7 +47,7 @@ def test_scores_equal_the_loop(
     """Every part of every target's score, for any past and any way of attending."""
     scores = score(snapshot, build_memory(snapshot, made, AT), EVERY, options)
     loop = Loop(snapshot, made, AT)
-    assert scores.memory == len(loop.rows)
+    assert scores.memory_rows == len(loop.rows)
     for target in range(ITEMS):
         sequence, alpha, gain = loop.parts(target, options)
         transitions = loop.transitions(target, options)
@@ -106,7 +106,7 @@ def test_without_a_past_only_the_prior_speaks(snapshot: Snapshot) -> None:
     """No rows, no attention, no sequence, no transitions, and no error."""
     user = build_memory(snapshot, UserHistory.empty(), AT)
     scores = score(snapshot, user, EVERY)
-    assert len(user) == scores.memory == 0
+    assert len(user) == scores.memory_rows == 0
     assert not scores.sequence.any()
     assert not scores.transitions.any()
     assert not scores.attention.any()

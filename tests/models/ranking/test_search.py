@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import models.ranking.field_matches
 import models.ranking.search
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
@@ -17,8 +18,9 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.history.user_memory import build_memory
 from models.index import ann_index
+from models.ranking.field_matches import match_fields
 from models.ranking.scoring import Scores, score
-from models.ranking.search import Found, match, nearest, personal_bias
+from models.ranking.search import SearchResults, nearest, personal_bias
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
 from tests.support import reference
@@ -64,9 +66,9 @@ def search(
     personal: NDArray[np.float32] | None = None,
     hits: Hits | None = None,
     parameters: SearchParameters = DEFAULTS,
-) -> Found:
+) -> SearchResults:
     """Both steps at once."""
-    matches = match(
+    matches = match_fields(
         snapshot, query, allowed=allowed, options=options, hits=hits, parameters=parameters
     )
     return models.ranking.search.search(matches, limit=limit, personal=personal)
@@ -147,7 +149,7 @@ class Loop:
 # ---------------------------------------------------------------------------- the softmax
 
 
-def check(found: Found, loop: Loop, *, hard: bool) -> None:
+def check(found: SearchResults, loop: Loop, *, hard: bool) -> None:
     """Of every item: weight, score and each field's share; over all items they sum to 1."""
     assert set(found.rows.tolist()) <= set(loop.order())
     assert all(loop.weight[row] < 1e-30 for row in set(loop.order()) - set(found.rows.tolist()))
@@ -405,7 +407,10 @@ def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, options: Attention
         found = search(served, unit(5), limit=5, allowed=allowed, options=options)
         assert found.rows.tolist() == []
         assert (found.keys, found.mass) == (0, 1)
-        assert nearest(match(served, unit(5), allowed=allowed, options=options), 5).tolist() == []
+        assert (
+            nearest(match_fields(served, unit(5), allowed=allowed, options=options), 5).tolist()
+            == []
+        )
 
 
 # ---------------------------------------------------------------------------- coarse
@@ -422,7 +427,7 @@ COARSE = AttentionOptions(mode="coarse")
 
 def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred keys from the index give the best items nearly the weights of all keys."""
-    monkeypatch.setattr(models.ranking.search, "COARSE_KEYS", 150)
+    monkeypatch.setattr(models.ranking.field_matches, "COARSE_KEYS", 150)
     allowed = large.catalogue.visible
     for seed in range(10):
         found = search(large, unit(seed), limit=1000, allowed=allowed, options=COARSE)
@@ -573,7 +578,7 @@ def test_the_nearest_items_are_those_of_the_plain_search(
     """Whom a memory may re-rank depends on the text, not on the softmax that is asked for."""
     allowed = snapshot.catalogue.visible
     plain = Loop(snapshot.catalogue, unit(9), allowed).order()
-    matches = match(snapshot, unit(9), allowed=allowed, options=options)
+    matches = match_fields(snapshot, unit(9), allowed=allowed, options=options)
     assert nearest(matches, 7).tolist() == plain[:7]
     assert nearest(matches, 100).tolist() == plain
 
@@ -583,14 +588,14 @@ def test_a_query_is_compared_with_the_keys_once(
 ) -> None:
     """Weighing them by text alone and then with a memory takes no second product."""
     compared = []
-    product = models.ranking.search._of_units
+    product = models.ranking.field_matches.unit_cosines
 
     def counting(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         compared.append(len(keys))
         return product(query, keys)
 
-    monkeypatch.setattr(models.ranking.search, "_of_units", counting)
-    matches = match(snapshot, unit(9), allowed=snapshot.catalogue.visible)
+    monkeypatch.setattr(models.ranking.field_matches, "unit_cosines", counting)
+    matches = match_fields(snapshot, unit(9), allowed=snapshot.catalogue.visible)
     nearest(matches, 7)
     models.ranking.search.search(matches, limit=9, personal=np.ones(40, np.float32))
     models.ranking.search.search(matches, limit=9)

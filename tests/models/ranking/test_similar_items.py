@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
-from models.ranking.similar_items import SPACES, Alike, Space, similar, spaces_of
+from models.ranking.similar_items import SPACES, SimilarItems, Space, similar, spaces_of
 from models.recommender.recommender import Recommender
 from tests.support.reference import cosine, softmax
 from tests.support.small import catalogue, encode, random_model, trained
@@ -68,7 +68,7 @@ def everything(snapshot: Snapshot) -> NDArray[np.bool_]:
     return np.ones(len(snapshot.catalogue), dtype=np.bool_)
 
 
-def check(found: Alike, true: dict[int, tuple[float, float, dict[str, tuple[float, float]]]],
+def check(found: SimilarItems, true: dict[int, tuple[float, float, dict[str, tuple[float, float]]]],
           limit: int) -> None:  # fmt: skip
     """The best of the loop's items, in its order, with its numbers."""
     order = sorted(true, key=lambda row: -true[row][0])[:limit]

@@ -202,4 +202,8 @@ def test_no_targets_have_no_scores(snapshot: Snapshot) -> None:
         user = build_memory(snapshot, history, 99 * DAY)
         scores = score(snapshot, user, np.zeros(0, np.int64))
         assert [len(part) for part in scores[:6]] == [0] * 6
-        assert (scores.mode, scores.memory, scores.error) == ("exact", len(user), None)
+        assert (scores.mode, scores.memory_rows, scores.relative_error) == (
+            "exact",
+            len(user),
+            None,
+        )

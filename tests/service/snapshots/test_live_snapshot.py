@@ -19,8 +19,9 @@ from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
+from models.ranking.field_matches import match_fields
 from models.ranking.scoring import score
-from models.ranking.search import match, search
+from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound
@@ -178,7 +179,7 @@ def titled(snapshot: Snapshot, title: str) -> list[str]:
     catalogue = snapshot.catalogue
     query = StaticEncoder().encode([title])[0]
     how = AttentionOptions(mode="coarse", k=3)
-    found = search(match(snapshot, query, allowed=catalogue.visible, options=how), limit=1)
+    found = search(match_fields(snapshot, query, allowed=catalogue.visible, options=how), limit=1)
     return [catalogue.vocabulary.id(row) for row in found.rows.tolist()]
 
 

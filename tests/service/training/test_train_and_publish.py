@@ -140,7 +140,9 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     )
     staple = int(mine.items[0])
     scores = score(snapshot, user, np.array([staple]))
-    reasons = explain(snapshot, user, staple, 99, rest=float(scores.sequence[0] + scores.prior[0]))
+    reasons = explain(
+        snapshot, user, staple, 99, other_parts=float(scores.sequence[0] + scores.prior[0])
+    )
     summed = sum(reason.contribution for reason in reasons)
     whole = summed + float(scores.sequence[0] + scores.prior[0])
     assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)

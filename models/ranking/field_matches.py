@@ -1,0 +1,222 @@
+"""Compare a query with the fields of items: the logits of search, before their softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.snapshot import Snapshot
+from models.data.row_sets import RowIndices, sorted_union
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.index.mips import normalize_rows
+from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.text.bm25 import Hits
+
+COARSE_KEYS = 1_000  # field keys that the coarse step retrieves without a `k`
+_WIDE = 0.25  # share of allowed keys from which comparing all is faster than copying those out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldMatches:
+    """A query and its cosines to field keys, computed once for any number of softmaxes."""
+
+    catalogue: Catalogue
+    query: Tensor  # [1, D] of unit length
+    allowed_keys: NDArray[np.bool_]  # [F] keys of items that may be returned
+    allowed_count: int
+    places: RowIndices  # [K] the compared keys, ascending; only allowed ones are attended
+    keys: Tensor  # [K, D]
+    cosines: Tensor  # [1, K]
+    offset: Tensor  # [1, K] score less cosine: BM25, and the temperature of the key's field
+    items: RowIndices  # [I] rows of the items of the keys, ascending
+    item_of: RowIndices  # [K] the place of each key's item among them
+    options: AttentionOptions
+    mode: Literal["exact", "coarse"]
+    parameters: SearchParameters
+
+    @property
+    def attended(self) -> int:
+        """The number of keys that are attended."""
+        return int(np.count_nonzero(self.allowed_keys[self.places]))
+
+    def bias(
+        self,
+        places: RowIndices,
+        personal: NDArray[np.float32] | None,
+        temperature: float,
+    ) -> Tensor:
+        """Return the biases of some keys [K], in units of the cosine; -inf hides a key.
+
+        `attend` divides scores and biases by the temperature, on which biases must not depend.
+
+        Args:
+            places: of the keys.
+            personal: [N], logits that are added to the keys of each item.
+            temperature: that the softmax will divide by.
+        """
+        fields = self.catalogue.keys
+        biases = self.parameters.fields
+        of_field = np.array([biases.get(name, 0.0) for name in fields.names], np.float32)
+        bias = of_field[fields.codes[places]] - fields.log_frequency[places]
+        if personal is not None:
+            bias = bias + personal[fields.owners[places]]
+        bias[~self.allowed_keys[places]] = -np.inf
+        return torch.from_numpy(bias) * temperature
+
+    def sample_others(self) -> tuple[RowIndices, Tensor]:
+        """Return a sample [S] of the allowed keys that are not attended, and their scores [1, S].
+
+        The scores are cosines by the temperature of each field; such keys share no word.
+        """
+        sample, vectors = self.catalogue.keys.sample()
+        place = np.minimum(np.searchsorted(self.places, sample), len(self.places) - 1)
+        others = self.allowed_keys[sample] & (self.places[place] != sample)
+        cosines = unit_cosines(self.query, torch.from_numpy(vectors))
+        sample, cosines = sample[others], cosines[:, torch.from_numpy(others)]
+        sharpness = _sharpness(self.catalogue, self.parameters)[self.catalogue.keys.codes[sample]]
+        return sample, cosines * torch.from_numpy(sharpness)
+
+
+@torch.inference_mode()
+def match_fields(
+    snapshot: Snapshot,
+    query: NDArray[np.float32],
+    *,
+    allowed: NDArray[np.bool_],
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    hits: Hits | Callable[[], Hits] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> FieldMatches:
+    """Compare a query vector with the field keys that may matter.
+
+    `exact` takes every key of the allowed items. `coarse` takes the `k` nearest ones (the index
+    retrieves them; without an index all are compared), keys newer than the index, the BM25 hits,
+    and the other keys of the same items, so that an item's fields share its weight. `auto`
+    decides by how many keys the allowed items have.
+
+    Args:
+        snapshot: the catalogue.
+        query: [D], of the catalogue's text encoder; a zero vector matches nothing.
+        allowed: bool [N], the items that may be returned.
+        options: the softmax, its temperature in units of the parameters', and the retrieval.
+        hits: allowed items by BM25; or a function that waits for them, called once the nearest
+            keys are known, so that both are searched for at the same time.
+        parameters: the weights of a match.
+    """
+    catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
+    unit = torch.from_numpy(normalize_rows(query[None]))
+    allowed_keys = fields.mask(allowed)
+    count = int(np.count_nonzero(allowed_keys))
+    mode = options.resolve_mode(count)
+    near = np.zeros(0, np.int64)
+    if mode == "coarse" and np.any(query):
+        places = _nearest_keys(snapshot, unit, allowed_keys, count, options)
+        near = fields.owners[places].astype(np.int64)
+    shared, bm25 = _scaled_hits(hits() if callable(hits) else hits, parameters)
+    everything = mode == "exact" and bool(np.any(query)) and count > _WIDE * len(allowed_keys)
+    if everything:
+        # Keys without an owner are not allowed: the item they are counted for is of no matter.
+        items, places = np.arange(len(catalogue)), np.arange(len(allowed_keys))
+        item_of = np.maximum(fields.owners, 0).astype(np.int64)
+    else:
+        if mode == "exact" and np.any(query):
+            items = np.flatnonzero(allowed)
+        else:
+            items = sorted_union(shared, near) if len(near) else shared
+        places, item_of = fields.positions_of(items)
+        if np.any(np.diff(places) < 0):  # of items that changed
+            order = np.argsort(places)
+            places, item_of = places[order], item_of[order]
+    keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
+    sharpness = _sharpness(catalogue, parameters)[fields.codes[places]]
+    by_item = np.zeros(len(items), np.float32)
+    if len(shared):
+        at = np.minimum(np.searchsorted(items, shared), len(items) - 1)
+        there = items[at] == shared
+        by_item[at[there]] = bm25[there]
+    cosines = unit_cosines(unit, keys)
+    return FieldMatches(
+        catalogue,
+        unit,
+        allowed_keys,
+        count,
+        places,
+        keys,
+        cosines,
+        cosines * torch.from_numpy(sharpness - 1) + torch.from_numpy(by_item[item_of]),
+        items,
+        item_of,
+        options,
+        mode,
+        parameters,
+    )
+
+
+def unit_cosines(query: Tensor, keys: Tensor) -> Tensor:
+    """Return the cosines [1, K] of one unit vector [1, D] and many [K, D].
+
+    `cosine` would scale all keys anew for each query; and for one query NumPy, which takes one
+    product after the other, reads the keys in less than half the time of a matrix product.
+    """
+    return torch.from_numpy(np.vecdot(keys.numpy(), query[0].numpy()))[None]
+
+
+def _nearest_keys(
+    snapshot: Snapshot,
+    query: Tensor,
+    allowed_keys: NDArray[np.bool_],
+    count: int,
+    options: AttentionOptions,
+) -> RowIndices:
+    """Return the `k` allowed keys nearest to a query [1, D], and those newer than the index.
+
+    Fewer where fewer are allowed, or where the probed part of the index holds fewer.
+    """
+    k = min(options.k or COARSE_KEYS, count)
+    if k == 0:
+        return np.zeros(0, np.int64)
+    vectors = snapshot.catalogue.keys.vectors
+    if snapshot.key_index is None:
+        return _top_keys(query, vectors, allowed_keys, k)
+    indexed = snapshot.indexed_keys
+    # Where all are allowed, FAISS need not look at each.
+    allow = None if count == len(allowed_keys) else allowed_keys[:indexed]
+    near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=options.probes).rows[0]
+    fresh = np.flatnonzero(allowed_keys[indexed:])
+    if len(fresh) > k:
+        fresh = _top_keys(query, vectors[indexed:], allowed_keys[indexed:], k)
+    return np.concatenate([near[near >= 0], fresh + indexed])
+
+
+def _top_keys(
+    query: Tensor, vectors: NDArray[np.float32], allowed: NDArray[np.bool_], k: int
+) -> RowIndices:
+    """Return the places of the k largest cosines among the allowed keys."""
+    cosines = unit_cosines(query, torch.from_numpy(vectors))[0]
+    cosines.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
+    places: RowIndices = torch.topk(cosines, k).indices.numpy()
+    return places
+
+
+def _scaled_hits(
+    hits: Hits | None, parameters: SearchParameters
+) -> tuple[RowIndices, NDArray[np.float32]]:
+    """Return the rows of BM25 hits, ascending, and their scores in units of the cosine."""
+    if hits is None or not len(hits.rows) or not parameters.lexical:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    order = np.argsort(hits.rows)
+    scaled = parameters.lexical * hits.scores / hits.scores.max()
+    return hits.rows[order], scaled[order].astype(np.float32)
+
+
+def _sharpness(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np.float32]:
+    """Return the factors of each field's cosines, which stand for the field's temperature."""
+    base, own = parameters.temperature, parameters.temperatures
+    return np.array([base / own.get(name, base) for name in catalogue.keys.names], np.float32)
