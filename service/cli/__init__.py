@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from service.cli.benchmark import benchmark
-from service.cli.console import DATA, Data, err, one_store, out, threads
+from service.cli.console import DATA, Data, err, open_store, out, set_threads
 from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
@@ -62,7 +62,7 @@ def demo(
     from service.domain.settings import Settings
     from service.snapshots.registry import Registry
 
-    with one_store(data) as store:
+    with open_store(data) as store:
         counts = asyncio.run(store.counts())
         if not counts["events"]:
             out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
@@ -83,32 +83,32 @@ def serve(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that serve the port and share the memory of what was loaded, one for "
-            "each core; HEED_WORKERS. Caches and limits are each worker's own."
+            help="Worker processes, best one for each core; HEED_WORKERS. They share the port and "
+            "the memory of the loaded model; caches and limits are per worker."
         ),
     ] = None,
     insecure: Annotated[
         bool | None,
         typer.Option(
             "--insecure",
-            help="Allow an address that other machines reach, although anyone could then read "
-            "and write everything.",
+            help="Allow binding an address that other machines can reach, although nothing "
+            "authenticates them.",
         ),
     ] = None,
 ) -> None:
-    """Serve over HTTP. Every other setting is an environment variable HEED_*."""
+    """Serve over HTTP. All other settings are environment variables HEED_*."""
     _serve(data, host, port, insecure, workers=workers, examples=False)
 
 
-# ---------------------------------------------------------------------------------- the parts
+# ---------------------------------------------------------------------------------- main
 
 
 def main() -> None:
-    """The console script: errors of the domain and of files are said in a line."""
+    """Run the console script; errors of the domain and of files are printed in one line."""
     try:
         app()
     except (HeedError, OSError) as error:
-        # In pieces, for what is said may hold brackets, which would be taken for styles.
+        # In two parts, since brackets in the message would be parsed as markup.
         err.print("[bold red]error:[/]", end=" ")
         err.print(str(error), highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(1) from None
@@ -123,12 +123,11 @@ def _serve(
     workers: int | None = None,
     examples: bool,
 ) -> None:
-    # Requests run beside each other, one thread each; must be set before torch and FAISS load.
-    threads(1)
+    # Requests run in parallel, one thread each; set before torch and FAISS are imported.
+    set_threads(1)
     from service.domain.settings import Settings
     from service.http import server
 
-    given = {"data": data, "host": host, "port": port, "insecure": insecure}
-    given["workers"] = workers
-    settings = Settings.read({k: v for k, v in given.items() if v is not None})
+    options = {"data": data, "host": host, "port": port, "insecure": insecure, "workers": workers}
+    settings = Settings.read({k: v for k, v in options.items() if v is not None})
     server.run(settings, out, examples=examples)

@@ -1,4 +1,4 @@
-"""`python -m service.cli`, for whoever has an interpreter and no console script."""
+"""Entry point of `python -m service.cli`, where the console script is not installed."""
 
 from service.cli import main
 

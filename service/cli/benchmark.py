@@ -1,4 +1,4 @@
-"""`heed benchmark`: a public data set, its protocol, the baselines and Heed, in one table."""
+"""Command `heed benchmark`: a public data set, its protocol, the baselines and Heed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.console import DATA, ENCODER, Data, Encoder, embeddings, err, out, training_threads
+from service.cli.console import (
+    DATA,
+    ENCODER,
+    Data,
+    Encoder,
+    err,
+    open_embeddings,
+    out,
+    use_all_cores,
+)
 from service.domain.errors import Invalid, ModelRejected
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE
 
@@ -27,8 +36,9 @@ def benchmark(
     protocol: Annotated[
         Literal["A", "B"],
         typer.Option(
-            help="Of MovieLens. A: five events at least, last event test, the one before "
-            "validation. B: everything but the last event is training, epochs fixed in advance."
+            help="Of MovieLens. A: users and items with five events or more; test on the last "
+            "event, validate on the one before. B: train on all but the last event, with a fixed "
+            "number of epochs."
         ),
     ] = "A",
     preset: Annotated[
@@ -38,23 +48,23 @@ def benchmark(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")] = 1,
     ablate: Annotated[
         bool,
-        typer.Option("--ablate", help="Also train without each part; takes seven times as long."),
+        typer.Option("--ablate", help="Also train without each part; seven times as long."),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw a PNG here.")] = None,
 ) -> None:
-    """Measure recommendation quality on a public data set, beside baselines and published figures.
+    """Measure recommendation quality on a public data set, with baselines and published figures.
 
-    The whole catalogue is ranked; ties count against the model. Figures are given without
-    and with the time at which the answer is wanted. Nothing is chosen on the test cases.
+    The whole catalogue is ranked; ties count against the model. Metrics are given with and
+    without the request time. Nothing is tuned on the test cases.
 
-    MovieLens 1M hides something: half of its consecutive events share the same second, so a
-    model partly learns the order of the file. online-retail, with real order, has two tasks: the
-    next basket, and what is new to a customer in the next one that has something new.
+    Half of the consecutive events of MovieLens 1M share the same second, so that a model partly
+    learns the order of the file. online-retail, with real order, has two tasks: the next basket,
+    and the items new to a customer in the next basket that has any.
     """
     if plot is not None:
         _need_matplotlib()
-    training_threads()
+    use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.evaluation import compare_models, comparison_report
@@ -62,21 +72,26 @@ def benchmark(
 
     with out.status(f"reading {dataset}"):
         corpus = training_corpus.read_dataset(
-            source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
+            source(dataset, path, data), open_embeddings(encoder, data / EMBEDDINGS_FILE)
         )
     reports = []
     for task in tasks(dataset, protocol, corpus.log):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         out.print(f"Task {task.name}, preset {chosen}.")
-        with progress_bars.bars(out) as told:
+        with progress_bars.stage_bars(out) as progress:
             table = compare_models.compare(
-                task, corpus.content[task.items], chosen, seeds=seeds, ablate=ablate, told=told
+                task,
+                corpus.content[task.items],
+                chosen,
+                seeds=seeds,
+                ablate=ablate,
+                progress=progress,
             )
-        out.print(comparison_report.shown(task, table, dataset))
-        reports.append(comparison_report.as_json(task, table, str(chosen)))
+        out.print(comparison_report.render_table(task, table, dataset))
+        reports.append(comparison_report.to_json(task, table, str(chosen)))
         if plot is not None:
             named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
-            comparison_report.plot(task, table, named, dataset)
+            comparison_report.draw_plot(task, table, named, dataset)
             out.print(f"{named} drawn.")
     if json_file is not None:
         json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What all commands share: where they print, and the store of a data directory."""
+"""Shared parts of the commands: consoles, options, the store, the embeddings, threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-# Into a pipe or a file, tables keep the width they need.
+# Without a terminal, tables get a fixed width.
 out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True)
 
@@ -30,16 +30,16 @@ Encoder = Annotated[
     typer.Option(
         "--encoder",
         envvar="HEED_ENCODER",
-        help="What reads texts: static; a package that carries a sentence-transformers model; or "
-        "the folder of one, such as ./MODEL. [bold]heed serve[/] takes HEED_ENCODER.",
+        help="Text encoder: static; a package that contains a sentence-transformers model; or the "
+        "folder of one, such as ./MODEL. [bold]heed serve[/] reads HEED_ENCODER.",
     ),
 ]
 ENCODER = "static"
 
 
 @contextmanager
-def one_store(data: Path) -> Iterator[Any]:
-    """The store of a data directory, closed at the end."""
+def open_store(data: Path) -> Iterator[Any]:
+    """Open the store of a data directory, and close it at the end."""
     from service.runtime.data_layout import STORE_FILE
     from service.stores.sqlite import SQLiteStore
 
@@ -51,22 +51,22 @@ def one_store(data: Path) -> Iterator[Any]:
         asyncio.run(store.close())
 
 
-def embeddings(encoder: str, path: Path | None) -> Any:
-    """Of the text encoder that was chosen, kept in a file. Raises `Invalid` where there is none."""
+def open_embeddings(encoder: str, path: Path | None) -> Any:
+    """Open a cache of embeddings by an encoder, saved in `path`. Raises `Invalid` without one."""
     from service.snapshots.text_embeddings import EmbeddingCache
     from service.snapshots.text_encoders import open_encoder
 
     return EmbeddingCache(open_encoder(encoder), path)
 
 
-def training_threads() -> None:
-    """All cores, unless the environment says how many."""
-    # Threads that spin while they wait starve each other as soon as anything else is running.
+def use_all_cores() -> None:
+    """Let numerical libraries use all cores, unless OMP_NUM_THREADS is set."""
+    # Spinning threads starve each other as soon as another process runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not os.environ.get("OMP_NUM_THREADS"):
-        threads(os.cpu_count() or 1)
+        set_threads(os.cpu_count() or 1)
 
 
-def threads(count: int) -> None:
-    """How many threads numerical libraries start; counts only before they are imported."""
+def set_threads(count: int) -> None:
+    """Set the threads of numerical libraries; effective only before they are imported."""
     os.environ["OMP_NUM_THREADS"] = str(count)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from service.cli.console import err, out, threads
+from service.cli.console import err, out, set_threads
 from service.domain.errors import Invalid
 
 
@@ -97,7 +97,7 @@ def loadtest(
     for option, path in (("--json", json_file), ("--html", html)):
         if path is not None and not path.parent.is_dir():
             raise Invalid(option, f"there is no folder {path.parent}; make it first")
-    threads(1)
+    set_threads(1)
     from service import loadtest as load_tests
     from service.loadtest.options import parse_headers
     from service.loadtest.report import page

@@ -1,4 +1,4 @@
-"""What the command line shows: bars while it works, tables of what came out."""
+"""Progress of trainings, as bars, lines or JSON; summaries and tables of models."""
 
 from __future__ import annotations
 
@@ -11,51 +11,38 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from models.training.fit import TrainingProgress as Training
+from service.cli.row_bars import columns
 from service.domain.timestamps import to_rfc3339
 from service.snapshots.registry import Version
-from service.training.training_corpus import StageProgressCallback
+from service.training.training_corpus import ProgressCallback
 
-_EVERY = 0.5  # seconds between two messages
+_MESSAGE_INTERVAL = 0.5  # seconds between two messages
 
 
 @contextmanager
-def told(console: Console, *, as_json: bool) -> Iterator[StageProgressCallback]:
-    """A callback for `training`: JSON lines on stdout for a job, a bar for a person."""
+def report_progress(console: Console, *, as_json: bool) -> Iterator[ProgressCallback]:
+    """Yield a `ProgressCallback`: JSON lines on stdout for a job, a bar for a person."""
     if as_json:
         yield _json_lines()
         return
-    with bars(console) as show:
+    with stage_bars(console) as show:
         yield show
 
 
 @contextmanager
-def bars(console: Console) -> Iterator[StageProgressCallback]:
-    """A progress bar with the loss, the latest validation and the time left.
+def stage_bars(console: Console) -> Iterator[ProgressCallback]:
+    """Draw a progress bar with the loss, the latest validation and the time left.
 
-    Where there is no terminal to draw it on, a line for each stage and each epoch.
+    Without a terminal, print a line for each stage and each epoch.
     """
     if not console.is_terminal:
         yield _plain_lines(console)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns(), console=console) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int, training: Training | None) -> None:
@@ -69,27 +56,27 @@ def bars(console: Console) -> Iterator[StageProgressCallback]:
         yield show
 
 
-def _plain_lines(console: Console) -> StageProgressCallback:
-    said = ""
+def _plain_lines(console: Console) -> ProgressCallback:
+    last = ""
 
-    def say(stage: str, _done: int, _total: int, training: Training | None) -> None:
-        nonlocal said
+    def print_line(stage: str, _done: int, _total: int, training: Training | None) -> None:
+        nonlocal last
         ended = training is not None and training.step == training.steps
-        if stage != said or ended:
+        if stage != last or ended:
             note = _note(training) if ended and training is not None else ""
             console.print(f"{stage}  {note}".rstrip(), highlight=False)
-        said = stage
+        last = stage
 
-    return say
+    return print_line
 
 
-def _json_lines() -> StageProgressCallback:
+def _json_lines() -> ProgressCallback:
     latest = ("", 0.0)
 
-    def say(stage: str, done: int, total: int, training: Training | None) -> None:
+    def write(stage: str, done: int, total: int, training: Training | None) -> None:
         nonlocal latest
         now = time.monotonic()
-        if stage == latest[0] and now - latest[1] < _EVERY and done != total:
+        if stage == latest[0] and now - latest[1] < _MESSAGE_INTERVAL and done != total:
             return
         latest = (stage, now)
         message: dict[str, Any] = {"stage": stage, "step": done, "steps": total}
@@ -103,7 +90,7 @@ def _json_lines() -> StageProgressCallback:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
-    return say
+    return write
 
 
 def _note(training: Training) -> str:
@@ -113,8 +100,8 @@ def _note(training: Training) -> str:
     return text
 
 
-def trained(result: Mapping[str, Any]) -> str:
-    """One line about a training that published."""
+def training_summary(result: Mapping[str, Any]) -> str:
+    """Format the result of a training that published as one line."""
     metrics = result["metrics"]
     return (
         f"[bold]{result['version']}[/]: validation NDCG@10 {metrics['ndcg']:.4f} "
@@ -123,11 +110,11 @@ def trained(result: Mapping[str, Any]) -> str:
     )
 
 
-def versions(found: Sequence[Version]) -> RenderableType:
-    """The versions of a registry."""
+def version_table(found: Sequence[Version]) -> RenderableType:
+    """Tabulate the versions of a registry."""
     shown = Table()
     for name in ("", "version", "created", "NDCG@10", "HR@10", "events", "size"):
-        # The version is there to be copied.
+        # Versions stay on one line, for copying.
         shown.add_column(name, overflow="fold", no_wrap=name == "version")
     for version in found:
         metadata = version.metadata or {}

@@ -1,4 +1,4 @@
-"""`heed recommend-all`: what every user would be recommended, as one file."""
+"""Command `heed recommend-all`: recommendations for all users in one file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import DATA, ENCODER, Data, Encoder, out, threads
+from service.cli.console import DATA, ENCODER, Data, Encoder, out, set_threads
 
 
 def recommend_all(
@@ -24,28 +24,28 @@ def recommend_all(
     encoder: Encoder = ENCODER,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Items for each user.")] = 20,
     include_seen: Annotated[
-        bool, typer.Option("--include-seen", help="Also what is in the user's own history.")
+        bool, typer.Option("--include-seen", help="Also recommend items of the user's history.")
     ] = False,
     at: Annotated[
         str | None,
-        typer.Option(help="When they ask, such as 2026-01-31T08:00:00Z; now if left out."),
+        typer.Option(help="Request time, such as 2026-01-31T08:00:00Z; default now."),
     ] = None,
 ) -> None:
-    """Write what [bold]/v1/recommend[/] would answer every user, say for a mailing.
+    """Write the answers of [bold]/v1/recommend[/] for every user, for example for a mailing.
 
-    The columns are user_id, rank (from 1), item_id and score, in the order of
-    user_id and rank. Parquet needs the extra [bold]parquet[/], and keeps the version of
+    The columns are user_id, rank (from 1), item_id and score, ordered by
+    user_id and rank. Parquet needs the extra [bold]parquet[/], and has the version of
     the model and the time in its metadata, heed.model_version and heed.at.
 
-    Users are all that the store knows, by events or by a profile; who has
-    neither events nor interests gets the popular items. All are asked at one
-    time, of one model: the current one, or content and popularity before any.
+    Users are all users in the store, with events or a profile; users with
+    neither events nor interests get the popular items. All requests have one
+    time and one model: the current one; before any, content and popularity.
 
-    The service may be running. The file appears when it is whole: what is
-    interrupted leaves the one that was there, or none.
+    The service may be running. The file appears when it is complete: an
+    interrupted command leaves the previous file, or none.
     """
-    # Lists are made beside each other, one thread each; must be set before torch and FAISS load.
-    threads(1)
+    # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
+    set_threads(1)
     from service.cli.row_bars import rate_bar
     from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings

@@ -1,4 +1,4 @@
-"""`heed evaluate-search` and `heed tune-search`: search, held against judgments."""
+"""Commands `heed evaluate-search` and `heed tune-search`, on judged queries."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out
+from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out
 from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
 
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="A collection in a folder: BEIR's corpus.jsonl, queries.jsonl and qrels/, "
-        "Cranfield's three files, or PyVideo's videos.jsonl.gz with --judgments. Without one, the "
-        "stored items are searched."
+        help="Folder of a collection: BEIR's corpus.jsonl, queries.jsonl and qrels/, Cranfield's "
+        "three files, or PyVideo's videos.jsonl.gz with --judgments. Without it, the stored items "
+        "are searched."
     ),
 ]
 Judgments = Annotated[
     Path | None,
     typer.Option(
-        help="Your own, of the stored items or of those in the folder: rows of query, item_id and "
-        "gain (above 0 = relevant; 1 if left out), as JSONL, CSV or Parquet."
+        help="Your own judgments of the stored items or of those in the folder: rows of query, "
+        "item_id and gain (above 0 = relevant; default 1), as JSONL, CSV or Parquet."
     ),
 ]
-_DEEP = ("nDCG@10", "recall@100")
+_METRICS = ("nDCG@10", "recall@100")
 Split = Annotated[str, typer.Option(help="Of BEIR's judgments: the file in qrels/.")]
 
 
@@ -40,20 +40,20 @@ def evaluate_search(
     split: Split = "test",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:
-    """Say how good search is on judged queries: by words alone, by meaning alone, and by both.
+    """Measure search on judged queries: by BM25 alone, by embeddings alone, and by both.
 
-    nDCG@10 and recall@100, with standard errors over the queries, how many queries found a relevant
-    item among the first 3 (success@3), and how much better both heads are than each alone by a
-    paired bootstrap. The JSON also has the rank of each query's first relevant item, and all that
-    the ranks depend on: the encoder, the parameters, and a digest of the items.
+    Prints nDCG@10 with standard errors over the queries, recall@100, the share of queries with a
+    relevant item among the first 3 (success@3), and paired-bootstrap differences between both and
+    each alone. The JSON also has the rank of each query's first relevant item, and all that the
+    ranks depend on: the encoder, the parameters, and a digest of the items.
 
-    With another [bold]--encoder[/], what another model makes of the same texts: its vectors are
-    kept beside those that the service holds.
+    With another [bold]--encoder[/] the same texts are embedded by that encoder, into a file of
+    its own.
     """
     from models.evaluation.metrics import standard_error
     from models.text.bm25 import TITLE_WEIGHT
     from service.evaluation import search_quality
-    from service.evaluation.comparison_report import interval
+    from service.evaluation.comparison_report import format_interval
     from service.snapshots.search_parameters import load_search_parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
@@ -61,11 +61,13 @@ def evaluate_search(
     used = load_search_parameters(data / SEARCH_FILE, searched.vectors.name)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
-            way: search_quality.judge(searched.snapshot, searched.vectors.query, judged, way, used)
-            for way in search_quality.WAYS
+            way: search_quality.evaluate_search(
+                searched.snapshot, searched.vectors.query, judged, way, used
+            )
+            for way in search_quality.SEARCH_MODES
         }
     title = f"{searched.name}: {items:,} items, {len(judged):,} queries"
-    table = _table(title, "read by", *_DEEP, "success@3")
+    table = _table(title, "retrieved by", *_METRICS, "success@3")
     for way, quality in found.items():
         table.add_row(
             way,
@@ -74,14 +76,12 @@ def evaluate_search(
             f"{quality.success.mean():.4f}",
         )
     out.print(table)
-    out.print(
-        f"What texts mean is read by {searched.vectors.name}.", highlight=False, soft_wrap=True
-    )
+    out.print(f"Texts are embedded by {searched.vectors.name}.", highlight=False, soft_wrap=True)
     both = found["both"]
     out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
     over = search_quality.differences(found)
     for way, difference in over.items():
-        out.print(f"both over {way}, paired bootstrap: nDCG@10 {interval(difference)}")
+        out.print(f"both over {way}, paired bootstrap: nDCG@10 {format_interval(difference)}")
     if json_file is not None:
         report = {
             "collection": searched.name,
@@ -100,9 +100,9 @@ def evaluate_search(
                 for way, quality in found.items()
             },
             "both_over": {way: difference._asdict() for way, difference in over.items()},
-            # From 1; null where none of the relevant items was found.
+            # From 1; null if no relevant item was found.
             "ranks": [
-                {"query": query, "rank": rank + 1 if rank < search_quality.DEEP else None}
+                {"query": query, "rank": rank + 1 if rank < search_quality.RECALL_RANKS else None}
                 for (query, _), rank in zip(judged, both.ranks.tolist(), strict=True)
             ],
         }
@@ -115,51 +115,56 @@ def tune_search(
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     split: Split = "train",
-    seed: Annotated[int, typer.Option(min=0, help="Of the halves.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
 ) -> None:
-    """Fit what a match is worth on judged queries: on half of them, judged by the other half.
+    """Fit the parameters of search on half of the judged queries, and evaluate on the other half.
 
-    Fitted on judgments of the stored items, the parameters are kept, if they are of use to the
-    other half, for [bold]heed serve[/] to take when it next starts with the same text encoder.
-    Never fit on queries that you mean to report.
+    Parameters fitted on judgments of the stored items are saved if they improve the other half;
+    [bold]heed serve[/] reads them when it next starts with the same text encoder. Never fit on
+    queries whose results you report.
     """
     from service.cli import progress_bars
     from service.evaluation import search_quality
-    from service.evaluation.comparison_report import interval
+    from service.evaluation.comparison_report import format_interval
     from service.snapshots.search_parameters import load_search_parameters, save_search_parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
     vectors = searched.vectors
     start = load_search_parameters(data / SEARCH_FILE, vectors.name)
-    with progress_bars.bars(out) as told:
-        tuned = search_quality.tune(
-            searched.snapshot, vectors.query, searched.judged, start=start, seed=seed, told=told
+    with progress_bars.stage_bars(out) as progress:
+        tuned = search_quality.tune_parameters(
+            searched.snapshot,
+            vectors.query,
+            searched.judged,
+            start=start,
+            seed=seed,
+            progress=progress,
         )
-    title = f"{searched.name}: {len(tuned.after.ndcg):,} queries that nothing was fitted on"
-    table = _table(title, "parameters", *_DEEP)
+    title = f"{searched.name}: {len(tuned.after.ndcg):,} held-out queries"
+    table = _table(title, "parameters", *_METRICS)
     for label, quality in (("before", tuned.before), ("fitted", tuned.after)):
         table.add_row(label, f"{quality.ndcg.mean():.4f}", f"{quality.recall.mean():.4f}")
     out.print(table)
-    out.print(f"fitted over before, paired bootstrap: nDCG@10 {interval(tuned.gained)}")
+    out.print(f"fitted over before, paired bootstrap: nDCG@10 {format_interval(tuned.improvement)}")
     out.print_json(data=tuned.parameters.as_dict())
-    if not tuned.better:
-        out.print("Nothing is changed: on these queries they are no better than before.")
+    if not tuned.is_better:
+        out.print("Nothing was saved: they are no better on the held-out queries.")
     elif folder is not None:
-        out.print("Nothing is changed: they were fitted on other items than those stored.")
+        out.print("Nothing was saved: they were fitted on other items than the stored ones.")
     else:
         path = data / SEARCH_FILE
         save_search_parameters(path, vectors.name, tuned.parameters)
         out.print(
-            f"Kept in {path} for {vectors.name}; heed serve takes them when it next starts with it."
+            f"Saved in {path} for {vectors.name}; heed serve reads them at its next start with it."
         )
 
 
 class _Searched(NamedTuple):
-    """What is searched, and for what."""
+    """Snapshot of a collection, its embeddings and its judged queries."""
 
     name: str
     snapshot: Any
-    vectors: Any  # of texts
+    vectors: Any  # cache of embeddings
     judged: Any
     digest: str  # of the items
 
@@ -178,7 +183,7 @@ def _searched(
     reader = open_encoder(encoder)
     kept = data / EMBEDDINGS_FILE
     if folder is not None or is_of_other_encoder(kept, reader.name):
-        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE  # those of the service stay its own
+        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE  # does not replace those of the service
     vectors = EmbeddingCache(reader, kept if data.exists() else None)
     with out.status("reading the items"):
         if folder is not None:
@@ -188,13 +193,13 @@ def _searched(
             items = list(source.items())
         elif judgments is not None:
             judged, name = datasets.read_judgments(judgments), judgments.name
-            with one_store(data) as store:
+            with open_store(data) as store:
                 items = asyncio.run(store.catalogue_changes(0)).upserted
     if not judged:
         raise Invalid("", f"{name}: no query has a relevant item")
-    with progress_bars.bars(out) as told:
-        snapshot = search_quality.searchable(items, vectors, told)
-    return _Searched(name, snapshot, vectors, judged, search_quality.digest(items))
+    with progress_bars.stage_bars(out) as progress:
+        snapshot = search_quality.build_snapshot(items, vectors, progress)
+    return _Searched(name, snapshot, vectors, judged, search_quality.catalogue_digest(items))
 
 
 def _table(title: str, first: str, *headings: str) -> Any:

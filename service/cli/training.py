@@ -1,4 +1,4 @@
-"""`heed train` and `heed evaluate`: on everything stored."""
+"""Commands `heed train` and `heed evaluate`, on the stored events."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from service.cli.console import (
     ENCODER,
     Data,
     Encoder,
-    embeddings,
-    one_store,
+    open_embeddings,
+    open_store,
     out,
-    training_threads,
+    use_all_cores,
 )
 from service.domain.errors import HeedError
 from service.runtime.data_layout import CHECKPOINT_FILE, EMBEDDINGS_FILE, MODELS_FOLDER
@@ -26,8 +26,8 @@ Chosen = Annotated[
     Literal["quick", "best"] | None,
     typer.Option(
         "--preset",
-        help="quick takes minutes; best takes longer and ranks better where there are many "
-        "events. By default quick up to 300,000 events, best beyond.",
+        help="quick takes minutes; best takes longer and ranks better with many events. By "
+        "default quick up to 300,000 events, best beyond.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")]
@@ -43,25 +43,24 @@ def train(
         bool, typer.Option("--activate/--no-activate", help="Serve it when it is published.")
     ] = True,
     json_progress: Annotated[
-        bool, typer.Option("--json-progress", help="Say progress as JSON lines on stdout.")
+        bool, typer.Option("--json-progress", help="Print progress as JSON lines on stdout.")
     ] = False,
     processes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="That share the work. By default one for each core, where batches are large "
-            "enough to be shared; OMP_NUM_THREADS limits the cores.",
+            help="Processes that share the work. By default one for each core if batches are "
+            "large enough; OMP_NUM_THREADS limits the cores.",
         ),
     ] = None,
 ) -> None:
-    """Train on everything stored, and publish the model if it beats popularity.
+    """Train on all stored events, and publish the model if it beats popularity.
 
-    A model reads the vectors of the text encoder that it was trained with, and is served with no
-    other.
+    A model is served only with the text encoder that it was trained with.
 
-    A training that was killed goes on where it stopped, if the events are still the same.
+    A training that was killed is resumed, if the events are still the same.
 
-    On several machines that see the same data: [bold]torchrun … --no-python heed train[/bold].
+    On several machines that share the data: [bold]torchrun … --no-python heed train[/bold].
     """
     run_training(
         data,
@@ -70,7 +69,7 @@ def train(
         epochs,
         seed,
         activate=activate,
-        tell_json=json_progress,
+        json_progress=json_progress,
         processes=processes,
     )
 
@@ -88,21 +87,23 @@ def evaluate(
     Items and users with fewer than five events are left out; the last event of each user is the
     test case and the one before it the validation case; the whole catalogue is ranked.
     """
-    training_threads()
+    use_all_cores()
     from service.cli import progress_bars
     from service.evaluation import compare_models, comparison_report
     from service.training import training_corpus
 
-    with one_store(data) as store, progress_bars.bars(out) as told:
-        corpus = training_corpus.read(store, embeddings(encoder, data / EMBEDDINGS_FILE), told)
-        task = last_held_out(corpus)
+    with open_store(data) as store, progress_bars.stage_bars(out) as progress:
+        corpus = training_corpus.read_store(
+            store, open_embeddings(encoder, data / EMBEDDINGS_FILE), progress
+        )
+        task = last_event_task(corpus)
         chosen = preset_for(corpus, preset, epochs)
         table = compare_models.compare(
-            task, corpus.content[task.items], chosen, first_seed=seed, told=told
+            task, corpus.content[task.items], chosen, first_seed=seed, progress=progress
         )
-    out.print(comparison_report.shown(task, table))
+    out.print(comparison_report.render_table(task, table))
     if json_file is not None:
-        report = comparison_report.as_json(task, table, str(chosen))
+        report = comparison_report.to_json(task, table, str(chosen))
         json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -114,24 +115,27 @@ def run_training(
     seed: int = 0,
     *,
     activate: bool = True,
-    tell_json: bool = False,
+    json_progress: bool = False,
     processes: int | None = None,
 ) -> None:
-    """What `heed train` does with its options."""
-    training_threads()
+    """Train with the options of `heed train`."""
+    use_all_cores()
     from service.cli import progress_bars
     from service.snapshots.registry import Registry
     from service.training import process_group, train_and_publish, training_corpus
 
-    if not process_group.leads():
-        out.quiet, tell_json = True, False
-    # In a job, stdout belongs to the messages.
-    with one_store(data) as store, progress_bars.told(out, as_json=tell_json) as told:
+    if not process_group.is_rank_zero():
+        out.quiet, json_progress = True, False
+    # In a job, stdout is for messages.
+    with (
+        open_store(data) as store,
+        progress_bars.report_progress(out, as_json=json_progress) as progress,
+    ):
         try:
-            vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
-            corpus = training_corpus.read(store, vectors, told)
+            vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
+            corpus = training_corpus.read_store(store, vectors, progress)
             chosen = preset_for(corpus, preset, epochs)
-            if not tell_json:
+            if not json_progress:
                 out.print(f"Training with the preset {chosen}.")
             result = train_and_publish.train(
                 corpus,
@@ -140,26 +144,26 @@ def run_training(
                 preset=chosen,
                 seed=seed,
                 activate=activate,
-                told=told,
+                progress=progress,
                 checkpoint=data / CHECKPOINT_FILE,
                 processes=processes,
             )
         except HeedError as error:
-            if tell_json:
+            if json_progress:
                 sys.stdout.write(json.dumps({"error": error.detail}) + "\n")
                 raise typer.Exit(1) from None
             raise
-    if not result:  # another process says it
+    if not result:  # rank 0 reports it
         return
-    if tell_json:
+    if json_progress:
         sys.stdout.write(json.dumps({"result": result}) + "\n")
         sys.stdout.flush()
     else:
-        out.print(progress_bars.trained(result))
+        out.print(progress_bars.training_summary(result))
 
 
-def last_held_out(corpus: Any) -> Any:
-    """The task that a corpus is judged by. Raises `ModelRejected` where nothing is left of it."""
+def last_event_task(corpus: Any) -> Any:
+    """Return the evaluation task of a corpus. Raises `ModelRejected` if it has no cases."""
     from models.evaluation.protocols import protocol_a
     from service.domain.errors import ModelRejected
 
@@ -170,7 +174,7 @@ def last_held_out(corpus: Any) -> Any:
 
 
 def preset_for(corpus: Any, name: str | None, epochs: int | None) -> Any:
-    """The preset of that name, or the one that so many events ask for."""
+    """Return the preset of a name, or the default for the number of events."""
     from models.training.presets import choose_preset
 
     return choose_preset(len(corpus.log), corpus.log.n_items, name, epochs=epochs)

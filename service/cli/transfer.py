@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import DATA, Data, err, one_store, out
+from service.cli.console import DATA, Data, err, open_store, out
 from service.runtime.data_layout import CACHE_FOLDER
 
 imports = typer.Typer(
@@ -106,7 +106,7 @@ def import_users(file: FileArgument, data: Data = DATA, skip_bad: SkipBad = Fals
     from service import datasets
 
     source = datasets.UsersFile(file, skip_bad=skip_bad)
-    with one_store(data) as store, out.status(f"reading {source.name}"):
+    with open_store(data) as store, out.status(f"reading {source.name}"):
         count = asyncio.run(_put_users(store, source))
     _print_line(f"{source.name}: {count:,} profiles stored")
     _print_skipped(source.skipped)
@@ -184,14 +184,14 @@ def _import_movielens(name: str, data: Path, dislikes_below: float | None) -> No
 
 
 def _import(source: Any, data: Path) -> None:
-    with one_store(data) as store:
+    with open_store(data) as store:
         import_dataset(store, source)
 
 
 def _export(file: Path, data: Path, what: str) -> None:
     from service import datasets
 
-    with one_store(data) as store, out.status(f"writing {what}"):
+    with open_store(data) as store, out.status(f"writing {what}"):
         scans = {"items": store.scan_items, "events": store.scan_events, "users": store.scan_users}
         count = datasets.export_records(file, scans[what]())
     _print_line(f"{count:,} {what} written to {file}")

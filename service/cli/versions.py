@@ -1,4 +1,4 @@
-"""`heed models`: the versions on disk."""
+"""Command `heed models`: list, activate and prune model versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ versions = typer.Typer(
 
 @versions.command("list")
 def list_models(data: Data = DATA) -> None:
-    """The versions on disk, with their validation metrics."""
+    """List the versions on disk, with their validation metrics."""
     from service.cli import progress_bars
     from service.snapshots.registry import Registry
 
@@ -24,12 +24,12 @@ def list_models(data: Data = DATA) -> None:
     if not found:
         out.print("No model yet. Train one with [bold]heed train[/bold].")
         return
-    out.print(progress_bars.versions(found))
+    out.print(progress_bars.version_table(found))
 
 
 @versions.command("activate")
 def activate_model(
-    version: Annotated[str, typer.Argument(help="As `heed models list` names it.")],
+    version: Annotated[str, typer.Argument(help="A version of `heed models list`.")],
     data: Data = DATA,
 ) -> None:
     """Serve this version, forward or back; a running service follows within a second."""
@@ -43,14 +43,14 @@ def activate_model(
 def prune_models(
     keep: Annotated[
         int,
-        typer.Option(min=0, help="How many of the newest stay; 0 leaves only the current one."),
+        typer.Option(min=0, help="Number of newest versions kept; 0 keeps only the current one."),
     ],
     data: Data = DATA,
 ) -> None:
     """Remove old versions from the disk: all but the newest and the current one.
 
-    The current version stays whatever its age; so do versions that cannot be
-    loaded, for someone to look at. What is removed cannot be activated again.
+    The current version is always kept; so are versions that cannot be loaded, for inspection. A
+    removed version cannot be activated again.
     """
     from service.snapshots.registry import Registry
 

@@ -1,4 +1,4 @@
-"""Heed beside the baselines on a benchmark's terms, and what each of its parts is worth."""
+"""Comparison of Heed with the baselines of an evaluation task, and ablation of its parts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,25 @@ from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender
 from models.training.presets import Preset
-from service.training.train_and_publish import fitted
-from service.training.training_corpus import StageProgressCallback
+from service.training.train_and_publish import fit_model
+from service.training.training_corpus import ProgressCallback
 
 HEED = "heed"
 
 
 @dataclass(slots=True, eq=False)
-class Row:
-    """One model's figures, a list entry for each seed."""
+class ModelResults:
+    """Metrics of one model, a list entry for each seed."""
 
-    test: list[RankingMetrics] = field(default_factory=list)  # the target's time not told
-    told: list[RankingMetrics] = field(
-        default_factory=list
-    )  # told; none for models that do not use it
+    test: list[RankingMetrics] = field(default_factory=list)  # without the target's time
+    # Given the target's time; empty for models that do not use it.
+    test_with_time: list[RankingMetrics] = field(default_factory=list)
     validation: list[RankingMetrics] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of fitting
     ranker: Ranker | None = None  # of the first seed
 
-    def ranks(self, *, told: bool = False) -> NDArray[np.int64]:
-        """The ranks of all cases of all seeds, end to end."""
-        return np.concatenate([metrics.ranks for metrics in (self.told if told else self.test)])
 
-
-Table = dict[str, Row]
+Comparison = dict[str, ModelResults]
 
 
 def compare(
@@ -51,42 +46,42 @@ def compare(
     seeds: int = 1,
     first_seed: int = 0,
     ablate: bool = False,
-    told: StageProgressCallback | None = None,
-) -> Table:
-    """Fit and judge the baselines, Heed for each seed, and with `ablate` Heed without each part.
+    progress: ProgressCallback | None = None,
+) -> Comparison:
+    """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
 
     Args:
         task: from `models.evaluation.protocols`.
         content: text embeddings of the task's items [N, D].
         preset: of Heed's training.
-        seeds: how many trainings.
-        first_seed: the seed of the first.
+        seeds: number of trainings.
+        first_seed: seed of the first.
         ablate: also train without transitions, times, requests of either kind, text and encoder,
-            under the first seed.
-        told: called as work goes on.
+            with the first seed.
+        progress: called as the trainings proceed.
     """
-    table: Table = {}
+    table: Comparison = {}
     for at, (name, make) in enumerate(_baselines(task).items()):
-        if told is not None:
-            told(f"baseline: {name}", at, len(_baselines(task)), None)
+        if progress is not None:
+            progress(f"baseline: {name}", at, len(_baselines(task)), None)
         started = time.monotonic()
         ranker = make(task.train)
         seconds = time.monotonic() - started
-        table[name] = row = Row()
+        table[name] = row = ModelResults()
         _judge(row, task, ranker, seconds, times=False)
     for seed in range(first_seed, first_seed + seeds):
-        row = table.setdefault(HEED, Row())
-        model, seconds = _train(task, content, preset, seed, told)
+        row = table.setdefault(HEED, ModelResults())
+        model, seconds = _train(task, content, preset, seed, progress)
         _judge(row, task, ModelRanker(model, content), seconds, times=True)
         if seed == first_seed and ablate:
-            # The attention is trained last, the rest held still: leaving it out is the rest.
+            # The attention is trained last, the rest frozen: without it, the rest is unchanged.
             alone = ModelRanker(model, content, attention=False)
-            row = table.setdefault(f"{HEED} without target attention", Row())
+            row = table.setdefault(f"{HEED} without target attention", ModelResults())
             _judge(row, task, alone, seconds, times=True)
     if ablate:
         for name, changed, text, changed_task in _ablations(task, content, preset):
-            model, seconds = _train(changed_task, text, changed, first_seed, told)
-            row = table.setdefault(f"{HEED} without {name}", Row())
+            model, seconds = _train(changed_task, text, changed, first_seed, progress)
+            row = table.setdefault(f"{HEED} without {name}", ModelResults())
             _judge(row, changed_task, ModelRanker(model, text), seconds, times=True)
     return table
 
@@ -101,10 +96,10 @@ def _baselines(task: EvaluationTask) -> Mapping[str, Callable[[Interactions], Ra
 def _ablations(
     task: EvaluationTask, content: NDArray[np.float32], preset: Preset
 ) -> Iterator[tuple[str, Preset, NDArray[np.float32], EvaluationTask]]:
-    """Name, preset, content and task of Heed without each part that is trained with the rest."""
+    """Iterate over ablations of parts that are trained jointly: name, preset, content, task."""
     yield "transitions", replace(preset, transitions_per_item=0), content, task
     yield "times", preset, content, _timeless(task)
-    # One model for both kinds of request, beside one for each.
+    # One model serves requests with and without a time; these are trained for one of both.
     for name, share in (("times of requests", 0.0), ("requests at no time", 1.0)):
         yield (
             name,
@@ -117,7 +112,7 @@ def _ablations(
 
 
 def _timeless(task: EvaluationTask) -> EvaluationTask:
-    """The same task with every event at one time: the order stays."""
+    """Return the task with all timestamps equal; the order of events is kept."""
 
     def log(timed: Interactions) -> Interactions:
         return replace(timed, timestamps=np.zeros_like(timed.timestamps))
@@ -136,13 +131,15 @@ def _train(
     content: NDArray[np.float32],
     preset: Preset,
     seed: int,
-    told: StageProgressCallback | None,
+    progress: ProgressCallback | None,
 ) -> tuple[Recommender, float]:
-    done = fitted(task.train, content, task.validation, preset, seed, told)
+    done = fit_model(task.train, content, task.validation, preset, seed, progress)
     return done.model, done.seconds
 
 
-def _judge(row: Row, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool) -> None:
+def _judge(
+    row: ModelResults, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool
+) -> None:
     def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
         return evaluate(
             ranker,
@@ -154,7 +151,7 @@ def _judge(row: Row, task: EvaluationTask, ranker: Ranker, seconds: float, *, ti
 
     row.test.append(judged(task.test))
     if times:
-        row.told.append(judged(task.test, use_target_time=True))
+        row.test_with_time.append(judged(task.test, use_target_time=True))
     if task.validation is not None:
         row.validation.append(judged(task.validation))
     row.seconds.append(seconds)

@@ -1,4 +1,4 @@
-"""A benchmark's table, its JSON and its picture."""
+"""Report of a comparison: table, JSON and plot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.table import Table as RichTable
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.metrics import PairedDifference, hits, ndcg_gains, paired_bootstrap
 from models.evaluation.protocols import EvaluationTask
-from service.evaluation.compare_models import HEED, Row, Table
+from service.evaluation.compare_models import HEED, Comparison, ModelResults
 
-# HR@10 and NDCG@10 on MovieLens 1M as their papers and repositories give them, by protocol.
+# HR@10 and NDCG@10 on MovieLens 1M as published in papers and repositories, by protocol.
 PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
     ("ml-1m", "A"): (
         ("SASRec, binary cross-entropy", 0.239, 0.126),
@@ -33,16 +33,16 @@ PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
 }
 
 
-def shown(task: EvaluationTask, table: Table, data: str = "") -> RenderableType:
-    """The models side by side; errors are standard errors over cases."""
+def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> RenderableType:
+    """Render the models side by side; errors are standard errors over cases."""
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
         f"{task.events:,} events; task {task.name}, {len(task.test):,} cases, "
         "the whole catalogue ranked"
     )
     grid.add_column("model")
-    timed = any(row.told for row in table.values())
-    headings = ["HR@10", "NDCG@10"] + (["HR@10, time told", "NDCG@10, time told"] * timed)
+    timed = any(row.test_with_time for row in table.values())
+    headings = ["HR@10", "NDCG@10"] + (["HR@10 at time", "NDCG@10 at time"] * timed)
     for heading in [*headings, "MRR", "coverage", "val NDCG@10", "fit s"]:
         grid.add_column(heading, justify="right")
     for name, hr, ndcg in PUBLISHED.get((data, task.name), ()):
@@ -50,25 +50,26 @@ def shown(task: EvaluationTask, table: Table, data: str = "") -> RenderableType:
         grid.add_row(f"[dim]{name} (published)[/]", f"{hr:.4f}", f"{ndcg:.4f}", *blank)
     for name, row in table.items():
         label = f"{name}, mean of {len(row.test)} seeds" if len(row.test) > 1 else name
-        told = pair(row.told) if row.told else ["", ""]
+        at_time = metric_cells(row.test_with_time) if row.test_with_time else ["", ""]
         grid.add_row(
             label,
-            *pair(row.test),
-            *(told if timed else []),
+            *metric_cells(row.test),
+            *(at_time if timed else []),
             f"{_mean(row.test, 'mrr'):.4f}",
             f"{_mean(row.test, 'coverage'):.3f}",
             f"{_mean(row.validation, 'ndcg'):.4f}" if row.validation else "",
             f"{np.mean(row.seconds):.1f}",
         )
     lines = [
-        f"{HEED} over {other}, paired bootstrap: NDCG@10 {interval(ndcg)}, HR@10 {interval(hr)}"
+        f"{HEED} over {other}, paired bootstrap: NDCG@10 {format_interval(ndcg)}, "
+        f"HR@10 {format_interval(hr)}"
         for other, (hr, ndcg) in differences(table).items()
     ]
     return Group(grid, *lines)
 
 
-def differences(table: Table) -> dict[str, tuple[PairedDifference, PairedDifference]]:
-    """How much better Heed is than each other model, the first seed's cases paired: HR, NDCG."""
+def differences(table: Comparison) -> dict[str, tuple[PairedDifference, PairedDifference]]:
+    """Return Heed's paired differences to each other model in HR and NDCG, of the first seed."""
     if HEED not in table:
         return {}
     ours = table[HEED].test[0].ranks
@@ -82,8 +83,8 @@ def differences(table: Table) -> dict[str, tuple[PairedDifference, PairedDiffere
     }
 
 
-def as_json(task: EvaluationTask, table: Table, preset: str) -> dict[str, Any]:
-    """Every figure, for machines."""
+def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, Any]:
+    """Return all metrics as JSON values."""
     return {
         "task": task.name,
         "users": task.train.n_users,
@@ -91,21 +92,21 @@ def as_json(task: EvaluationTask, table: Table, preset: str) -> dict[str, Any]:
         "events": task.events,
         "cases": len(task.test),
         "preset": preset,
-        "models": {name: numbers(row) for name, row in table.items()},
-        "heed_over": over(table),
+        "models": {name: results_json(row) for name, row in table.items()},
+        "heed_over": differences_json(table),
     }
 
 
-def over(table: Table) -> dict[str, Any]:
-    """`differences`, for machines."""
+def differences_json(table: Comparison) -> dict[str, Any]:
+    """Return `differences` as JSON values."""
     return {
         name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
         for name, (hr, ndcg) in differences(table).items()
     }
 
 
-def plot(task: EvaluationTask, table: Table, path: Path, data: str = "") -> None:
-    """Bars of NDCG@10 and HR@10 with their standard errors, as a PNG.
+def draw_plot(task: EvaluationTask, table: Comparison, path: Path, data: str = "") -> None:
+    """Draw NDCG@10 and HR@10 with their standard errors as bars, into a PNG.
 
     Raises:
         ModuleNotFoundError: without matplotlib, which the extra `plots` installs.
@@ -116,7 +117,7 @@ def plot(task: EvaluationTask, table: Table, path: Path, data: str = "") -> None
             for name, hr, ndcg in PUBLISHED.get((data, task.name), ())]  # fmt: skip
     for name, row in table.items():
         colour = "tab:blue" if name.startswith(HEED) else "0.55"
-        for label, found in ((name, row.test), (f"{name}, time told", row.told)):
+        for label, found in ((name, row.test), (f"{name}, at time", row.test_with_time)):
             if found:
                 hr, ndcg = _errors(found)
                 rows.append((label, _mean(found, "hr"), _mean(found, "ndcg"), hr, ndcg, colour))
@@ -136,14 +137,14 @@ def plot(task: EvaluationTask, table: Table, path: Path, data: str = "") -> None
     figure.savefig(path, dpi=120)
 
 
-def pair(found: Sequence[RankingMetrics]) -> list[str]:
-    """HR and NDCG with their standard errors, as cells."""
+def metric_cells(found: Sequence[RankingMetrics]) -> list[str]:
+    """Format HR and NDCG with their standard errors as two cells."""
     hr, ndcg = _errors(found)
     return [f"{_mean(found, 'hr'):.4f} ±{hr:.4f}", f"{_mean(found, 'ndcg'):.4f} ±{ndcg:.4f}"]
 
 
 def _errors(found: Sequence[RankingMetrics]) -> tuple[float, float]:
-    """Standard errors of HR and NDCG: the seeds share their cases, so they do not shrink them."""
+    """Average the standard errors of HR and NDCG: seeds share cases and do not shrink them."""
     hr, ndcg = np.mean([metrics.standard_errors() for metrics in found], axis=0)
     return float(hr), float(ndcg)
 
@@ -152,13 +153,13 @@ def _mean(found: Sequence[RankingMetrics], name: str) -> float:
     return float(np.mean([getattr(metrics, name) for metrics in found]))
 
 
-def interval(found: PairedDifference) -> str:
-    """A difference with its interval, as text."""
+def format_interval(found: PairedDifference) -> str:
+    """Format a difference with its confidence interval."""
     return f"{found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
-def numbers(row: Row) -> dict[str, Any]:
-    """One model's figures, for machines."""
+def results_json(row: ModelResults) -> dict[str, Any]:
+    """Return the metrics of one model as JSON values."""
 
     def each(found: Sequence[RankingMetrics]) -> list[dict[str, float]]:
         return [
@@ -168,7 +169,7 @@ def numbers(row: Row) -> dict[str, Any]:
 
     return {
         "test": each(row.test),
-        "time_told": each(row.told),
+        "test_with_time": each(row.test_with_time),
         "validation": each(row.validation),
         "seconds": row.seconds,
     }

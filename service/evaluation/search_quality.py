@@ -1,4 +1,4 @@
-"""How good search is on judged queries, by words, by meaning and by both; and its parameters."""
+"""Quality of search on judged queries, by BM25, by embeddings and by both; and its tuning."""
 
 from __future__ import annotations
 
@@ -31,120 +31,124 @@ from service.domain.records import Item
 from service.engine.search import match_text
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.training.training_corpus import StageProgressCallback, encoding
+from service.training.training_corpus import ProgressCallback, encode_with_progress
 
-Way = Literal["BM25 alone", "meaning alone", "both"]
-WAYS: tuple[Way, ...] = get_args(Way)
+SearchMode = Literal["BM25 alone", "meaning alone", "both"]
+SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 
-AT_ONCE, _FIRST, DEEP = 3, 10, 100  # ranks that count for success, for nDCG and for recall
-_ENOUGH = 20  # judged queries, with fewer of which nothing is fitted
+SUCCESS_RANKS, _NDCG_RANKS, RECALL_RANKS = (
+    3,
+    10,
+    100,
+)  # ranks that count for success, for nDCG and for recall
+_MIN_QUERIES = 20  # judged queries, with fewer of which nothing is fitted
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 _TEMPERATURES = (0.03, 0.05, 0.07, 0.1, 0.14)
 _BIASES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0)
-_SHARPNESS = (0.5, 1.0, 2.0)  # a field's temperature over that of all scores
+_SHARPNESS = (0.5, 1.0, 2.0)  # of a field's temperature over the general one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Quality:
-    """What each judged query got, [Q]."""
+class SearchQuality:
+    """Metrics of each judged query, [Q]."""
 
     ndcg: NDArray[np.float64]
     recall: NDArray[np.float64]
-    ranks: NDArray[np.int64]  # of the first relevant item, from 0; as many as were looked at = none
+    ranks: NDArray[np.int64]  # of the first relevant item, from 0; the depth of the search if none
 
     @property
     def success(self) -> NDArray[np.float64]:
-        """1 where a relevant item was among the first 3."""
-        return hits(self.ranks, AT_ONCE)
+        """1 where a relevant item is among the first 3, else 0."""
+        return hits(self.ranks, SUCCESS_RANKS)
 
 
-class Tuned(NamedTuple):
-    """Parameters fitted on half of the judged queries, and what both say of the other half."""
+class TuningResult(NamedTuple):
+    """Parameters fitted on half of the judged queries, and their metrics on the other half."""
 
     parameters: SearchParameters
-    before: Quality
-    after: Quality
-    gained: PairedDifference  # in nDCG
+    before: SearchQuality
+    after: SearchQuality
+    improvement: PairedDifference  # in nDCG
 
     @property
-    def better(self) -> bool:
-        """Whether they are of use to queries that they were not fitted on."""
-        return self.gained.difference > 0
+    def is_better(self) -> bool:
+        """True when the parameters improve nDCG on queries that they were not fitted on."""
+        return self.improvement.difference > 0
 
 
-def searchable(
+def build_snapshot(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    told: StageProgressCallback | None = None,
+    progress: ProgressCallback | None = None,
     *,
     trained: TrainedModel | None = None,
 ) -> Snapshot:
-    """A snapshot of these items as the service would search them, by a model or by none.
+    """Build a snapshot of items as the service would search them, with or without a model.
 
-    Their vectors are kept.
+    Their embeddings are saved.
     """
     empty = Catalogue.empty(embeddings.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.dimension) for item in items]
-    catalogue = empty.updated(entries, [], encoding(embeddings, told))
+    catalogue = empty.updated(entries, [], encode_with_progress(embeddings, progress))
     embeddings.save()
     version = UNTRAINED if trained is None else "trained"
     return Snapshot.build(version, trained, catalogue, np.zeros(0, dtype=np.int64))
 
 
-def digest(items: Iterable[Item]) -> str:
-    """What tells a catalogue from any other: of all that is in it, in its order."""
+def catalogue_digest(items: Iterable[Item]) -> str:
+    """Return the SHA-256 of a catalogue: of all fields of its items, in their order."""
     hashed = hashlib.sha256()
     for line in to_json_lines(items):
         hashed.update(line)
     return hashed.hexdigest()
 
 
-def judge(
+def evaluate_search(
     snapshot: Snapshot,
     encode: Callable[[str], NDArray[np.float32]],
     judged: Sequence[JudgedQuery],
-    way: Way = "both",
+    mode: SearchMode = "both",
     parameters: SearchParameters = DEFAULTS,
     *,
-    deep: int = DEEP,
-) -> Quality:
-    """Search for each query, and hold what is found against the judgments.
+    depth: int = RECALL_RANKS,
+) -> SearchQuality:
+    """Search for each query and compare the ranking with the judgments.
 
     Args:
-        snapshot: what is searched.
-        encode: a query to its vector [D].
+        snapshot: of the catalogue.
+        encode: maps a query to its embedding [D].
         judged: the queries.
-        way: which heads read them.
-        parameters: what a match is worth.
-        deep: ranks that are looked at.
+        mode: which of the two retrievers search.
+        parameters: of the search.
+        depth: number of ranks retrieved, the cut-off of recall.
     """
-    if way == "meaning alone":
+    if mode == "meaning alone":
         parameters = replace(parameters, lexical=0.0)
     ndcg, found, ranks = [], [], []
     for query, gains in judged:
-        ranking = _ranked(snapshot, encode, query, way, parameters, deep)
-        ndcg.append(graded_ndcg(ranking, gains, _FIRST))
-        found.append(recall(ranking, gains, deep))
-        ranks.append(first_relevant_rank(ranking, gains, deep))
-    return Quality(np.array(ndcg), np.array(found), np.array(ranks))
+        ranking = _ranked(snapshot, encode, query, mode, parameters, depth)
+        ndcg.append(graded_ndcg(ranking, gains, _NDCG_RANKS))
+        found.append(recall(ranking, gains, depth))
+        ranks.append(first_relevant_rank(ranking, gains, depth))
+    return SearchQuality(np.array(ndcg), np.array(found), np.array(ranks))
 
 
 def _ranked(
     snapshot: Snapshot,
     encode: Callable[[str], NDArray[np.float32]],
     query: str,
-    way: Way,
+    mode: SearchMode,
     parameters: SearchParameters,
     count: int,
 ) -> list[str]:
-    """The ids of what is found, best first."""
+    """Return the ids of the retrieved items, best first."""
     catalogue, allowed = snapshot.catalogue, snapshot.catalogue.servable
-    if way != "BM25 alone":
+    if mode != "BM25 alone":
         _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
         rows = search(matches, limit=count).rows
     elif catalogue.bm25_index is None:
-        raise RuntimeError("no words are kept of this catalogue")
+        raise RuntimeError("the catalogue has no BM25 index")
     else:
         rows = catalogue.bm25_index.search(
             catalogue.bm25_index.parser.parse(query), count, allowed
@@ -152,60 +156,64 @@ def _ranked(
     return catalogue.vocabulary.ids_of(rows.tolist())
 
 
-def tune(
+def tune_parameters(
     snapshot: Snapshot,
     encode: Callable[[str], NDArray[np.float32]],
     judged: Sequence[JudgedQuery],
     *,
     start: SearchParameters = DEFAULTS,
     seed: int = 0,
-    told: StageProgressCallback | None = None,
-) -> Tuned:
-    """Fit the parameters on half of the queries, one after the other, and judge by the rest.
+    progress: ProgressCallback | None = None,
+) -> TuningResult:
+    """Fit the parameters by coordinate ascent on half of the queries; evaluate on the rest.
 
     Args:
-        snapshot: what is searched.
-        encode: a query to its vector [D].
+        snapshot: of the catalogue.
+        encode: maps a query to its embedding [D].
         judged: the queries.
-        start: where to begin.
-        seed: of the halves.
-        told: called as work goes on.
+        start: initial parameters.
+        seed: of the split into halves.
+        progress: called after each step.
 
     Raises:
         Invalid: there are too few queries.
     """
-    if len(judged) < _ENOUGH:
-        raise Invalid("", f"{len(judged)} judged queries say too little: {_ENOUGH} are needed")
+    if len(judged) < _MIN_QUERIES:
+        raise Invalid("", f"{len(judged)} judged queries are too few: {_MIN_QUERIES} are needed")
     drawn = np.random.default_rng(seed).permutation(len(judged))
     fit, held = ([judged[at] for at in half] for half in np.array_split(drawn, 2))
-    worth: dict[str, NDArray[np.float64]] = {}
+    known: dict[str, NDArray[np.float64]] = {}
 
     def ndcg(parameters: SearchParameters) -> NDArray[np.float64]:
         name = repr(parameters)
-        if name not in worth:
-            worth[name] = judge(snapshot, encode, fit, "both", parameters, deep=_FIRST).ndcg
-        return worth[name]
+        if name not in known:
+            known[name] = evaluate_search(
+                snapshot, encode, fit, "both", parameters, depth=_NDCG_RANKS
+            ).ndcg
+        return known[name]
 
     best, names = start, snapshot.catalogue.keys.names
     axes = len(list(_axes(best, names)))
     for step in range(_ROUNDS * axes):
         tried = max(list(_axes(best, names))[step % axes], key=lambda one: float(ndcg(one).mean()))
         gain = ndcg(tried) - ndcg(best)
-        # What is gained by less than that is gained by chance, so often is something tried.
+        # With so many trials, a gain within one standard error is likely to be chance.
         if gain.mean() > standard_error(gain):
             best = tried
-        if told is not None:
-            told("fitting", step + 1, _ROUNDS * axes, None)
-    before, after = (judge(snapshot, encode, held, "both", each) for each in (start, best))
-    return Tuned(best, before, after, bootstrap(after.ndcg - before.ndcg, seed=0))
+        if progress is not None:
+            progress("fitting", step + 1, _ROUNDS * axes, None)
+    before, after = (
+        evaluate_search(snapshot, encode, held, "both", each) for each in (start, best)
+    )
+    return TuningResult(best, before, after, bootstrap(after.ndcg - before.ndcg, seed=0))
 
 
 def _axes(now: SearchParameters, names: Sequence[str]) -> Iterator[list[SearchParameters]]:
-    """The parameters with one of them varied, for each of them."""
+    """Iterate over the axes: candidates that differ from `now` in one parameter."""
     yield [replace(now, lexical=value) for value in _LEXICAL]
     yield [replace(now, temperature=value) for value in _TEMPERATURES]
     for name in names:
-        if name != names[0]:  # only differences count
+        if name != names[0]:  # biases matter only relative to the first field's
             yield [replace(now, fields={**now.fields, name: value}) for value in _BIASES]
     for name in names:
         yield [
@@ -214,11 +222,11 @@ def _axes(now: SearchParameters, names: Sequence[str]) -> Iterator[list[SearchPa
         ]
 
 
-def differences(found: Mapping[Way, Quality]) -> dict[Way, PairedDifference]:
-    """How much better both heads are than each alone, in nDCG, the same queries paired."""
+def differences(found: Mapping[SearchMode, SearchQuality]) -> dict[SearchMode, PairedDifference]:
+    """Return the paired differences in nDCG between both retrievers and each alone."""
     both = found["both"].ndcg
     return {
-        way: bootstrap(both - quality.ndcg, seed=0)
-        for way, quality in found.items()
-        if way != "both"
+        mode: bootstrap(both - quality.ndcg, seed=0)
+        for mode, quality in found.items()
+        if mode != "both"
     }

@@ -1,4 +1,4 @@
-"""Training from a store: the log is read, a model is fitted, evaluated and published.
+"""Training from a store: read the log, fit a model, evaluate it, publish it.
 
-A store goes in; a version in the registry comes out.
+Comes in: a store. Goes out: a version in the registry.
 """

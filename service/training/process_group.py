@@ -1,4 +1,4 @@
-"""Processes that train one model together: hired on this machine, or started by torchrun."""
+"""Process group of data-parallel training: spawned on this machine, or started by torchrun."""
 
 from __future__ import annotations
 
@@ -21,73 +21,74 @@ from torch import distributed
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from service.domain.errors import HeedError
 
-_PATIENCE = timedelta(days=7)  # a slow member is waited for; one that died is noticed at once
-_SHARE = 400  # padded positions of a batch, for each process
-_WORK = 500_000  # positions: from here on processes are hired
-_WEIGHTS = 8_000_000  # 32 MB: up to here
-_TICK = 0.05  # seconds between looks at who has come
-_MOMENT = 1.0  # seconds
-_GRACE = 10.0  # seconds for a helper to end once the work is done
+_COLLECTIVE_TIMEOUT = timedelta(days=7)  # a slow process is awaited; a dead one is noticed at once
+_MIN_TOKENS = 400  # padded positions of a batch for each process
+_MIN_WORK = 500_000  # positions, below which one process trains
+_MAX_WEIGHTS = 8_000_000  # 32 MB, above which one process trains
+_POLL = 0.05  # seconds between two checks of the spawned processes
+_EXIT_TIMEOUT = 1.0  # seconds for a process to end after its connection was closed
+_GRACE = 10.0  # seconds for a process to end once the work is done
 
 
-class TeamBroken(HeedError):
-    """A process of the team ended before the work was done."""
+class ProcessGroupError(HeedError):
+    """A process of the group ended before the work was done."""
 
 
-def leads() -> bool:
-    """Whether this process is to say and publish things: any that torchrun did not start second."""
+def is_rank_zero() -> bool:
+    """True in the process that prints and publishes: rank 0 of torchrun, or without torchrun."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def fitting(cores: int, *, tokens: int, work: int, weights: int) -> int:
-    """How many processes train fastest on this many cores, or one for each GPU.
+def process_count(cores: int, *, tokens: int, work: int, weights: int) -> int:
+    """Return the number of processes that train fastest on these cores, or one for each GPU.
 
     Args:
         cores: threads that may compute.
-        tokens: padded positions of a batch. A share that is too small costs more in small
-            operations than it saves.
-        work: positions in all epochs. What is done in seconds is not worth a process' start.
-        weights: of the model. The gradients of many take longer to exchange than to compute.
+        tokens: padded positions of a batch. Small operations cost more than a small share saves.
+        work: positions in all epochs. A training of seconds is not worth the start of a process.
+        weights: number of weights. Many gradients take longer to exchange than to compute.
     """
-    members = torch.cuda.device_count() or cores
-    worthwhile = work >= _WORK and weights <= _WEIGHTS
-    return max(1, min(members, tokens // _SHARE)) if worthwhile else 1
+    most = torch.cuda.device_count() or cores
+    worthwhile = work >= _MIN_WORK and weights <= _MAX_WEIGHTS
+    return max(1, min(most, tokens // _MIN_TOKENS)) if worthwhile else 1
 
 
 @contextlib.contextmanager
-def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[DataParallelGroup]:
-    """A team that this process leads, or takes part in where torchrun started it.
+def process_group(
+    size: int, work: Callable[..., object], *args: Any
+) -> Iterator[DataParallelGroup]:
+    """Yield the process group of this process: rank 0 of a new one, or its place in torchrun's.
 
     Args:
-        size: processes in all; not looked at under torchrun.
-        assist: what the others run, as `assist(team, *args)`; importable by name.
-        args: what pickles.
+        size: number of processes; ignored under torchrun.
+        work: called in the other processes as `work(group, *args)`; importable by name.
+        args: picklable.
 
     Raises:
-        TeamBroken: when one of the others ended early.
+        ProcessGroupError: another process ended early.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if not distributed.is_initialized():  # once: a second meeting would find the first's keys
-            distributed.init_process_group(_backend(), timeout=_PATIENCE)
+        if not distributed.is_initialized():  # a second rendezvous would find the keys of the first
+            distributed.init_process_group(_backend(), timeout=_COLLECTIVE_TIMEOUT)
         yield DataParallelGroup(distributed.get_rank(), distributed.get_world_size())
         return
     if size < 2:
         yield SINGLE_PROCESS
         return
-    with tempfile.TemporaryDirectory(prefix="heed-team-") as folder, _threads(size) as threads:
-        meeting = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="heed-group-") as name, _threads(size) as threads:
+        folder = Path(name)
         context = multiprocessing.get_context("spawn")
         others = [
             context.Process(
-                target=_help, args=(meeting, rank, size, threads, assist, args), daemon=True
+                target=_run_member, args=(folder, rank, size, threads, work, args), daemon=True
             )
             for rank in range(1, size)
         ]
         for other in others:
             other.start()
         try:
-            _wait_for(others, meeting)
-            _meet(meeting, 0, size)
+            _wait_for(others, folder)
+            _join_group(folder, 0, size)
             yield DataParallelGroup(0, size)
         except RuntimeError as error:
             if code := _ended(others):
@@ -101,24 +102,24 @@ def team(size: int, assist: Callable[..., object], *args: Any) -> Iterator[DataP
                 other.kill()
 
 
-def _wait_for(others: Sequence[BaseProcess], meeting: Path) -> None:
-    """Return when all have come. Whoever waits for one that never comes would wait for days."""
-    while len(list(meeting.glob("* has come"))) < len(others):
+def _wait_for(others: Sequence[BaseProcess], folder: Path) -> None:
+    """Wait until all processes have started: the rendezvous would wait for days for a dead one."""
+    while len(list(folder.glob("*.started"))) < len(others):
         for other in others:
             if other.exitcode is not None:
                 raise _broken(other.exitcode)
-        time.sleep(_TICK)
+        time.sleep(_POLL)
 
 
 def _ended(others: Sequence[BaseProcess]) -> int:
-    """The first exit code that is not 0; a closed connection is heard of before its process."""
+    """Return the first nonzero exit code; connections close before their process has ended."""
     for other in others:
-        other.join(_MOMENT)
+        other.join(_EXIT_TIMEOUT)
     return next((other.exitcode for other in others if other.exitcode), 0)
 
 
-def _broken(code: int) -> TeamBroken:
-    return TeamBroken(
+def _broken(code: int) -> ProcessGroupError:
+    return ProcessGroupError(
         f"a process of the training ended with exit code {code}; if memory ran out, fewer "
         "processes need less"
     )
@@ -126,7 +127,7 @@ def _broken(code: int) -> TeamBroken:
 
 @contextlib.contextmanager
 def _threads(size: int) -> Iterator[int]:
-    """Each process' share of the threads that this one has had."""
+    """Divide the threads of this process among `size`; yield the share of each."""
     before = torch.get_num_threads()
     share = max(1, before // size)
     torch.set_num_threads(share)
@@ -140,32 +141,32 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _meet(meeting: Path, rank: int, size: int) -> None:
-    if sys.platform == "linux":  # all are here; a host name may lead elsewhere, or nowhere
+def _join_group(folder: Path, rank: int, size: int) -> None:
+    if sys.platform == "linux":  # all are on this machine; its host name may not resolve to it
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    where = (meeting / "meeting").as_uri()
+    where = (folder / "rendezvous").as_uri()
     distributed.init_process_group(
-        _backend(), init_method=where, rank=rank, world_size=size, timeout=_PATIENCE
+        _backend(), init_method=where, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT
     )
 
 
-def _help(
-    meeting: Path,
+def _run_member(
+    folder: Path,
     rank: int,
     size: int,
     threads: int,
-    assist: Callable[..., object],
+    work: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
-    """What another process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader hears it too, and ends this
+    """Do the work of a spawned process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends this process
     torch.set_num_threads(threads)
-    (meeting / f"{rank} has come").touch()
-    _meet(meeting, rank, size)
+    (folder / f"{rank}.started").touch()
+    _join_group(folder, rank, size)
     try:
-        assist(DataParallelGroup(rank, size), *args)
+        work(DataParallelGroup(rank, size), *args)
     except RuntimeError as error:
-        # Most often the leader is gone, and has said why; there is nobody to tell twice.
-        raise SystemExit(f"helper {rank}: {error}") from None
+        # Most often rank 0 has ended, and has reported why.
+        raise SystemExit(f"process {rank}: {error}") from None
     finally:
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""From a log to a published model: fit, judge, publish."""
+"""Training of a model on a log: fit, evaluate, publish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from models.compute.data_parallel import DataParallelGroup
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
-from models.evaluation.full_ranking import RankingMetrics, evaluate
+from models.evaluation.full_ranking import evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
@@ -25,149 +25,156 @@ from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
 from service.snapshots.registry import Registry
-from service.training.process_group import fitting, leads, team
-from service.training.training_corpus import Corpus, StageProgressCallback
+from service.training.process_group import is_rank_zero, process_count, process_group
+from service.training.training_corpus import ProgressCallback, TrainingCorpus
 
 _log = logging.getLogger(__name__)
 
-_TRIMMED = 32  # steps between two givings back of freed memory
-ENOUGH_EVENTS = 100  # fewer say nothing that content does not say better
+_TRIM_INTERVAL = 32  # steps between two returns of freed memory to the system
+MIN_EVENTS = 100  # with fewer, a model is no better than content and popularity
 
 
 def train(
-    corpus: Corpus,
+    corpus: TrainingCorpus,
     registry: Registry,
     encoder: str,
     *,
     preset: Preset,
     seed: int = 0,
     activate: bool = True,
-    told: StageProgressCallback | None = None,
+    progress: ProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> dict[str, Any]:
-    """Fit on all but what each user did last, judge on that, publish what beats popularity.
+    """Fit on all but each user's last events, evaluate on these, publish what beats popularity.
 
     Args:
-        corpus: what is learned from.
-        registry: where the model is published.
-        encoder: the name of the text encoder.
-        preset: the model's shape and its training.
+        corpus: the log and the texts of its items.
+        registry: to publish the model in.
+        encoder: name of the text encoder.
+        preset: configuration of the model and of its training.
         seed: of the training.
-        activate: whether the model becomes current.
-        told: called as work goes on.
-        checkpoint: where the training's state is kept after every epoch; one that is there, of the
-            same events and settings, is gone on from. It is removed at the end.
-        processes: that share the work; by default as many as make it faster.
+        activate: make the model current.
+        progress: called as the training proceeds.
+        checkpoint: file of the training's state, written after every epoch. An existing one of the
+            same events and settings is resumed. It is removed at the end.
+        processes: number of processes that share the work; by default the fastest number.
 
     Returns:
-        dict: the version and its metrics; nothing in a process that another leads.
+        dict: the version and its metrics; empty in processes other than rank 0.
 
     Raises:
-        ModelRejected: when there is too little to learn from, or the model does not beat
-            popularity; nothing is published.
+        ModelRejected: there are too few events, or the model does not beat popularity; nothing is
+            published.
     """
-    if len(corpus.log) < ENOUGH_EVENTS:
+    if len(corpus.log) < MIN_EVENTS:
         raise ModelRejected(
-            f"{len(corpus.log)} events are too few to train on; {ENOUGH_EVENTS} are needed"
+            f"{len(corpus.log)} events are too few to train on; {MIN_EVENTS} are needed"
         )
-    # What is newest is the validation: the service has no use for a test set.
+    # The newest events are the validation cases: the service has no use for a test set.
     history, cases = hold_out(corpus.log)
     if not len(cases):
-        raise ModelRejected("no user has three events: there is no order to learn or to judge by")
-    done = fitted(history, corpus.content, cases, preset, seed, told, checkpoint, processes)
-    if not leads():
+        raise ModelRejected("no user has three events: there is no order to learn or to evaluate")
+    fitted = fit_model(
+        history, corpus.content, cases, preset, seed, progress, checkpoint, processes
+    )
+    if not is_rank_zero():
         return {}
-    new = not done.model.config.repeat_consumption  # as the epoch was chosen
+    new = not fitted.model.config.repeat_consumption  # as in the choice of the epoch
     popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
-    ranker = ModelRanker(done.model, corpus.content)
-    judged = evaluate(ranker, cases, exclude_seen=new)
-    metrics = _numbers(judged) | {
+    found = evaluate(ModelRanker(fitted.model, corpus.content), cases, exclude_seen=new)
+    metrics = {
+        "hr": found.hr,
+        "ndcg": found.ndcg,
+        "mrr": found.mrr,
+        "coverage": found.coverage,
+        "cases": float(found.n_cases),
         "popularity_ndcg": popularity.ndcg,
         "popularity_hr": popularity.hr,
     }
-    if judged.ndcg <= popularity.ndcg:
-        _forget(checkpoint)
+    if found.ndcg <= popularity.ndcg:
+        _remove_checkpoint(checkpoint)
         raise ModelRejected(
-            f"the model reaches NDCG@10 {judged.ndcg:.4f} on validation, popularity "
+            f"the model reaches NDCG@10 {found.ndcg:.4f} on validation, popularity "
             f"{popularity.ndcg:.4f}: it is not published"
         )
     trained = TrainedModel(
-        done.model,
+        fitted.model,
         corpus.item_ids,
         history.liked().item_counts(),
         encoder,
-        _described(done, preset, seed),
-        corpus.types[: done.model.config.n_event_types],
+        _metadata(fitted, preset, seed),
+        corpus.types[: fitted.model.config.n_event_types],
     )
     version = registry.publish(
         trained.to_files(),
         {"metrics": metrics, "items": len(corpus.item_ids), "events": len(corpus.log),
-         **_described(done, preset, seed)},
+         **_metadata(fitted, preset, seed)},
         activate=activate,
     )  # fmt: skip
-    _forget(checkpoint)
+    _remove_checkpoint(checkpoint)
     return {
         "version": version,
         "metrics": metrics,
-        "seconds": done.seconds,
+        "seconds": fitted.seconds,
         "preset": str(preset),
     }
 
 
-def fitted(
+def fit_model(
     log: Interactions,
     content: NDArray[np.float32],
     cases: Holdout | None,
     preset: Preset,
     seed: int,
-    told: StageProgressCallback | None,
+    progress: ProgressCallback | None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> TrainingResult:
-    """`models.training.fit.fit`, going on from the checkpoint where there is one of this training.
+    """Call `models.training.fit.fit`, resuming from the checkpoint of the same training if any.
 
     Args:
         log: the events.
-        content: text embeddings of the items.
-        cases: of the validation.
-        preset: the model's shape and its training.
+        content: text embeddings of the items [N, D].
+        cases: validation cases.
+        preset: configuration of the model and of its training.
         seed: of the training.
-        told: called as work goes on.
-        checkpoint: where the training's state is kept.
-        processes: that share the work, this one among them; by default as many as make it faster.
+        progress: called as the training proceeds.
+        checkpoint: file of the training's state.
+        processes: number of processes that share the work; by default the fastest number.
 
     Raises:
-        TeamBroken: when one of the processes ended early.
+        ProcessGroupError: a process of the group ended early.
     """
     work = (log, content, cases, preset, seed)
-    size = processes or fitting(
+    size = processes or process_count(
         torch.get_num_threads(),
         tokens=preset.train_config.batch_tokens,
         work=len(log) * preset.train_config.epochs,
         weights=log.n_items * preset.dim,
     )
-    with team(size, _fit, *work) as members:
-        return _fit(members, *work, told, checkpoint)
+    with process_group(size, _fit, *work) as group:
+        return _fit(group, *work, progress, checkpoint)
 
 
 def _fit(
-    members: DataParallelGroup,
+    group: DataParallelGroup,
     log: Interactions,
     content: NDArray[np.float32],
     cases: Holdout | None,
     preset: Preset,
     seed: int,
-    told: StageProgressCallback | None = None,
+    progress: ProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
-    """What each of the processes does."""
+    """Take part in the training; called in every process of the group."""
 
-    def pass_on(progress: TrainingProgress) -> None:
-        if progress.step % _TRIMMED == 0:
+    def on_step(step: TrainingProgress) -> None:
+        if step.step % _TRIM_INTERVAL == 0:
             trim()
-        if told is not None:
-            _pass_on(told, progress)
+        if progress is not None:
+            done = (step.epoch - 1) * step.steps + step.step
+            progress("training", done, step.epochs * step.steps, step)
 
     def run(resume: bytes | None) -> TrainingResult:
         return fit(
@@ -177,61 +184,46 @@ def _fit(
             train_config=preset.train_config,
             validation=cases,
             seed=seed,
-            progress=pass_on,
-            save=None if checkpoint is None else lambda data: _keep(checkpoint, data),
+            progress=on_step,
+            save=None if checkpoint is None else lambda data: _write_checkpoint(checkpoint, data),
             resume=resume,
-            group=members,
+            group=group,
         )
 
-    def kept() -> bytes | None:
+    def read_checkpoint() -> bytes | None:
         if checkpoint is None or not checkpoint.exists():
             return None
         return checkpoint.read_bytes()
 
-    data = members.broadcast(kept)
+    data = group.broadcast(read_checkpoint)
     if data is not None:
-        if told is not None:
-            told("going on from the checkpoint", 0, 0, None)
+        if progress is not None:
+            progress("resuming from the checkpoint", 0, 0, None)
         try:
             return run(data)
         except CheckpointError as error:
-            _log.warning("training starts anew: %s", error)
+            _log.warning("training starts from the beginning: %s", error)
     return run(None)
 
 
-def _keep(checkpoint: Path, data: bytes) -> None:
-    """Training can go on without a checkpoint; what it publishes needs room of its own."""
+def _write_checkpoint(checkpoint: Path, data: bytes) -> None:
+    """Write the checkpoint if the disk has room: training can proceed without one."""
     try:
         durable_files.replace(checkpoint, data)
     except OSError as error:
         _log.warning("the checkpoint could not be written: %s", error)
 
 
-def _forget(checkpoint: Path | None) -> None:
+def _remove_checkpoint(checkpoint: Path | None) -> None:
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
 
 
-def _pass_on(told: StageProgressCallback, progress: TrainingProgress) -> None:
-    done = (progress.epoch - 1) * progress.steps + progress.step
-    told("training", done, progress.epochs * progress.steps, progress)
-
-
-def _described(fitted: TrainingResult, preset: Preset, seed: int) -> dict[str, Any]:
+def _metadata(fitted: TrainingResult, preset: Preset, seed: int) -> dict[str, Any]:
     return {
         "preset": preset.name,
         "epoch": fitted.epoch,
         "seconds": round(fitted.seconds, 1),
         "seed": seed,
         "model_config": fitted.model.config.as_dict(),
-    }
-
-
-def _numbers(metrics: RankingMetrics) -> dict[str, float]:
-    return {
-        "hr": metrics.hr,
-        "ndcg": metrics.ndcg,
-        "mrr": metrics.mrr,
-        "coverage": metrics.coverage,
-        "cases": float(metrics.n_cases),
     }

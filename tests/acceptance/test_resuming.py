@@ -81,7 +81,7 @@ def test_a_killed_training_goes_on_when_it_is_started_again(
     shutil.copytree(killed, data)
     done = len(Checkpoint.from_bytes((data / CHECKPOINT_FILE).read_bytes()).history)
     epochs, out, err = trained(data)
-    assert "going on from the checkpoint" in out
+    assert "resuming from the checkpoint" in out
     assert err == ""
     assert epochs[0] == done + 1
     assert epochs == sorted(set(epochs))
@@ -95,7 +95,7 @@ def test_a_killed_training_goes_on_when_it_is_started_again(
 
 
 def test_a_checkpoint_of_other_events_is_left_aside(killed: Path, tmp_path: Path) -> None:
-    """One more event, and the training starts anew, with a warning."""
+    """One more event, and the training starts from the beginning, with a warning."""
     data = tmp_path / "data"
     shutil.copytree(killed, data)
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_other_events_is_left_aside(killed: Path, tmp_path: Path
 
     asyncio.run(happen())
     epochs, _, err = trained(data)
-    assert "training starts anew: the checkpoint is of another training" in err
+    assert "training starts from the beginning: the checkpoint is of another training" in err
     assert epochs[0] == 1
     assert weights(data)
     assert not (data / CHECKPOINT_FILE).exists()

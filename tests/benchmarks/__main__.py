@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import DATA, ENCODER, Data, Encoder, one_store, out, threads
+from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out, set_threads
 from service.domain.errors import Invalid
 from tests.benchmarks.studies.commands import cold_start, personal_search
 
@@ -38,7 +38,7 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return
-    threads(1)
+    set_threads(1)
     from tests.benchmarks import suite as benches
 
     report = benches.run(out, data=data, quick=quick)
@@ -67,7 +67,7 @@ def bench_attention(
     its longest users took, as often as they did, and mixed so that no two rows are alike; then
     drawn ones. All of it takes a quarter of an hour on one core and 6 GB of memory.
     """
-    threads(1)
+    set_threads(1)
     from tests.benchmarks.attention import long_runs
 
     cases = long_runs.run(
@@ -100,7 +100,7 @@ def bench_recommend(
     The items are near copies of those that the model in --data was trained on: as many of each as
     make the catalogue large enough.
     """
-    threads(1)
+    set_threads(1)
     from tests.benchmarks import suite as benches
 
     report = benches.run_recommending(out, items, data=data, quick=quick)
@@ -122,12 +122,12 @@ def bench_search(
     Each has two keys, its title and its description. A million of them take twenty minutes on one
     core and 12 GB of memory.
     """
-    threads(1)
+    set_threads(1)
     from service.cli import progress_bars
     from service.snapshots.text_encoders import open_encoder
     from tests.benchmarks.catalogue import large_search
 
-    with one_store(data) as store, out.status("reading the items"):
+    with open_store(data) as store, out.status("reading the items"):
         source = [
             (item.title, item.description or ", ".join(item.tags))
             for item in store.scan_items()
@@ -135,7 +135,7 @@ def bench_search(
         ]
     if len(source) < _FEW:
         raise Invalid("", f"{data} has {len(source)} items with a title; import a catalogue first")
-    with progress_bars.bars(out) as told:
+    with progress_bars.stage_bars(out) as told:
         found = large_search.measure(
             source,
             items,
@@ -156,7 +156,7 @@ def bench_service(
 
     Beside a bare FastAPI app that answers the same bytes, and the same jobs without a service.
     """
-    threads(1)
+    set_threads(1)
     from tests.benchmarks import suite as benches
 
     report = benches.run_service(out, data=data, quick=quick)
@@ -177,7 +177,7 @@ def bench_workers(
     The client shares the cores of the servers where there are none beside them, and takes from
     what they could do: the table says how much.
     """
-    threads(1)
+    set_threads(1)
     from tests.benchmarks import suite as benches
 
     report = benches.run_workers(

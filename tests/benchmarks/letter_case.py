@@ -18,7 +18,12 @@ from rich.table import Table
 from models.text.static_encoder import StaticEncoder
 from service.cli.console import out
 from service.datasets import Dataset, open_collection
-from service.evaluation.search_quality import WAYS, Way, judge, searchable
+from service.evaluation.search_quality import (
+    SEARCH_MODES,
+    SearchMode,
+    build_snapshot,
+    evaluate_search,
+)
 from service.snapshots.text_embeddings import EmbeddingCache
 
 CASES: dict[str, Callable[[str], str]] = {
@@ -31,7 +36,7 @@ CASES: dict[str, Callable[[str], str]] = {
 class Measured(NamedTuple):
     """The mean nDCG@10 of one way to search, for texts and queries in one letter case each."""
 
-    way: Way
+    way: SearchMode
     texts: str
     queries: str
     ndcg: float
@@ -43,17 +48,17 @@ def measure(source: Dataset) -> Iterator[Measured]:
     for texts in ("as is", "capitals"):
         recased = CASES[texts]
         embeddings = EmbeddingCache(StaticEncoder())
-        snapshot = searchable(
+        snapshot = build_snapshot(
             (
                 replace(item, title=recased(item.title), description=recased(item.description))
                 for item in items
             ),
             embeddings,
         )
-        for way in WAYS:
+        for way in SEARCH_MODES:
             for queries, typed in CASES.items():
                 cases = [each._replace(query=typed(each.query)) for each in judged]
-                quality = judge(snapshot, embeddings.query, cases, way)
+                quality = evaluate_search(snapshot, embeddings.query, cases, way)
                 yield Measured(way, texts, queries, float(quality.ndcg.mean()))
 
 

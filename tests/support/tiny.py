@@ -124,7 +124,7 @@ def train(data: Path, *, seed: int = 0, activate: bool = True) -> str:
     store = SQLiteStore(data / STORE_FILE)
     try:
         embeddings = EmbeddingCache(StaticEncoder(), data / EMBEDDINGS_FILE)
-        corpus = training_corpus.read(store, embeddings)
+        corpus = training_corpus.read_store(store, embeddings)
         result = train_and_publish.train(
             corpus,
             Registry(data / MODELS_FOLDER),

@@ -24,7 +24,7 @@ from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset, choose_preset
 from service import datasets
 from service.cli import progress_bars
-from service.cli.console import one_store
+from service.cli.console import open_store
 from service.datasets import import_into_store
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
@@ -33,8 +33,8 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.training import training_corpus
-from service.training.train_and_publish import fitted
-from service.training.training_corpus import Corpus
+from service.training.train_and_publish import fit_model
+from service.training.training_corpus import TrainingCorpus
 
 PEERS_FOLDER = "peers"
 ARRAYS = "arrays.npz"  # what peers read: they import nothing of Heed's
@@ -94,7 +94,7 @@ def prepared(
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
-        with one_store(temporary) as store:
+        with open_store(temporary) as store:
             import_into_store.import_dataset(store, _Shown(source, ground))
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
@@ -132,15 +132,15 @@ class _Shown(datasets.Dataset):
 def _train(
     folder: Path,
     ground: Ground,
-    corpus: Corpus,
+    corpus: TrainingCorpus,
     content: NDArray[np.float32],
     encoder: str,
     console: Console,
 ) -> None:
     """Publish the model of `heed evaluate`."""
     task, preset = ground.task, ground.preset
-    with progress_bars.bars(console) as told:
-        done = fitted(task.train, content, task.validation, preset, 0, told)
+    with progress_bars.stage_bars(console) as told:
+        done = fit_model(task.train, content, task.validation, preset, 0, told)
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
     trained = TrainedModel(done.model, ground.item_ids, counts, encoder, {}, types)

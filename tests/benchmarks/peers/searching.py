@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.catalogue.catalogue import Catalogue
-from service.cli.console import one_store
+from service.cli.console import open_store
 from service.domain.errors import NotFound
 from service.domain.records import Item
 from service.domain.settings import Settings
@@ -78,13 +78,13 @@ def catalogue(data: Path, items: int | None, count: int, told: Told) -> Iterator
         raise NotFound(f"{data} has no {STORE_FILE}: `heed import` a catalogue into it first")
     with tempfile.TemporaryDirectory(prefix="heed-peers-") as folder:
         target = Path(folder)
-        with one_store(data) as store:
+        with open_store(data) as store:
             own = list(store.scan_items())
         if not own:
             raise NotFound(f"{data} has no items: `heed import` a catalogue into it first")
         source = [(item.title, item.description) for item in own]
         made = own if items is None else [_item(each) for each in entries(source, items)]
-        with one_store(target) as store:
+        with open_store(target) as store:
             for at in range(0, len(made), _PART):
                 asyncio.run(store.put_items(made[at : at + _PART]))
                 told(at, len(made))

@@ -18,9 +18,9 @@ from models.evaluation.full_ranking import Ranker, evaluate
 from models.evaluation.protocols import EvaluationTask
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
-from service.evaluation.compare_models import HEED, Row, Table
-from service.training.train_and_publish import fitted
-from service.training.training_corpus import StageProgressCallback
+from service.evaluation.compare_models import HEED, Comparison, ModelResults
+from service.training.train_and_publish import fit_model
+from service.training.training_corpus import ProgressCallback
 from tests.benchmarks.studies.cold_start_rankers import (
     Among,
     AtRandom,
@@ -39,25 +39,25 @@ class NewItems(NamedTuple):
     """Cases whose target was in no event of training."""
 
     hidden: int  # how many there are
-    everything: Table  # the whole catalogue ranked
-    unseen: Table  # these items ranked alone
+    everything: Comparison  # the whole catalogue ranked
+    unseen: Comparison  # these items ranked alone
 
 
 class ColdStart(NamedTuple):
     """Both halves of it."""
 
     items: NewItems
-    users: Mapping[int | None, Table]  # by events shown, None = all; the same cases in all
+    users: Mapping[int | None, Comparison]  # by events shown, None = all; the same cases in all
 
 
 def measure(
     task: EvaluationTask,
     content: NDArray[np.float32],
     preset: Preset,
-    table: Table,
+    table: Comparison,
     *,
     seed: int = 0,
-    told: StageProgressCallback | None = None,
+    told: ProgressCallback | None = None,
 ) -> ColdStart:
     """Hide a tenth of the items from a training of its own, then users' histories but the newest.
 
@@ -90,7 +90,7 @@ def new_items(
     trained_on_all: Ranker | None = None,
     *,
     seed: int = 0,
-    told: StageProgressCallback | None = None,
+    told: ProgressCallback | None = None,
 ) -> NewItems:
     """Judge by targets that were hidden from training and have their text alone.
 
@@ -109,7 +109,7 @@ def new_items(
     if not len(cold.test):
         raise ValueError("no test case has an item as its target that could be hidden")
     log, cases = cold.fitting()
-    done = fitted(log, content[~cold.hidden], cases, preset, seed, told)
+    done = fit_model(log, content[~cold.hidden], cases, preset, seed, told)
     if told is not None:
         told("items never seen", 0, 0, None)
     ids = tuple(str(row) for row in np.flatnonzero(~cold.hidden).tolist())
@@ -130,9 +130,9 @@ def new_items(
         rankers[KNOWN] = trained_on_all
     seconds = {HEED: done.seconds}
 
-    def judged(ranker: Ranker, name: str) -> Row:
+    def judged(ranker: Ranker, name: str) -> ModelResults:
         found = evaluate(ranker, cold.test, exclude_seen=task.exclude_seen, max_seen=task.max_seen)
-        return Row([found], seconds=[seconds.get(name, 0.0)])
+        return ModelResults([found], seconds=[seconds.get(name, 0.0)])
 
     return NewItems(
         int(cold.hidden.sum()),
@@ -141,7 +141,7 @@ def new_items(
     )
 
 
-def new_users(task: EvaluationTask, rankers: Mapping[str, Ranker]) -> dict[int | None, Table]:
+def new_users(task: EvaluationTask, rankers: Mapping[str, Ranker]) -> dict[int | None, Comparison]:
     """Judge by users of whom the newest events are shown, and by the same with all shown.
 
     Cases are those with as many events before them as are ever shown. What is ranked stays the
@@ -150,9 +150,9 @@ def new_users(task: EvaluationTask, rankers: Mapping[str, Ranker]) -> dict[int |
     history = task.test.history
     cases = task.test.where(history.lengths[task.test.users] >= max(EVENTS))
 
-    def judged(ranker: Ranker) -> Row:
+    def judged(ranker: Ranker) -> ModelResults:
         found = evaluate(ranker, cases, exclude_seen=task.exclude_seen, max_seen=task.max_seen)
-        return Row([found])
+        return ModelResults([found])
 
     return {
         shown: {

@@ -8,8 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
 from models.evaluation.protocols import EvaluationTask
-from service.evaluation.compare_models import HEED, Table
-from service.evaluation.comparison_report import differences, interval, numbers, over, pair
+from service.evaluation.compare_models import HEED, Comparison
+from service.evaluation.comparison_report import (
+    differences,
+    differences_json,
+    format_interval,
+    metric_cells,
+    results_json,
+)
 from tests.benchmarks.studies.cold_start import ColdStart
 
 
@@ -21,11 +27,11 @@ def shown(task: EvaluationTask, found: ColdStart) -> RenderableType:
 def as_json(found: ColdStart) -> dict[str, Any]:
     """Every figure, for machines."""
 
-    def each(table: Table) -> dict[str, Any]:
+    def each(table: Comparison) -> dict[str, Any]:
         return {
             "cases": table[HEED].test[0].n_cases,
-            "models": {name: numbers(row)["test"][0] for name, row in table.items()},
-            "heed_over": over(table),
+            "models": {name: results_json(row)["test"][0] for name, row in table.items()},
+            "heed_over": differences_json(table),
         }
 
     return {
@@ -52,10 +58,10 @@ def _items(task: EvaluationTask, found: ColdStart) -> list[RenderableType]:
         for metric in ("HR@10", "NDCG@10"):
             grid.add_column(f"{metric}, {candidates}", justify="right")
     for name, row in items.everything.items():
-        grid.add_row(name, *pair(row.test), *pair(items.unseen[name].test))
+        grid.add_row(name, *metric_cells(row.test), *metric_cells(items.unseen[name].test))
     lines = [
         f"{HEED} over {other}, paired bootstrap, {candidates}: "
-        f"NDCG@10 {interval(ndcg)}, HR@10 {interval(hr)}"
+        f"NDCG@10 {format_interval(ndcg)}, HR@10 {format_interval(hr)}"
         for candidates, table in (
             ("all items", items.everything),
             ("these alone", items.unseen),
@@ -79,7 +85,7 @@ def _users(found: ColdStart) -> list[RenderableType]:
         grid.add_row("all" if events is None else f"{events}", *cells)
     lines = [
         f"{HEED} over {other}, paired bootstrap, {events or 'all'} shown: "
-        f"NDCG@10 {interval(ndcg)}, HR@10 {interval(hr)}"
+        f"NDCG@10 {format_interval(ndcg)}, HR@10 {format_interval(hr)}"
         for events, table in found.users.items()
         for other, (hr, ndcg) in differences(table).items()
         if other == "popularity"

@@ -15,12 +15,12 @@ from service.cli.console import (
     ENCODER,
     Data,
     Encoder,
-    embeddings,
-    one_store,
+    open_embeddings,
+    open_store,
     out,
-    training_threads,
+    use_all_cores,
 )
-from service.cli.training import Chosen, Epochs, last_held_out, preset_for
+from service.cli.training import Chosen, Epochs, last_event_task, preset_for
 from service.runtime.data_layout import EMBEDDINGS_FILE, SEARCH_FILE
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the training.")]
@@ -44,7 +44,7 @@ def cold_start(
     A tenth of the items is hidden from a training of its own. The whole catalogue is ranked, then
     the hidden items alone; beside Heed stand the baselines, and the model that trained on all.
     """
-    training_threads()
+    use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.evaluation import compare_models
@@ -54,14 +54,14 @@ def cold_start(
 
     with out.status(f"reading {dataset}"):
         corpus = training_corpus.read_dataset(
-            source(dataset, path, data), embeddings(encoder, data / EMBEDDINGS_FILE)
+            source(dataset, path, data), open_embeddings(encoder, data / EMBEDDINGS_FILE)
         )
     reports = []
     for task in tasks(dataset, "A", corpus.log):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         content = corpus.content[task.items]
-        with progress_bars.bars(out) as told:
-            table = compare_models.compare(task, content, chosen, first_seed=seed, told=told)
+        with progress_bars.stage_bars(out) as told:
+            table = compare_models.compare(task, content, chosen, first_seed=seed, progress=told)
             found = study.measure(task, content, chosen, table, seed=seed, told=told)
         out.print(cold_start_report.shown(task, found))
         reports.append({"task": task.name, **cold_start_report.as_json(found)})
@@ -84,17 +84,17 @@ def personal_search(
     the item's categories; the weight [bold]personal[/] is chosen on the validation cases. Items of
     the user's history are removed from both rankings, with the user and without.
     """
-    training_threads()
+    use_all_cores()
     from service.cli import progress_bars
     from service.snapshots.search_parameters import load_search_parameters
     from service.training import training_corpus
     from tests.benchmarks.studies import personal_search as study
     from tests.benchmarks.studies import personal_search_report
 
-    with one_store(data) as store, progress_bars.bars(out) as told:
-        vectors = embeddings(encoder, data / EMBEDDINGS_FILE)
-        corpus = training_corpus.read(store, vectors, told)
-        task = last_held_out(corpus)
+    with open_store(data) as store, progress_bars.stage_bars(out) as told:
+        vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
+        corpus = training_corpus.read_store(store, vectors, told)
+        task = last_event_task(corpus)
         chosen = preset_for(corpus, preset, epochs)
         measured = study.measure(
             task,

@@ -28,10 +28,10 @@ from service.domain.errors import ModelRejected
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.engine.search import match_text, score_by_memory
-from service.evaluation.search_quality import searchable
+from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.training.train_and_publish import fitted
-from service.training.training_corpus import Corpus, StageProgressCallback
+from service.training.train_and_publish import fit_model
+from service.training.training_corpus import ProgressCallback, TrainingCorpus
 from tests.support.snapshot_ranker import requester
 
 Encode = Callable[[str], NDArray[np.float32]]
@@ -92,14 +92,14 @@ def mrr(ranks: Ranks) -> float:
 
 def measure(
     task: EvaluationTask,
-    corpus: Corpus,
+    corpus: TrainingCorpus,
     items: Sequence[Item],
     embeddings: EmbeddingCache,
     preset: Preset,
     *,
     seed: int = 0,
     parameters: SearchParameters = DEFAULTS,
-    told: StageProgressCallback | None = None,
+    told: ProgressCallback | None = None,
 ) -> Measured:
     """Train without what is held out, choose by the validation cases, and judge by the test cases.
 
@@ -118,12 +118,12 @@ def measure(
     """
     if task.validation is None:
         raise ModelRejected(f"task {task.name} has no validation cases to choose by")
-    done = fitted(task.train, corpus.content[task.items], task.validation, preset, seed, told)
+    done = fit_model(task.train, corpus.content[task.items], task.validation, preset, seed, told)
     ids = tuple(corpus.item_ids[row] for row in task.items.tolist())
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
     trained = TrainedModel(done.model, ids, counts, embeddings.name, {}, types)
-    snapshot = searchable(items, embeddings, told, trained=trained)
+    snapshot = build_snapshot(items, embeddings, told, trained=trained)
     validation, test = (
         cases_of(snapshot, holdout, ids, items) for holdout in (task.validation, task.test)
     )
@@ -171,7 +171,7 @@ def ranked(
     *,
     grid: Sequence[float] = GRID,
     parameters: SearchParameters = DEFAULTS,
-    told: StageProgressCallback | None = None,
+    told: ProgressCallback | None = None,
     stage: str = "validation cases",
 ) -> Ranked:
     """Search for every case: for nobody, for the user, and by popularity in the user's place.

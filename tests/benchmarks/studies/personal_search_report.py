@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from service.evaluation.comparison_report import interval
+from service.evaluation.comparison_report import format_interval
 from tests.benchmarks.studies.personal_search import DEFAULT, Measured, Ranks, mrr
 
 
@@ -21,7 +21,7 @@ def show(console: Console, measured: Measured) -> None:
         gain, over = measured.gained(weight), measured.over_popularity(weight)
         console.print(
             f"personal {weight:g} ({label}): MRR {mrr(test.memory[weight]):.4f}, more by "
-            f"{interval(gain)} (paired bootstrap); over popularity {interval(over)}",
+            f"{format_interval(gain)} (paired bootstrap); over popularity {format_interval(over)}",
             highlight=False,
             soft_wrap=True,
         )

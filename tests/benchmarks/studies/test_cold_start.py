@@ -29,12 +29,12 @@ FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attenti
 @pytest.fixture(scope="module")
 def measured(
     world: World, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[EvaluationTask, compare_models.Table, ColdStart]:
+) -> tuple[EvaluationTask, compare_models.Comparison, ColdStart]:
     """The small world, trained with all of its items and without some."""
     data = world.copy(tmp_path_factory.mktemp("cold") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
-        corpus = training_corpus.read(store, EmbeddingCache(StaticEncoder()))
+        corpus = training_corpus.read_store(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
     task = protocol_a(corpus.log)
@@ -44,7 +44,7 @@ def measured(
 
 
 def test_all_models_rank_the_same_cases(
-    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
     """Cases about new items are few, and those of users are the same however much is shown."""
     task, _, found = measured
@@ -62,7 +62,7 @@ def test_all_models_rank_the_same_cases(
 
 
 def test_new_items_are_ranked_by_their_texts(
-    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
     """Popularity puts them last of all; among themselves texts tell the genre, and chance not."""
     items = measured[2].items
@@ -74,7 +74,7 @@ def test_new_items_are_ranked_by_their_texts(
 
 
 def test_what_is_known_of_popularity_needs_no_history(
-    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
     """Its figures stay; those of the others with all shown are the main table's."""
     task, table, found = measured
@@ -86,7 +86,7 @@ def test_what_is_known_of_popularity_needs_no_history(
 
 
 def test_one_event_shown_is_a_history_of_one(
-    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
     """Heed's ranks are those over histories cut to one event, less what is left out of ranks."""
     task, table, found = measured
@@ -102,7 +102,7 @@ def test_one_event_shown_is_a_history_of_one(
 
 
 def test_no_case_about_new_items_is_said(
-    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
     """Where nobody took a hidden item there is nothing to judge by, which comes before training."""
     task = measured[0]
@@ -112,7 +112,7 @@ def test_no_case_about_new_items_is_said(
 
 
 def test_every_figure_is_shown_and_written(
-    measured: tuple[EvaluationTask, compare_models.Table, ColdStart],
+    measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
     """Both tables name their models and intervals; the JSON is plain, and its figures the same."""
     task, _, found = measured

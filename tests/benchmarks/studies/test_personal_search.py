@@ -15,7 +15,7 @@ from service.domain.errors import HeedError
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.engine.search import search_items
-from service.evaluation.search_quality import searchable
+from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.benchmarks.__main__ import app
 from tests.benchmarks.studies import personal_search
@@ -33,7 +33,7 @@ ITEMS = [
     Item("x", title="nothing"),
 ]
 IDS = [item.item_id for item in ITEMS]
-SNAPSHOT = searchable(ITEMS, EMBEDDINGS)
+SNAPSHOT = build_snapshot(ITEMS, EMBEDDINGS)
 
 
 def log(*histories: list[str]) -> Interactions:

@@ -31,7 +31,7 @@ def test_messages_say_how_long_it_will_take(
     """Where that is known, as a job reads them; the latest validation becomes its metrics."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with progress_bars.told(Console(file=io.StringIO()), as_json=True) as told:
+    with progress_bars.report_progress(Console(file=io.StringIO()), as_json=True) as told:
         told("reading events", 7, 0, None)
         told("training", 1, 6, progress(1, 1, left=math.nan))
         now[0] = 10.0
@@ -59,7 +59,7 @@ def test_messages_come_twice_a_second_at_most(
     """But each stage's first and its last step are told."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with progress_bars.told(Console(file=io.StringIO()), as_json=True) as told:
+    with progress_bars.report_progress(Console(file=io.StringIO()), as_json=True) as told:
         for stage in ("one", "two"):
             for step in range(1, 11):
                 told(stage, step, 10, None)
@@ -72,7 +72,7 @@ def test_messages_come_twice_a_second_at_most(
 def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
     """With the loss, and the validation as soon as there is one."""
     out = Console(file=io.StringIO(), width=200)
-    with progress_bars.told(out, as_json=False) as told:
+    with progress_bars.report_progress(out, as_json=False) as told:
         told("reading events", 10, 0, None)
         told("reading events", 20, 0, None)
         for epoch in (1, 2):
@@ -90,7 +90,7 @@ def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     """One for the stage that is under way, at its share, with the epoch and the loss."""
     out = Console(file=io.StringIO(), width=200, force_terminal=True)
-    with progress_bars.told(out, as_json=False) as told:
+    with progress_bars.report_progress(out, as_json=False) as told:
         told("reading events", 12_345, 0, None)
         told("training", 3, 6, progress(2, 1, judged=True))
     assert isinstance(out.file, io.StringIO)

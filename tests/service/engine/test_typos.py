@@ -9,7 +9,7 @@ from models.ranking.search import search
 from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item
 from service.engine.search import match_text
-from service.evaluation.search_quality import searchable
+from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 
 # Words of five letters and more, some of them a mistake apart: castle and cattle.
@@ -60,7 +60,7 @@ def test_a_title_with_one_mistake_finds_its_item(kind: str) -> None:
     """Wherever in a word the letter is: among the first three, for every one of the titles."""
     called = titles()
     items = [Item(str(n), title=title, description="") for n, title in enumerate(called)]
-    snapshot = searchable(items, EMBEDDINGS)
+    snapshot = build_snapshot(items, EMBEDDINGS)
     rng = random.Random(kind)
     lost = []
     for n, title in enumerate(called):

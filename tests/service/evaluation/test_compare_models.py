@@ -21,28 +21,32 @@ FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attenti
 
 
 @pytest.fixture(scope="module")
-def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> training_corpus.Corpus:
+def corpus(
+    world: World, tmp_path_factory: pytest.TempPathFactory
+) -> training_corpus.TrainingCorpus:
     """The small world, as it is learned from."""
     data = world.copy(tmp_path_factory.mktemp("compared") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
-        return training_corpus.read(store, EmbeddingCache(StaticEncoder()))
+        return training_corpus.read_store(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 
 
-def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training_corpus.Corpus) -> None:
+def test_a_comparison_ranks_heed_beside_the_baselines(
+    corpus: training_corpus.TrainingCorpus,
+) -> None:
     """All on the same users and items, test and validation apart; order beats popularity here."""
     task = protocol_a(corpus.log)
     stages: list[str] = []
     table = compare_models.compare(
-        task, corpus.content[task.items], FAST, told=lambda stage, *_: stages.append(stage)
+        task, corpus.content[task.items], FAST, progress=lambda stage, *_: stages.append(stage)
     )
     assert list(table) == ["popularity", "EASE", "transition counts", "heed"]
     for row in table.values():
         assert [metrics.n_cases for metrics in row.test + row.validation] == [40, 40]
         assert row.seconds[0] >= 0
-    assert [len(row.told) for row in table.values()] == [0, 0, 0, 1]
+    assert [len(row.test_with_time) for row in table.values()] == [0, 0, 0, 1]
     ndcg = {name: row.test[0].ndcg for name, row in table.items()}
     assert ndcg["heed"] > ndcg["popularity"]
     assert ndcg["transition counts"] > ndcg["popularity"]
@@ -52,11 +56,11 @@ def test_a_comparison_ranks_heed_beside_the_baselines(corpus: training_corpus.Co
 
 
 def test_what_each_part_is_worth_is_trained_without_it(
-    corpus: training_corpus.Corpus, monkeypatch: pytest.MonkeyPatch
+    corpus: training_corpus.TrainingCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each training lacks what its row says and nothing else; all are judged on the same cases."""
     lacking: list[list[str]] = []
-    real = train_and_publish.fitted
+    real = train_and_publish.fit_model
 
     def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any) -> Any:
         lacks = {

@@ -15,7 +15,13 @@ from service.datasets import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
 from service.domain.records import Item
 from service.evaluation import search_quality
-from service.evaluation.search_quality import WAYS, differences, judge, searchable, tune
+from service.evaluation.search_quality import (
+    SEARCH_MODES,
+    build_snapshot,
+    differences,
+    evaluate_search,
+    tune_parameters,
+)
 from service.runtime.data_layout import SEARCH_FILE
 from service.snapshots.search_parameters import load_search_parameters, save_search_parameters
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -69,7 +75,9 @@ def scores(query: str) -> tuple[list[float], list[float]]:
 
 def test_words_alone_rank_by_bm25() -> None:
     """nDCG and recall are those of a loop over the formula."""
-    found = judge(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES, "BM25 alone")
+    found = evaluate_search(
+        build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES, "BM25 alone"
+    )
     for at, (query, gains) in enumerate(QUERIES):
         worth, _ = scores(query)
         ranking = sorted((n for n in range(8) if worth[n] > 0), key=lambda n: -worth[n])
@@ -86,8 +94,8 @@ def test_words_alone_rank_by_bm25() -> None:
 def test_meaning_alone_ranks_by_cosines() -> None:
     """At a low temperature an item is worth its best field, whatever its words are."""
     sharp = SearchParameters(temperature=0.012, fields={})
-    snapshot = searchable(ITEMS, EMBEDDINGS)
-    found = judge(snapshot, EMBEDDINGS.query, QUERIES, "meaning alone", sharp)
+    snapshot = build_snapshot(ITEMS, EMBEDDINGS)
+    found = evaluate_search(snapshot, EMBEDDINGS.query, QUERIES, "meaning alone", sharp)
     for at, (query, gains) in enumerate(QUERIES):
         _, near = scores(query)
         ranking = sorted(range(8), key=lambda n: -near[n])
@@ -96,8 +104,8 @@ def test_meaning_alone_ranks_by_cosines() -> None:
 
 def test_both_are_compared_with_each() -> None:
     """By the same queries, paired."""
-    snapshot = searchable(ITEMS, EMBEDDINGS)
-    found = {way: judge(snapshot, EMBEDDINGS.query, QUERIES, way) for way in WAYS}
+    snapshot = build_snapshot(ITEMS, EMBEDDINGS)
+    found = {way: evaluate_search(snapshot, EMBEDDINGS.query, QUERIES, way) for way in SEARCH_MODES}
     for way, difference in differences(found).items():
         expected = (found["both"].ndcg - found[way].ndcg).mean()
         assert difference.difference == pytest.approx(float(expected))
@@ -122,14 +130,14 @@ def test_what_is_fitted_is_of_use_to_queries_it_was_not_fitted_on() -> None:
     items, judged = lying(60)
     bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
     told: list[tuple[int, int]] = []
-    tuned = tune(
-        searchable(items, EMBEDDINGS),
+    tuned = tune_parameters(
+        build_snapshot(items, EMBEDDINGS),
         EMBEDDINGS.query,
         judged,
         start=bad,
-        told=lambda _stage, done, total, _: told.append((done, total)),
+        progress=lambda _stage, done, total, _: told.append((done, total)),
     )
-    assert tuned.better
+    assert tuned.is_better
     assert tuned.after.ndcg.mean() > tuned.before.ndcg.mean() + 0.2
     assert tuned.parameters.lexical > 0
     assert len(tuned.after.ndcg) == 30
@@ -139,7 +147,7 @@ def test_what_is_fitted_is_of_use_to_queries_it_was_not_fitted_on() -> None:
 def test_nothing_is_fitted_on_a_few_queries() -> None:
     """They say too little, and the message says how many are needed."""
     with pytest.raises(Invalid, match="3 judged queries say too little: 20 are needed"):
-        tune(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
+        tune_parameters(build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +202,10 @@ def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     said = heed("evaluate-search", folder, "--json", report)
     assert said.code == 0, said.err
-    for text in ("orchestra: 8 items, 3 queries", *WAYS, "both over BM25 alone"):
+    for text in ("orchestra: 8 items, 3 queries", *SEARCH_MODES, "both over BM25 alone"):
         assert text in said.out
     found = json.loads(report.read_text())
-    both = judge(searchable(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
+    both = evaluate_search(build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
     assert found["ways"]["both"]["ndcg"] == pytest.approx(float(both.ndcg.mean()), abs=1e-6)
     ranks = [None if rank == 100 else rank + 1 for rank in both.ranks.tolist()]
     assert found["ranks"] == [
@@ -255,17 +263,17 @@ def test_fitted_parameters_are_kept_and_served(
     before = _found(data)
     said = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
     assert said.code == 0, said.err
-    assert "Kept in" in said.out
+    assert "Saved in" in said.out
     kept = load_search_parameters(data / SEARCH_FILE, StaticEncoder.name)
     assert kept != bad
     after = _found(data)
-    expected = search_quality.judge(
-        searchable(stored, EMBEDDINGS), EMBEDDINGS.query, [judged[5]], "both", kept
+    expected = search_quality.evaluate_search(
+        build_snapshot(stored, EMBEDDINGS), EMBEDDINGS.query, [judged[5]], "both", kept
     )
     assert before != after
     assert (after[0] == "5") == (expected.ndcg[0] == 1)
     again = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
-    assert "Nothing is changed" in again.out
+    assert "Nothing was saved" in again.out
     assert load_search_parameters(data / SEARCH_FILE, StaticEncoder.name) == kept
 
 

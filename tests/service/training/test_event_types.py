@@ -45,7 +45,7 @@ def of_kinds() -> list[Event]:
     ]
 
 
-def fill(path: Path, sent: list[Event]) -> training_corpus.Corpus:
+def fill(path: Path, sent: list[Event]) -> training_corpus.TrainingCorpus:
     """What is learned from a store that these events were sent to."""
     store = SQLiteStore(path / STORE_FILE)
 
@@ -55,7 +55,7 @@ def fill(path: Path, sent: list[Event]) -> training_corpus.Corpus:
 
     try:
         asyncio.run(put())
-        return training_corpus.read(store, EmbeddingCache(StaticEncoder()))
+        return training_corpus.read_store(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 

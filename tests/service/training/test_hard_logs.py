@@ -149,7 +149,7 @@ HARD: list[Callable[[], list[Event]]] = [
 ]
 
 
-def read(data: Path, sent: list[Event]) -> training_corpus.Corpus:
+def read(data: Path, sent: list[Event]) -> training_corpus.TrainingCorpus:
     """What is learned from a store that these events were sent to."""
     store = SQLiteStore(data / STORE_FILE)
 
@@ -160,7 +160,7 @@ def read(data: Path, sent: list[Event]) -> training_corpus.Corpus:
 
     try:
         asyncio.run(fill())
-        return training_corpus.read(store, EmbeddingCache(StaticEncoder()))
+        return training_corpus.read_store(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
 
@@ -190,7 +190,9 @@ def test_a_hard_log_is_learned_from_and_served(
     for user in range(corpus.log.n_users):
         assert (np.diff(corpus.log.user(user).timestamps) >= 0).all()
     split = leave_one_out(corpus.log)
-    done = train_and_publish.fitted(split.test.history, corpus.content, split.test, TINY, 0, None)
+    done = train_and_publish.fit_model(
+        split.test.history, corpus.content, split.test, TINY, 0, None
+    )
     assert all(math.isfinite(record["loss"]) for record in done.history)
     for name, weight in done.model.state_dict().items():
         assert torch.isfinite(weight).all(), name

@@ -25,7 +25,7 @@ from models.training.presets import Preset
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.training import train_and_publish
-from service.training.process_group import TeamBroken, fitting, team
+from service.training.process_group import ProcessGroupError, process_count, process_group
 from tests.support.small import cycle
 from tests.support.tiny import populate
 from tests.support.training import QUICK, content
@@ -59,7 +59,7 @@ def exchange(members: DataParallelGroup, folder: str) -> None:
 
 def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
     """Against a loop in float64, also where nobody brings any worth; all hold the same bits."""
-    with team(3, exchange, str(tmp_path)) as members:
+    with process_group(3, exchange, str(tmp_path)) as members:
         exchange(members, str(tmp_path))
     told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     brought = [given(rank) for rank in range(3)]
@@ -103,7 +103,7 @@ def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
 def trained(size: int, chosen: Preset, log: Interactions = LOG, **more: Any) -> TrainingResult:
     split = leave_one_out(log)
     work = (split.train, content(log.n_items), split.validation, chosen, 5)
-    with team(size, in_float32, *work) as members:
+    with process_group(size, in_float32, *work) as members:
         return in_float32(members, *work, *more.values())
 
 
@@ -141,14 +141,14 @@ def leave(members: DataParallelGroup) -> None:
 
 
 def wait_for(size: int) -> None:
-    with team(size, leave) as members:
+    with process_group(size, leave) as members:
         members.all_reduce_mean([torch.zeros(5)], 1.0)
 
 
 def test_a_helper_that_dies_ends_the_training_with_a_clear_error() -> None:
     """It does not hang, and says which exit code and what to do."""
     before = torch.get_num_threads()
-    with pytest.raises(TeamBroken, match="exit code 7; if memory ran out"):
+    with pytest.raises(ProcessGroupError, match="exit code 7; if memory ran out"):
         wait_for(2)
     assert torch.get_num_threads() == before
     assert not torch.distributed.is_initialized()
@@ -163,7 +163,10 @@ class Leaves:
 
 def test_a_helper_that_never_comes_is_not_waited_for() -> None:
     """It ended before the members met."""
-    with pytest.raises(TeamBroken, match="exit code 9"), team(2, exchange, Leaves()):
+    with (
+        pytest.raises(ProcessGroupError, match="exit code 9"),
+        process_group(2, exchange, Leaves()),
+    ):
         raise AssertionError("nobody was there to begin with")
 
 
@@ -171,7 +174,7 @@ def test_how_many_processes_are_worth_their_start() -> None:
     """One for a little work, small batches or many weights, one for each core otherwise."""
 
     def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
-        return fitting(cores, tokens=tokens, work=work, weights=weights)
+        return process_count(cores, tokens=tokens, work=work, weights=weights)
 
     assert found(8, 6400, 1_000) == 1
     assert found(1, 6400, 10**8) == 1

@@ -69,7 +69,7 @@ def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
     """Each user's events in order of time; items known from events alone have no text."""
     sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
     fill(store, sent, [*items(), Item("untouched", title="nobody saw it")])
-    corpus = training_corpus.read(store, embeddings)
+    corpus = training_corpus.read_store(store, embeddings)
     assert set(corpus.item_ids) == {event.item_id for event in sent}
     assert corpus.content.shape == (len(corpus.item_ids), 256)
     lengths = np.linalg.norm(corpus.content, axis=1)
@@ -95,7 +95,7 @@ def test_embeddings_of_another_dimension_do_not_stop_it(
     """An item whose vector is of another space is learned from by its text."""
     odd = replace(items()[0], embedding=np.ones(3, np.float32))
     fill(store, events(), [odd, *items()[1:]])
-    corpus = training_corpus.read(store, embeddings)
+    corpus = training_corpus.read_store(store, embeddings)
     assert np.linalg.norm(corpus.content[corpus.item_ids.index(odd.item_id)]) > 0
 
 
@@ -118,7 +118,7 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
 ) -> None:
     """Judged by everyone's last basket; what is served scores as it was judged, and adds up."""
     fill(store, shopping())
-    corpus = training_corpus.read(store, embeddings)
+    corpus = training_corpus.read_store(store, embeddings)
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=preset)
     assert done["metrics"]["cases"] == 40 * 3
@@ -155,7 +155,7 @@ def test_a_log_without_times_is_no_log_of_baskets(
 ) -> None:
     """All at one moment: the order of arrival is learned from, and the last event judged by."""
     fill(store, [replace(event, timestamp=NOON) for event in events()])
-    corpus = training_corpus.read(store, embeddings)
+    corpus = training_corpus.read_store(store, embeddings)
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=QUICK)
     assert done["metrics"]["cases"] == corpus.log.n_users
     config = TrainedModel.from_files(registry.load(done["version"])[1]).model.config
@@ -169,7 +169,7 @@ def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) 
     """Why nothing was published."""
     with pytest.raises(ModelRejected) as rejected:
         train_and_publish.train(
-            training_corpus.read(store, embeddings), registry, embeddings.name, preset=FAST
+            training_corpus.read_store(store, embeddings), registry, embeddings.name, preset=FAST
         )
     assert registry.versions() == []
     return rejected.value.detail
@@ -184,7 +184,7 @@ def test_nothing_to_learn_from(
 
 def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
     """Below the least number, that number is named."""
-    fill(store, events()[: train_and_publish.ENOUGH_EVENTS - 1])
+    fill(store, events()[: train_and_publish.MIN_EVENTS - 1])
     why = refused(store, registry, embeddings)
     assert "99 events" in why
     assert "100 are needed" in why
@@ -217,7 +217,7 @@ def test_a_model_that_does_not_beat_popularity(
 ) -> None:
     """It is not published, and both figures are told. As good is not better."""
     fill(store, crowd())
-    corpus = training_corpus.read(store, embeddings)
+    corpus = training_corpus.read_store(store, embeddings)
     with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
         train_and_publish.train(corpus, registry, embeddings.name, preset=FAST)
     assert registry.versions() == []
@@ -284,11 +284,11 @@ def test_the_seed_decides_the_model(
         if progress is not None:
             epochs.append(progress)
 
-    corpus = training_corpus.read(store, embeddings, told)
+    corpus = training_corpus.read_store(store, embeddings, told)
     weights = []
     for seed in (3, 3, 4):
         result = train_and_publish.train(
-            corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, told=told
+            corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, progress=told
         )
         weights.append(registry.load(result["version"])[1][WEIGHTS_FILE])
         assert registry.current() is None
@@ -332,10 +332,10 @@ class Killing:
 
 
 @pytest.fixture
-def corpus(store: SQLiteStore, embeddings: EmbeddingCache) -> training_corpus.Corpus:
+def corpus(store: SQLiteStore, embeddings: EmbeddingCache) -> training_corpus.TrainingCorpus:
     """What is learned of the small world."""
     fill(store, events())
-    return training_corpus.read(store, embeddings)
+    return training_corpus.read_store(store, embeddings)
 
 
 @pytest.fixture
@@ -344,13 +344,13 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_killed_training_is_gone_on_with(
-    corpus: training_corpus.Corpus, registry: Registry, tmp_path: Path, checkpoint: Path
+    corpus: training_corpus.TrainingCorpus, registry: Registry, tmp_path: Path, checkpoint: Path
 ) -> None:
     """From the epoch it was killed in, to the same model; then the checkpoint is gone."""
 
     def train(registry: Registry, told: Killing, path: Path | None) -> bytes:
         result = train_and_publish.train(
-            corpus, registry, "fake", preset=FAST, seed=9, told=told, checkpoint=path
+            corpus, registry, "fake", preset=FAST, seed=9, progress=told, checkpoint=path
         )
         return registry.load(result["version"])[1][WEIGHTS_FILE]
 
@@ -361,25 +361,25 @@ def test_a_killed_training_is_gone_on_with(
         assert registry.versions() == []
     told = Killing()
     weights = train(registry, told, checkpoint)
-    assert told.stages[0] == "going on from the checkpoint"
+    assert told.stages[0] == "resuming from the checkpoint"
     assert set(told.epochs) == {3}
     assert not checkpoint.exists()
     whole = Killing()
     assert train(Registry(tmp_path / "other"), whole, None) == weights
     assert set(whole.epochs) == {1, 2, 3}
-    assert "going on from the checkpoint" not in whole.stages
+    assert "resuming from the checkpoint" not in whole.stages
 
 
 def test_a_checkpoint_of_other_events_is_left_aside(
-    corpus: training_corpus.Corpus,
+    corpus: training_corpus.TrainingCorpus,
     registry: Registry,
     checkpoint: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The training starts anew, and says so; it does the same with one that is damaged."""
+    """The training starts from the beginning and logs it; also when the checkpoint is damaged."""
     with pytest.raises(Killed):
         train_and_publish.train(
-            corpus, registry, "fake", preset=FAST, told=Killing(2), checkpoint=checkpoint
+            corpus, registry, "fake", preset=FAST, progress=Killing(2), checkpoint=checkpoint
         )
     left, times = checkpoint.read_bytes(), corpus.log.timestamps + SECOND
     later = replace(corpus, log=replace(corpus.log, timestamps=times))
@@ -392,10 +392,10 @@ def test_a_checkpoint_of_other_events_is_left_aside(
         caplog.clear()
         told = Killing()
         train_and_publish.train(
-            which, registry, "fake", preset=FAST, told=told, checkpoint=checkpoint
+            which, registry, "fake", preset=FAST, progress=told, checkpoint=checkpoint
         )
         assert why in caplog.text
-        assert "training starts anew" in caplog.text
+        assert "training starts from the beginning" in caplog.text
         assert set(told.epochs) == {1, 2, 3}
         assert not checkpoint.exists()
 
@@ -407,7 +407,7 @@ def test_a_model_that_is_refused_leaves_no_checkpoint(
     fill(store, crowd())
     with pytest.raises(ModelRejected):
         train_and_publish.train(
-            training_corpus.read(store, embeddings),
+            training_corpus.read_store(store, embeddings),
             registry,
             "fake",
             preset=FAST,
@@ -417,7 +417,7 @@ def test_a_model_that_is_refused_leaves_no_checkpoint(
 
 
 def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
-    corpus: training_corpus.Corpus,
+    corpus: training_corpus.TrainingCorpus,
     registry: Registry,
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -432,14 +432,16 @@ def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
         with pytest.raises(StoreFull):
             train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=checkpoint)
     told = Killing()
-    train_and_publish.train(corpus, registry, "fake", preset=FAST, told=told, checkpoint=checkpoint)
+    train_and_publish.train(
+        corpus, registry, "fake", preset=FAST, progress=told, checkpoint=checkpoint
+    )
     assert told.epochs == []
     assert len(registry.versions()) == 1
     assert not checkpoint.exists()
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
-    corpus: training_corpus.Corpus,
+    corpus: training_corpus.TrainingCorpus,
     registry: Registry,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
