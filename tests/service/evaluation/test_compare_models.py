@@ -74,7 +74,7 @@ def test_what_each_part_is_worth_is_trained_without_it(
         lacking.append([name for name, lacks_it in lacks.items() if lacks_it])
         return real(log, content, cases, preset, *more)
 
-    monkeypatch.setattr(compare_models, "fitted", seen)
+    monkeypatch.setattr(compare_models, "fit_model", seen)
     task = protocol_a(corpus.log)
     short = replace(FAST, train_config=replace(FAST.train_config, epochs=1))
     table = compare_models.compare(task, corpus.content[task.items], short, ablate=True)

@@ -146,7 +146,7 @@ def test_what_is_fitted_is_of_use_to_queries_it_was_not_fitted_on() -> None:
 
 def test_nothing_is_fitted_on_a_few_queries() -> None:
     """They say too little, and the message says how many are needed."""
-    with pytest.raises(Invalid, match="3 judged queries say too little: 20 are needed"):
+    with pytest.raises(Invalid, match="3 judged queries are too few: 20 are needed"):
         tune_parameters(build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
 
 
