@@ -64,10 +64,10 @@ def test_what_each_part_is_worth_is_trained_without_it(
 
     def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any) -> Any:
         lacks = {
-            "transitions": not preset.followers,
+            "transitions": not preset.transitions_per_item,
             "times": not log.timestamps.any() and not cases.timestamps.any(),
-            "times of requests": preset.config.request_time == 0,
-            "requests at no time": preset.config.request_time == 1,
+            "times of requests": preset.train_config.request_time_share == 0,
+            "requests at no time": preset.train_config.request_time_share == 1,
             "text": not content.any(),
             "the encoder": not preset.blocks,
         }
