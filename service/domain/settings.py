@@ -79,7 +79,7 @@ class Settings(BaseSettings):
         description="Most rows that retrieval mode `auto` attends exactly; coarse beyond.",
     )
     history_cache_bytes: int = Field(
-        512 * _MiB,
+        640 * _MiB,
         ge=0,
         description="Memory for what each worker keeps of users between requests, in bytes: their "
         "events and what the model computed from them.",

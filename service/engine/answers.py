@@ -258,8 +258,14 @@ class Answers:
     ) -> Answer:
         with stages("explain"):
             named = await name_reasons(self._store, request.snapshot, request.events, reasons)
-        answer = score_answer(request.requester, request.snapshot, rows, scores, named)
-        return replace(answer, degraded=self._live.degraded)
+        return score_answer(
+            request.requester,
+            request.snapshot,
+            rows,
+            scores,
+            named,
+            degraded=self._live.degraded,
+        )
 
 
 def _attended(request: _Request, targets: int) -> float:

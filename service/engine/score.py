@@ -18,6 +18,8 @@ def score_answer(
     rows: NDArray[np.int32] | NDArray[np.int64],
     scores: Scores,
     explanations: Sequence[tuple[Contribution, ...]],
+    *,
+    degraded: bool,
 ) -> Answer:
     """Make the answer of items with their scores, part by part.
 
@@ -27,6 +29,7 @@ def score_answer(
         rows: item rows [L], in the order of the answer.
         scores: of these rows.
         explanations: of each item; none where none are wanted.
+        degraded: whether an older version answers than the current one.
     """
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
@@ -64,4 +67,4 @@ def score_answer(
         for item, error in zip(items, scores.relative_error.tolist(), strict=True):
             item["relative_error"] = error
     rows_scanned = None if scores.rows_scanned is None else round(scores.rows_scanned)
-    return Answer(items, snapshot.version, scores.mode, rows_scanned=rows_scanned)
+    return Answer(items, snapshot.version, scores.mode, degraded, rows_scanned=rows_scanned)

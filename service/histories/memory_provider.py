@@ -23,6 +23,7 @@ from service.histories.user_cache import DerivedState, UserCache
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
+_ALL_EVENTS = EventFilter()
 LONG = 4_096  # events: fewer are attended one by one in less time than collapsing them takes
 
 
@@ -118,8 +119,7 @@ class MemoryProvider:
             events: from `load`.
             at: the request's time, microseconds UTC.
         """
-        is_stored = events.version > 0 and requester.visible == EventFilter()
-        if not is_stored and events is not EMPTY:
+        if events is not EMPTY and (events.version == 0 or requester.visible != _ALL_EVENTS):
             yield build_memory(snapshot, self.history(snapshot, events, requester), at)
             return
         known, number = self._cache.derived(events.user_id, snapshot)
@@ -134,7 +134,7 @@ class MemoryProvider:
         if current is not None:
             history = current.history
         else:
-            history = self._assembler.history(snapshot, events, EventFilter())
+            history = self._assembler.history(snapshot, events, _ALL_EVENTS)
         same_epoch = known is not None and known.events.epoch == events.epoch
         collapsed = known.collapsed if known is not None and same_epoch else None
         with ExitStack() as held:
