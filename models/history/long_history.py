@@ -1,4 +1,4 @@
-"""Targets that attend over a long history: its newest events one by one, its older as one."""
+"""Attention over a long history: its newest events one by one, its older collapsed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def attend_recent(
     targets: Tensor,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> PartialSoftmax:
-    """What targets [T] attend to of the rows of a memory itself, without the older events."""
+    """Attend by targets [T] over the rows of a memory itself, without the older events."""
     memory, bias = user.memory, user.bias
     if not len(memory):
         return PartialSoftmax.empty(memory.heads, len(targets), memory.values.shape[2])
@@ -82,39 +82,40 @@ def attend_long(
     targets: Tensor,
     options: AttentionOptions,
 ) -> LongAttention:
-    """Attend over the older events and those beside them.
+    """Attend over the older events and the newer ones.
 
     Args:
         snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
         collapsed: the user's.
         targets: item rows [T].
-        options: the softmax, at temperature 1 and not hard; and when cells are used.
+        options: the softmax, at temperature 1 and not hard; and when clusters are used.
 
     Raises:
-        ValueError: for another softmax, of which nothing is kept.
+        ValueError: for another softmax, whose sums a collapsed history does not hold.
     """
     if options.hard or options.temperature != 1:
         raise ValueError("options: a collapsed history is attended by the softmax at temperature 1")
     tables = snapshot.tables
     query, outputs = gather_rows(tables.queries, targets), gather_rows(tables.outputs, targets)
-    beside = attend_recent(snapshot, user, targets, options)
-    cells = options.mode == "coarse" or (
+    recent = attend_recent(snapshot, user, targets, options)
+    use_clusters = options.mode == "coarse" or (
         options.mode == "auto" and len(collapsed) > options.crossover.rows(len(targets))
     )
     with collapsed.lock:
         collapsed.advance_to(user.at)
         found = collapsed.attend(
-            query, beside, max_error=options.max_error, order=options.order, cells=cells
+            query,
+            recent,
+            max_error=options.max_error,
+            order=options.order,
+            use_clusters=use_clusters,
         )
         if options.exclude_self:
             found = collapsed.without_own_item(found, query, targets)
-            if bool(
-                (found.error > options.max_error).any()
-            ):  # what is left is off by more of itself
-                found = collapsed.without_own_item(
-                    collapsed.attend(query, beside, cells=False), query, targets
-                )
+            if bool((found.error > options.max_error).any()):
+                found = collapsed.attend(query, recent, use_clusters=False)
+                found = collapsed.without_own_item(found, query, targets)
     return LongAttention(
         (found.partial.context * outputs).sum((0, 2)),
         (found.exact_logsumexp - found.partial.logsumexp).exp().clamp(max=1.0).amin(0),
@@ -132,47 +133,47 @@ def expand_top_events(
     whole: PartialSoftmax,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> UserMemory:
-    """A memory in which one target finds the same, with those older events in it that matter to it.
+    """Add to a memory those older events that matter to one target, as rows of their own.
 
-    All other older events are one row, of their mass and their context, whose source is `REST`.
+    All other older events become one row, of their mass and their context, whose source is
+    `REMAINDER`: the target attends to the same context as before.
 
     Args:
         snapshot: the model and the catalogue.
         user: of a long history.
         target: an item row.
-        top: how many older events are to be named.
-        whole: what the target attended to, [H, 1].
-        options: as it did.
+        top: how many older events to add.
+        whole: attention of the target over the whole history, [H, 1].
+        options: of that attention.
     """
     if user.collapsed is None:
         return user
-    older, chosen = user.collapsed, torch.tensor([target])
+    collapsed = user.collapsed
     query, outputs = snapshot.tables.queries[:, target], snapshot.tables.outputs[:, target]
-    with older.lock:
-        older.advance_to(user.at)
-        past = older.history
-        own = int((past.rows == target).sum()) if options.exclude_self else 0
-        events, bias = older.top_events(query, outputs, whole.logsumexp, top + own)
+    with collapsed.lock:
+        collapsed.advance_to(user.at)
+        history = collapsed.history
+        own = int((history.rows == target).sum()) if options.exclude_self else 0
+        events, bias = collapsed.top_events(query, outputs, whole.logsumexp, top + own)
     if options.exclude_self:
-        others = past.rows[events] != target
+        others = history.rows[events] != target
         events, bias = events[others][:top], bias[:, others][:, :top]
-    rows = torch.from_numpy(past.rows[events].astype(np.int64))
+    rows = torch.from_numpy(history.rows[events].astype(np.int64))
     keys = gather_rows(snapshot.tables.keys, rows)  # (H, E, d)
     values = gather_rows(snapshot.tables.values, rows)
     biases = torch.from_numpy(bias)
     scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
-    # All shares of one softmax: what is left is the rest's.
+    # Shares of one softmax: what neither the newer nor these events hold is the remainder's.
     total, context = whole.logsumexp, whole.context[:, 0]  # (H, 1), (H, d)
-    beside = attend_recent(snapshot, user, chosen, options)
-    newer, named = (beside.logsumexp - total).exp(), (scores - total).exp()
+    recent = attend_recent(snapshot, user, torch.tensor([target]), options)
+    newer, named = (recent.logsumexp - total).exp(), (scores - total).exp()
     left = (1 - newer - named.sum(1, keepdim=True)).clamp(min=_TINY)
-    context = context - newer * beside.context[:, 0] - (named[:, None] @ values)[:, 0]
+    context = context - newer * recent.context[:, 0] - (named[:, None] @ values)[:, 0]
     count = len(events) + 1
-    times = torch.from_numpy(past.timestamps[events])
-    said = past.types
+    times = torch.from_numpy(history.timestamps[events])
     types = torch.full((count,), UNKNOWN)
-    if said is not None:
-        types[:-1] = torch.from_numpy(said[events].astype(np.int64))
+    if history.types is not None:
+        types[:-1] = torch.from_numpy(history.types[events].astype(np.int64))
     nothing = torch.zeros(len(keys), 1, keys.shape[2])
     biases = torch.cat([biases, total + left.log()], 1)
     more = KeyValueMemory(

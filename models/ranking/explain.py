@@ -24,7 +24,7 @@ from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.collapsed_history import rank_contributions
+from models.history.item_weights import rank_contributions
 from models.history.long_history import REMAINDER, expand_top_events
 from models.history.user_memory import UserMemory
 from models.recommender.transition_counts import transition_shares

@@ -233,11 +233,7 @@ def _collapse(
         if known.rebind(snapshot):
             if known.count > len(history.rows):
                 return None
-            if known.count < count:
-                known.advance_to(at)
-                known.extend(snapshot, history, count)
-            else:
-                known.history = history  # the columns of the earlier one may be let go of
+            known.extend(snapshot, history, count, at)
             return known
     collapsed = CollapsedHistory(snapshot, history, count, at)
     held.enter_context(collapsed.lock)

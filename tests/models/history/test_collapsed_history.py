@@ -99,8 +99,7 @@ def test_a_history_grows() -> None:
     at = int(whole.timestamps[-1])
     older = CollapsedHistory(snapshot, early, collapsible_events(2000, WINDOW), at - DAY)
     before = len(older)
-    older.advance_to(at)
-    older.extend(snapshot, whole, collapsible_events(LENGTH, WINDOW))
+    older.extend(snapshot, whole, collapsible_events(LENGTH, WINDOW), at)
     assert len(older) > before
     found = score(snapshot, build_memory(snapshot, whole, at, collapsed=older), EVERY)
     same(found, score(snapshot, build_memory(snapshot, whole, at), EVERY))
@@ -168,7 +167,7 @@ def test_cells_answer_to_the_error_and_follow_time_and_growth() -> None:
     cells, weights = older.build_clusters(snapshot)
     older.advance_to(at + 20 * DAY)  # while they were being made
     older.adopt_clusters(cells, weights)
-    older.extend(snapshot, whole, collapsible_events(20_000, WINDOW))
+    older.extend(snapshot, whole, collapsible_events(20_000, WINDOW), at + 20 * DAY)
     at += 30 * DAY
     user = build_memory(snapshot, whole, at, collapsed=older)
     wanted = score(snapshot, build_memory(snapshot, whole, at), every)
