@@ -1,4 +1,4 @@
-"""How a memory is attended: what a question says of it."""
+"""Options of attention over a memory, as a request gives them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DEFAULT_K = 256  # rows that coarse retrieval keeps for each head and target
 
 
 class Crossover(NamedTuple):
-    """Items of a long history from which cells take less time than attending each, by targets."""
+    """Items of a long history from which clusters are faster than attending each, by targets."""
 
     one: float = 30_000  # for one target
     many: float = 10_000  # for `MANY`
 
     def rows(self, targets: int) -> float:
-        """The same for any number of targets: as the logarithms of both lie on a line."""
+        """Interpolate for any number of targets, on a line between the logarithms of both."""
         share = min(1.0, math.log(max(1, targets)) / math.log(MANY_TARGETS))
         return math.exp((1 - share) * math.log(self.one) + share * math.log(self.many))
 
@@ -34,7 +34,7 @@ CROSSOVER = Crossover()
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How a memory is attended.
+    """Options of attention over a memory.
 
     Over keys of the catalogue or of a client `exact` attends over every row, `coarse` over the `k`
     rows that FAISS finds, and `auto` is exact up to `exact_up_to` rows. Over a user's memory every
@@ -49,7 +49,9 @@ class AttentionOptions:
     k: int | None = None
     probes: int | None = None
     exact_up_to: int = EXACT_UP_TO
-    max_error: float = MAX_ERROR  # of contexts, relative, where cells answer: see `attend_clusters`
+    max_error: float = (
+        MAX_ERROR  # of contexts, relative, where clusters answer: see `attend_clusters`
+    )
     order: int = 2  # of the moments: see `attend_clusters`
     crossover: Crossover = CROSSOVER
 

@@ -22,18 +22,18 @@ from models.history.collapsed_history import CollapsedHistory
 from models.history.user_memory import UserMemory
 from models.recommender.target_attention import gather_rows
 
-REMAINDER = -(1 << 62)  # the source of the row that stands for all that is not named
+REMAINDER = -(1 << 62)  # the source of the row that stands for all other older events
 _TINY = 1e-12  # a share that is nothing but rounding
 
 
 class LongAttention(NamedTuple):
-    """Of T targets.
+    """Attention of T targets over a long history.
 
     attention: [T] the part of the score.
     mass: [T] the share of the softmax that was attended row by row, least of the heads.
     error: [T] of the contexts, relative, at 99 % confidence, largest of the heads.
     scanned: [T] rows attended one by one, mean of the heads.
-    whole: what each head attended to, all rows together.
+    partial: of each head, over all rows together.
     """
 
     attention: Tensor
@@ -44,7 +44,7 @@ class LongAttention(NamedTuple):
 
 
 def concat_targets(parts: Iterable[LongAttention]) -> LongAttention:
-    """Of the targets of all parts, in order."""
+    """Concatenate results over targets."""
     every = list(parts)
     return LongAttention(
         torch.cat([part.attention for part in every]),

@@ -29,11 +29,11 @@ class UserHistory:
 
     @classmethod
     def empty(cls) -> UserHistory:
-        """No event and no profile."""
+        """A history without events and profile."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
     def without(self, source: int) -> UserHistory:
-        """This past without one event, or without profile entry -1 - source where that is below 0.
+        """Remove one event, or profile entry -1 - source where that is below 0.
 
         Raises IndexError where there is no such event or entry.
         """
@@ -55,7 +55,7 @@ class UserHistory:
         )
 
     def newest(self, start: int, before: int) -> UserHistory:
-        """The events from `start` on, and the profile.
+        """Keep the events from `start` on, and the profile.
 
         Args:
             start: how many events are left out.

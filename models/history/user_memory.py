@@ -1,4 +1,4 @@
-"""A user's memory: keys and values of what they did and said, and what the encoder read of it."""
+"""A user's memory: keys and values of events and profile entries, and the encoder's user state."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _FEW = 2  # events that are appended one by one: of more, torch does all at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserMemory:
-    """Keys and values of what can be attended, m rows: events, then profile entries."""
+    """Keys and values of the rows that can be attended, m of them: events, then profile entries."""
 
     memory: KeyValueMemory  # keys and values [m, H, d]
     bias: Tensor  # [H, m], the memory's: recency + log weight + type; -inf = not for this head
     rows: Tensor  # int64 [m] item rows, -1 where the row is no item
-    source: NDArray[np.int64]  # [m] event of the past; -1 - i is profile entry i
+    source: NDArray[np.int64]  # [m] event of the history; -1 - i is profile entry i
     distance: Tensor  # int64 [m] events between this one and the newest
     age: Tensor  # int64 [m] microseconds at the request
     log_weights: Tensor  # [m]
@@ -39,18 +39,18 @@ class UserMemory:
     user_state: Tensor  # [dim] h_u, zero without events
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
-    history: UserHistory  # what this is the memory of
+    history: UserHistory  # the history that this was built from
     at: int  # microseconds, the request's time, or one of which every age is in the same bucket
-    encoded: EncodedHistory | None  # what the summary was read from, unless it was given
+    encoded: EncodedHistory | None  # what `user_state` was computed from, unless it was given
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
-    collapsed_count: int = 0  # how many these were
+    collapsed_count: int = 0  # of events in `collapsed` when this was built
 
     def __len__(self) -> int:
         return len(self.memory) + (0 if self.collapsed is None else self.collapsed.attendable)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, but for the past, the older events and the tables, which are others'."""
+        """Bytes held, without the history, the older events and the tables."""
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
             *(self.log_weights, self.types, self.user_state, self.recent, self.recent_items),
@@ -68,9 +68,9 @@ class UserMemory:
 
 
 class EncodedHistory(NamedTuple):
-    """What the encoder keeps of a past, and what it read: enough to tell where it can go on."""
+    """Encoder states of a history, and their inputs, which tell where encoding can resume."""
 
-    first_item: int  # the first event on an item that was read, those that stand elsewhere counted
+    first_item: int  # number of the first event on an item that was read
     events: Tensor  # [n, dim] what was read of them: `Recommender.read`
     state: EncoderCache  # with their timestamps
 
@@ -84,13 +84,13 @@ class EncodedHistory(NamedTuple):
 def encode(
     snapshot: Snapshot, history: UserHistory, before: EncodedHistory | None = None
 ) -> EncodedHistory | None:
-    """What the encoder keeps of the newest events that can be seen; None without an encoder.
+    """Encode the newest events that can be attended; None without an encoder.
 
     Args:
         snapshot: the model and the catalogue.
         history: what the requester did.
         before: from an earlier call with the same model. Where it read a beginning of the same
-            events, and the same of them, only the rest is computed; else it is of no use.
+            events, and the same inputs, only the rest is computed; else it is ignored.
     """
     return _encode(snapshot, history, *attendable_events(snapshot, history), before)
 
@@ -102,7 +102,7 @@ def _encode(
     rows: Tensor,
     before: EncodedHistory | None,
 ) -> EncodedHistory | None:
-    """`encode`, where it is known which events can be attended: their places and item rows."""
+    """Encode the events whose positions and item rows `attendable_events` gives."""
     encoder = snapshot.model.encoder
     if encoder is None:
         return None
@@ -132,7 +132,7 @@ def _encode(
 def encoder_inputs(
     snapshot: Snapshot, history: UserHistory, source: NDArray[np.int64], rows: Tensor
 ) -> Tensor:
-    """What the encoder reads of events on items, [n, dim]: their places [n] and item rows [n]."""
+    """The encoder's inputs for events on items, [n, dim], by their positions and item rows [n]."""
     vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
     return snapshot.model.event_inputs(vectors, *_types_and_log_weights(history, source))
 
@@ -140,7 +140,7 @@ def encoder_inputs(
 def _types_and_log_weights(
     history: UserHistory, source: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
-    """Types int64 and log weights of these events, [n] each."""
+    """Types int64 and log weights of some events, [n] each."""
     log_weights = torch.from_numpy(np.log(history.weights[source]))
     if history.types is None:
         return torch.full((len(source),), UNKNOWN), log_weights
@@ -157,7 +157,7 @@ def build_memory(
     user_state: Tensor | None = None,
     collapsed: CollapsedHistory | None = None,
 ) -> UserMemory:
-    """The memory of a past: what cannot be seen is left out as if it had never happened.
+    """Build the memory of a history: events that are not visible count as if they never happened.
 
     Args:
         snapshot: whose tables hold the keys and values.
@@ -231,7 +231,7 @@ def build_memory(
 
 
 def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> Tensor:
-    """h_u [dim] as asked at a time."""
+    """h_u [dim] at a request's time."""
     if model.encoder is None or encoded is None or not len(encoded.state):
         return torch.zeros(model.config.dim)
     asked = model.clamp_request_time(torch.tensor(at), encoded.state.timestamps[-1])

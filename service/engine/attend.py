@@ -24,9 +24,9 @@ Vector = NDArray[np.float32]
 
 
 def attend_vectors(
-    query: AttendQuery, memory: VectorMemory, asked: Vector, exact_up_to: int
+    query: AttendQuery, memory: VectorMemory, target: Vector, exact_up_to: int
 ) -> AttendResult:
-    """Attend over rows the client brought; `asked` is the query vector [d].
+    """Attend over rows that the client sent, by a query vector [d].
 
     Beyond `exact_up_to` rows, retrieval `auto` is coarse, here as in the functions below.
 
@@ -34,10 +34,10 @@ def attend_vectors(
         Invalid: where dimensions do not fit.
     """
     heads = query.heads or 1
-    if asked.shape[0] != memory.keys.shape[1]:
+    if target.shape[0] != memory.keys.shape[1]:
         raise Invalid(
             "/query",
-            f"the query has dimension {asked.shape[0]}, the keys have {memory.keys.shape[1]}: "
+            f"the query has dimension {target.shape[0]}, the keys have {memory.keys.shape[1]}: "
             "they must agree",
         )
     for name, width in (("keys", memory.keys.shape[1]), ("values", memory.values.shape[1])):
@@ -48,14 +48,14 @@ def attend_vectors(
         bias = torch.zeros(len(memory.keys)) if bias is None else bias
         bias = bias.masked_fill(~torch.from_numpy(memory.visible), -math.inf)
     rows = KeyValueMemory(_split(memory.keys, heads), _split(memory.values, heads), bias)
-    return _attend(query, _split(asked[None], heads), rows, exact_up_to)
+    return _attend(query, _split(target[None], heads), rows, exact_up_to)
 
 
 def attend_user(
     query: AttendQuery,
     snapshot: Snapshot,
     user: UserMemory,
-    asked: Vector | int,
+    target: Vector | int,
 ) -> AttendResult:
     """Attend over every row of a user's memory through the model's projections.
 
@@ -63,35 +63,35 @@ def attend_user(
         query: the request.
         snapshot: the model.
         user: from `build_memory` with the same snapshot.
-        asked: an item row, or a vector of the content space.
+        target: an item row, or a vector of the content space.
 
     Raises:
-        Invalid: when another number of heads than the model's is asked for, or a vector is not of
+        Invalid: when another number of heads than the model's is requested, or a vector is not of
             the content space.
     """
     heads = user.memory.heads
     if query.heads not in {None, heads}:
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
     memory = user.memory
-    if isinstance(asked, int):
-        vector = snapshot.tables.queries[:, asked]  # (H, d)
+    if isinstance(target, int):
+        vector = snapshot.tables.queries[:, target]  # (H, d)
         if query.exclude_self:
-            memory = replace(memory, bias=user.bias.masked_fill(user.rows == asked, -math.inf))
+            memory = replace(memory, bias=user.bias.masked_fill(user.rows == target, -math.inf))
     else:
-        _check_content(snapshot, asked)
-        vector = snapshot.projected(asked).queries[:, 0]
+        _check_content(snapshot, target)
+        vector = snapshot.projected(target).queries[:, 0]
     return _attend(query, vector[None], memory, None, snapshot.version)
 
 
 def attend_catalogue(
-    query: AttendQuery, snapshot: Snapshot, asked: Vector | int, exact_up_to: int
+    query: AttendQuery, snapshot: Snapshot, target: Vector | int, exact_up_to: int
 ) -> AttendResult:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
 
     Args:
         query: the request.
         snapshot: the catalogue.
-        asked: an item row, or a vector of the content space.
+        target: an item row, or a vector of the content space.
         exact_up_to: see `attend_vectors`.
 
     Raises:
@@ -99,13 +99,13 @@ def attend_catalogue(
     """
     catalogue = snapshot.catalogue
     seen = catalogue.keys.mask(catalogue.visible)
-    if isinstance(asked, int):
-        vector = catalogue.content[asked]
+    if isinstance(target, int):
+        vector = catalogue.content[target]
         if query.exclude_self:
-            seen &= catalogue.keys.owners != asked
+            seen &= catalogue.keys.owners != target
     else:
-        _check_content(snapshot, asked)
-        vector = asked
+        _check_content(snapshot, target)
+        vector = target
     heads = query.heads or 1
     if catalogue.dimension % heads:
         raise Invalid("/heads", f"must divide the keys' dimension, {catalogue.dimension}")

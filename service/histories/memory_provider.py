@@ -30,9 +30,9 @@ LONG = 4_096  # events: fewer are attended one by one in less time than collapsi
 class MemoryProvider:
     """Provides requesters' memories, never older than the store.
 
-    A write that was acknowledged before `load` is in what it gives, whoever wrote it. What is kept
-    between requests is one cache of users (`UserCache`); any of it may be dropped at any time
-    without changing an answer.
+    A write that was acknowledged before `load` is in what it gives, whichever process wrote it.
+    What is kept between requests is one cache of users (`UserCache`); any of it may be dropped at
+    any time without changing an answer.
 
     Args:
         store: holds the events.

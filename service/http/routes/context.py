@@ -1,4 +1,4 @@
-"""What every route stands on: the engine it asks, the clock it is timed by, how bodies are read."""
+"""The context of a handler: the engine, the settings, the stage clock and strict JSON bodies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Context(Request):
 
     @property
     def settings(self) -> Settings:
-        """Of the service."""
+        """The settings of the service."""
         settings: Settings = self.app.state.settings
         return settings
 

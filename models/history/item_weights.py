@@ -1,0 +1,245 @@
+"""Events collapsed into one weight for each distinct item and head.
+
+Keys and values are the items', so that events on one item differ in their bias alone, and collapse
+without loss into one row of weight W_h = Σ w e^(b_h). Beyond the newest few hundred events a bias
+depends on age and type only, and changes when an event's age passes into another bucket: few do
+between two requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.snapshot import Snapshot
+from models.encoder.event_types import MASKED, UNKNOWN
+from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, age_bucket_edges
+from models.history.user_history import UserHistory
+
+_DISTANT = 1 << 30  # events: a position in the last bucket
+_EDGES = age_bucket_edges().numpy()
+
+
+def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Order contributions [n] to a score: the largest positive first, then the most negative.
+
+    What lowers a score is never preferred to what raises it: a reason is given as "because of".
+    """
+    return np.lexsort((-np.abs(contributions), contributions <= 0))
+
+
+class _EventGroups(NamedTuple):
+    """Events of one item, age bucket and type, which differ in their weight alone: P groups."""
+
+    group: NDArray[np.int32]  # [count] of each event; P where it cannot be attended
+    places: NDArray[np.int64]  # [P] of the item
+    columns: NDArray[np.int64]  # [P] of the biases
+    max_weights: NDArray[np.float32]  # [P]
+
+
+class ItemWeights:
+    """The weights of the items of a history's first `count` events.
+
+    `items` [m] are the rows of the distinct items, and their indexes are called places. `weights`
+    is [H, m]. Not for several threads at once.
+    """
+
+    def __init__(self, snapshot: Snapshot, history: UserHistory, count: int, at: int) -> None:
+        """Collapse events.
+
+        Args:
+            snapshot: the model's biases, and which items have a vector.
+            history: without vectors of its own and without a mask; events in the order of time.
+            count: how many of its events, from the first.
+            at: the time at which ages are taken, microseconds UTC.
+        """
+        self.history = history  # any history that begins with the same events serves as well
+        self.count = 0
+        self.attendable = 0  # of those events, on items that can be attended
+        self.items = np.zeros(0, np.int64)
+        self._biases = _bias_table(snapshot)
+        self.weights = np.zeros((len(self._biases), 0))
+        self._places = np.full(len(snapshot.has_vector), -1, np.int32)  # of all items, -1 = none
+        self._missing = np.zeros(0, np.int64)  # items of events that cannot be attended
+        self._at = at
+        self._groups: _EventGroups | None = None
+        self.extend(snapshot, history, count)
+
+    def __len__(self) -> int:
+        """Number of distinct items."""
+        return len(self.items)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, without the history."""
+        own = (self._places, self.items, self.weights, self._missing)
+        groups = () if self._groups is None else self._groups
+        return sum(part.nbytes for part in (*own, *groups))
+
+    def depends_on(self, rows: NDArray[np.int64]) -> bool:
+        """Whether a change of some items changes any key, value or weight here."""
+        inside = rows[rows < len(self._places)]
+        return bool((self._places[inside] >= 0).any() or np.isin(rows, self._missing).any())
+
+    def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of item rows [n], -1 for items without events."""
+        inside = rows < len(self._places)
+        places = self._places.take(rows, mode="clip").astype(np.int64)
+        return np.where(inside, places, -1)
+
+    def log_weights(self, places: NDArray[np.int64] | slice) -> Tensor:
+        """Log of the weights at some places, [H, n]."""
+        return log(self.weights[:, places])
+
+    @torch.inference_mode()
+    def extend(self, snapshot: Snapshot, history: UserHistory, count: int) -> NDArray[np.int64]:
+        """Add the events up to `count` of a history that continues the one before.
+
+        Returns:
+            The places of the items whose weights have changed.
+        """
+        rows = history.rows[self.count : count].astype(np.int64)
+        part = slice(self.count, count)
+        size = len(snapshot.has_vector)
+        if size > len(self._places):
+            more = np.full(size - len(self._places), -1, np.int32)
+            self._places = np.concatenate([self._places, more])
+        inside = (rows >= 0) & (rows < size)
+        usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
+        if history.types is not None:
+            usable &= history.types[part] != MASKED
+        self._missing = np.union1d(self._missing, rows[~usable])
+        items = rows[usable]
+        present = np.zeros(size, np.bool_)
+        present[items] = True
+        new = np.flatnonzero(present & (self._places[:size] < 0))
+        self._places[new] = len(self.items) + np.arange(len(new))
+        self.items = np.concatenate([self.items, new])
+        self.weights = np.pad(self.weights, ((0, 0), (0, len(new))))
+        self.history, self.count = history, count
+        self.attendable += len(items)
+        events = np.flatnonzero(usable) + part.start
+        return self._add(events, self._columns(events, self._at), 1.0)
+
+    @torch.inference_mode()
+    def advance_to(self, at: int) -> NDArray[np.int64]:
+        """Take ages at a request's time; the places of the items whose weights have changed."""
+        times = self.history.timestamps[: self.count]
+        # The events of at least each bucket are the first so many: as time goes on, more.
+        before = np.searchsorted(times, self._at - _EDGES, side="right")
+        after = np.searchsorted(times, at - _EDGES, side="right")
+        low, high = np.minimum(before, after), np.maximum(before, after)
+        moved = np.unique(
+            np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)])
+        ).astype(np.int64)
+        old, self._at = self._at, at
+        if not len(moved):
+            return moved
+        moved = moved[self._event_places(moved) >= 0]
+        self._add(moved, self._columns(moved, old), -1.0)
+        return self._add(moved, self._columns(moved, at), 1.0)
+
+    def top_events(
+        self, contributions: NDArray[np.float64], top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The events that contribute most, and their biases [H, E].
+
+        Args:
+            contributions: of the items, all their events together, [H, m].
+            top: how many events to return, in the order of `rank_contributions`.
+        """
+        groups = self._event_groups()
+        unit = np.exp(self._biases[:, groups.columns])  # (H, P) of an event of weight 1
+        with np.errstate(invalid="ignore"):
+            share = np.nan_to_num(unit / self.weights[:, groups.places])
+        each = (share * contributions[:, groups.places]).sum(0)
+        # The foremost events are in the groups whose heaviest event is foremost.
+        chosen = rank_contributions(each * groups.max_weights)[:top]
+        marked = np.zeros(len(each) + 1, np.bool_)
+        marked[chosen] = True
+        events = np.flatnonzero(marked[groups.group])
+        added = each[groups.group[events]] * self.history.weights[events]
+        events = events[rank_contributions(added)[:top]]
+        log_weights = np.log(self.history.weights[events].astype(np.float64))
+        bias = self._biases[:, self._columns(events, self._at)] + log_weights
+        return events, bias.astype(np.float32)
+
+    def _event_groups(self) -> _EventGroups:
+        """The events in groups, kept as long as no age has changed."""
+        if self._groups is None:
+            places = self._event_places(slice(0, self.count))
+            columns = self._biases.shape[1]
+            ids = places.astype(np.int64) * columns
+            ids += self._columns(np.arange(self.count), self._at)
+            placed = places >= 0
+            groups, of = np.unique(ids[placed], return_inverse=True)
+            max_weights = np.zeros(len(groups), np.float32)
+            np.maximum.at(max_weights, of, self.history.weights[: self.count][placed])
+            group = np.full(self.count, len(groups), np.int32)
+            group[placed] = of
+            self._groups = _EventGroups(group, groups // columns, groups % columns, max_weights)
+        return self._groups
+
+    def _event_places(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
+        """The place of each event's item; -1 for events that cannot be attended."""
+        rows = self.history.rows[events]
+        places = self._places.take(rows, mode="clip")
+        hidden = (rows < 0) | (rows >= len(self._places))
+        if self.history.types is not None:
+            hidden |= self.history.types[events] == MASKED
+        places[hidden] = -1
+        return places
+
+    def _columns(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
+        """The column of the biases for each of some events, by age and type."""
+        buckets = age_bucket(torch.from_numpy(at - self.history.timestamps[events])).numpy()
+        if self.history.types is None:
+            types = np.full(len(events), UNKNOWN)
+        else:
+            types = self.history.types[events].astype(np.int64)
+        count = self._biases.shape[1] // AGE_BUCKETS - 1
+        types = np.where((types >= 0) & (types < count), types, count)
+        columns: NDArray[np.int64] = types * AGE_BUCKETS + buckets
+        return columns
+
+    def _add(
+        self, events: NDArray[np.int64], columns: NDArray[np.int64], sign: float
+    ) -> NDArray[np.int64]:
+        """Add the weights of events to their items, or subtract them; the items' places."""
+        places = self._places[self.history.rows[events]]
+        signed = self.history.weights[events].astype(np.float64) * sign
+        self._groups = None
+        touched = np.zeros(len(self), np.bool_)
+        touched[places] = True
+        for head, factors in enumerate(np.exp(self._biases)):
+            own, more = self.weights[head], factors[columns] * signed
+            if len(events) > len(own) // 4:
+                np.add(own, np.bincount(places, more, minlength=len(own)), out=own)
+            else:
+                np.add.at(own, places, more)
+            own[touched] = own[touched].clip(0)  # rounding may leave less than nothing
+        return np.flatnonzero(touched)
+
+
+def log(weights: NDArray[np.float64]) -> Tensor:
+    """Log of weights, -inf for 0, as float32."""
+    with np.errstate(divide="ignore"):
+        return torch.from_numpy(np.log(weights)).float()
+
+
+@torch.inference_mode()
+def _bias_table(snapshot: Snapshot) -> NDArray[np.float64]:
+    """The bias of each age bucket and type, [H, (types + 1) · AGE_BUCKETS], type-major."""
+    ages = torch.cat([torch.zeros(1, dtype=torch.int64), torch.from_numpy(_EDGES)])
+    types = torch.tensor([*range(snapshot.model.config.n_event_types), UNKNOWN])
+    biases = snapshot.model.memory_bias(
+        torch.full((1, 1), _DISTANT),
+        ages.expand(len(types), -1),
+        torch.zeros(1, 1),
+        types[:, None].expand(-1, len(ages)),
+    )
+    return biases.flatten(1).double().numpy()
