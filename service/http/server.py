@@ -131,15 +131,20 @@ async def _serve(
         await server.serve(sockets)
         return
     engine.announce_with(partial(peers.ask, "follow", _FOLLOW))
+    engine.live.refresh_peers_with(partial(peers.ask, "refresh", settings.deadline / 2))
 
     async def follow() -> bytes:
         await engine.follow()
         return engine.model_version.encode()
 
+    async def refresh() -> bytes:
+        await engine.live.catch_up()
+        return b"refreshed"
+
     async def measured() -> bytes:
         return orjson.dumps(await health.measured(app))
 
-    answering = await peers.listen({"follow": follow, "metrics": measured})
+    answering = await peers.listen({"follow": follow, "refresh": refresh, "metrics": measured})
     try:
         await server.serve(sockets)
     finally:

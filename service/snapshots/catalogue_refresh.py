@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from models.catalogue.catalogue import Catalogue
@@ -23,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _READ_BATCH = 20_000  # items that are read at once at the start
 _REFRESH_BATCH = 2_000  # items that one refresh takes over, about
+_TRACKED_WRITES = 256  # of all processes, at once
 _PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
 
 T = TypeVar("T")
@@ -50,6 +53,7 @@ class CatalogueRefresh:
         indexes: are scheduled after each refresh.
         version: of the catalogue that is served.
         write_wait: seconds after which a write is acknowledged although its refresh takes longer.
+        unacknowledged: what the processes that serve this catalogue are writing.
     """
 
     def __init__(
@@ -61,8 +65,11 @@ class CatalogueRefresh:
         *,
         version: int,
         write_wait: float,
+        unacknowledged: UnacknowledgedWrites,
     ) -> None:
         self.version = version
+        # Has other processes serve what is stored; a write is acknowledged after that.
+        self.refresh_peers: Callable[[], Awaitable[object]] | None = None
         self._store = store
         self._served = served
         self._updates = updates
@@ -75,7 +82,7 @@ class CatalogueRefresh:
         self._refreshing: asyncio.Task[None] | None = None
         self._encoding: asyncio.Task[None] | None = None
         self._waiters = VersionWaiters()
-        self._unacknowledged = UnacknowledgedWrites()
+        self.unacknowledged = unacknowledged
 
     async def read(self, catalogue: Catalogue, executor: Executor) -> Catalogue:
         """Return an empty catalogue filled with all that is stored, read batch by batch."""
@@ -96,7 +103,11 @@ class CatalogueRefresh:
         """Return when every acknowledged change is served. Raises what a refresh raised."""
         stored = await self._store.catalogue_version()
         if stored > self.version:
-            await self._reach(self._unacknowledged.acknowledged_at(stored))
+            await self._reach(self.unacknowledged.acknowledged_at(stored))
+
+    async def catch_up(self) -> None:
+        """Return when everything that is stored by now is served, acknowledged or not."""
+        await self._reach(await self._store.catalogue_version())
 
     async def follow(self) -> None:
         """Begin to take over the changes of other processes, where there are any."""
@@ -111,14 +122,17 @@ class CatalogueRefresh:
             unhurried: wait however long the refresh takes.
         """
         limit = asyncio.get_running_loop().time() + self._write_wait
-        with self._unacknowledged.track() as on_change:
+        with self.unacknowledged.track() as on_change:
             try:
                 result = await write(on_change=on_change)
                 with suppress(Exception):  # the write is durable, whatever becomes of its refresh
                     # Includes what others wrote meanwhile, for the same item may be among it.
                     stored = await self._store.catalogue_version()
+                    peers = self.refresh_peers
                     async with asyncio.timeout_at(None if unhurried else limit):
-                        await self._reach(stored)
+                        await asyncio.gather(
+                            self._reach(stored), *([] if peers is None else [peers()])
+                        )
                     if self._encoding is not None:
                         async with asyncio.timeout_at(limit):
                             await asyncio.wait([self._encoding])
@@ -183,37 +197,46 @@ class UnacknowledgedWrites:
 
     A version is entered by the store's writer before its transaction is committed, so that no
     reader sees a version that is missing here, and is removed when the write is acknowledged.
-    Every write of the catalogue by this process must be tracked.
+    Processes that are forked share the table, and with it what each of them is writing.
     """
 
     def __init__(self) -> None:
-        self._previous: dict[int, int] = {}  # version -> the catalogue version before it
+        # Rows of (the version before, version); version 0 is a free row.
+        memory = mmap.mmap(-1, _TRACKED_WRITES * 2 * 8)
+        self._table = np.frombuffer(memory, np.int64).reshape(_TRACKED_WRITES, 2)
+        self._rows: dict[int, int] = {}  # version -> its row; of this process
 
     @contextmanager
     def track(self) -> Iterator[OnCatalogueChange]:
         """Track the changes of one write, whose acknowledgement is the end of the block.
 
         Yields:
-            A callback for the store, to be called on any thread.
+            A callback for the store, to be called on any thread while no other process writes.
         """
         versions: list[int] = []
 
         def on_change(previous: int, version: int) -> None:
             # Writes of one transaction share its version: the first knows the one before.
-            if previous < version:
-                self._previous.setdefault(version, previous)
-                versions.append(version)
+            if previous < version and version not in self._rows:
+                table = self._table
+                table[table[:, 1] == version] = 0  # left by a process that was killed
+                free = np.flatnonzero(table[:, 1] == 0)
+                if len(free):  # else requests wait for the write, as for one of another program
+                    table[free[0]] = previous, version
+                    self._rows[version] = int(free[0])
+                    versions.append(version)
 
         try:
             yield on_change
         finally:
             for version in versions:
-                self._previous.pop(version, None)
+                self._table[self._rows.pop(version)] = 0
 
     def acknowledged_at(self, version: int) -> int:
         """Return the latest version, up to this one, that a client may have been told of."""
-        while (previous := self._previous.get(version)) is not None:
-            version = previous
+        previous = {own: before for before, own in self._table.tolist() if own}
+        while (before := previous.get(version)) is not None:
+            version = before
         return version
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from models.data.vocabulary import Vocabulary
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError
 from service.domain.records import Item
-from service.snapshots.catalogue_refresh import CatalogueRefresh
+from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
 from service.snapshots.model_loading import load_snapshot
@@ -40,6 +40,7 @@ class PreloadedSnapshot:
     counts: NDArray[np.int64]
     catalogue_version: int
     token: PointerToken | None
+    unacknowledged: UnacknowledgedWrites
 
 
 class LiveSnapshot:
@@ -95,6 +96,9 @@ class LiveSnapshot:
             self._indexes,
             version=0 if preloaded is None else preloaded.catalogue_version,
             write_wait=write_wait,
+            unacknowledged=UnacknowledgedWrites()
+            if preloaded is None
+            else preloaded.unacknowledged,
         )
 
     @property
@@ -141,6 +145,7 @@ class LiveSnapshot:
             self._served.counts,
             self._catalogue.version,
             self._token,
+            self._catalogue.unacknowledged,
         )
 
     async def wait_for_indexing(self) -> None:
@@ -218,6 +223,18 @@ class LiveSnapshot:
                     error.detail,
                 )
             self._token = token
+
+    def refresh_peers_with(self, refresh: Callable[[], Awaitable[object]]) -> None:
+        """Have other processes `catch_up` before a write is acknowledged.
+
+        Args:
+            refresh: has them do so, and returns when they did or were given up.
+        """
+        self._catalogue.refresh_peers = refresh
+
+    async def catch_up(self) -> None:
+        """Return when the snapshot has all that is stored, acknowledged or not."""
+        await self._catalogue.catch_up()
 
     async def follow_store(self) -> None:
         """Begin to serve what other processes changed in the catalogue. Call it often."""

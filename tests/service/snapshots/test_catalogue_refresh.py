@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -258,6 +259,33 @@ def test_only_unacknowledged_writes_may_be_missing() -> None:
         assert writes.acknowledged_at(6) == 6
         assert writes.acknowledged_at(4) == 3
     assert writes.acknowledged_at(4) == 4
+
+
+def test_forked_processes_know_what_each_other_writes() -> None:
+    """What a killed process left is forgotten when another one writes that version."""
+    writes = UnacknowledgedWrites()
+    pid = os.fork()
+    if not pid:
+        with writes.track() as on_change:
+            on_change(3, 4)
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert writes.acknowledged_at(4) == 3
+    with writes.track() as on_change:
+        on_change(3, 4)
+        assert writes.acknowledged_at(4) == 3
+    assert writes.acknowledged_at(4) == 4
+
+
+def test_writes_beyond_those_that_are_tracked_are_waited_for() -> None:
+    """However many there are at once, none is taken for acknowledged before it is."""
+    writes = UnacknowledgedWrites()
+    with writes.track() as on_change:
+        for version in range(1, 1_001):
+            on_change(version - 1, version)
+        assert writes.acknowledged_at(1_000) == 1_000
+        assert writes.acknowledged_at(100) == 0
+    assert writes.acknowledged_at(100) == 100
 
 
 async def test_tasks_wait_for_their_own_version() -> None:
