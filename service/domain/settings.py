@@ -147,7 +147,7 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description="Seconds that a request may take once its body has arrived; then the answer is "
-        "503. Activating a model may take longer.",
+        "503. Activating a model and writing items may take longer.",
     )
     body_timeout: float = Field(
         15.0,

@@ -94,7 +94,6 @@ def compose(
         executor,
         preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
-        write_wait=settings.deadline / 2,
     )
     memories = MemoryProvider(
         store,

@@ -259,15 +259,15 @@ class Admission:
 
 
 def is_unhurried(scope: Scope) -> bool:
-    """True for `POST /v1/models/{version}/activate`, which takes as long as its model is large.
+    """True for requests whose work goes on without them, so that a deadline would say 503 of it.
 
-    Every byte of the model is read, and it answers once, before it serves. That goes on when its
-    request is given up, so that a deadline would say 503 of what then succeeds.
+    `POST /v1/models/{version}/activate` reads every byte of a model, and answers before it serves.
+    Writes of items answer once the items are served: a bulk import waits, so that searches do not.
     """
     parts = scope["path"].removeprefix(scope["root_path"]).split("/")
-    return (
-        scope["method"] == "POST"
-        and len(parts) == 5
-        and parts[:3] == ["", "v1", "models"]
-        and parts[4] == "activate"
-    )
+    match scope["method"], parts:
+        case "POST", ["", "v1", "models", _, "activate"]:
+            return True
+        case ("POST", ["", "v1", "items"]) | ("DELETE", ["", "v1", "items", _]):
+            return True
+    return False

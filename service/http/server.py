@@ -30,6 +30,7 @@ from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
 
+_REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
 _GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
 
@@ -131,7 +132,7 @@ async def _serve(
         await server.serve(sockets)
         return
     engine.announce_with(partial(peers.ask, "follow", _FOLLOW))
-    engine.live.refresh_peers_with(partial(peers.ask, "refresh", settings.deadline / 2))
+    engine.live.refresh_peers_with(partial(peers.ask, "refresh", _REFRESH))
 
     async def follow() -> bytes:
         await engine.follow()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import mmap
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 _READ_BATCH = 20_000  # items that are read at once at the start
 _REFRESH_BATCH = 2_000  # items that one refresh takes over, about
+_SERVING_WAIT = 10.0  # seconds after which a write is acknowledged although it is not served
+_ENCODING_WAIT = 0.5  # and although a slow encoder has not yet read its texts
 _TRACKED_WRITES = 256  # of all processes, at once
 _PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
 
@@ -52,7 +54,6 @@ class CatalogueRefresh:
         updates: applies changes to the catalogue.
         indexes: are scheduled after each refresh.
         version: of the catalogue that is served.
-        write_wait: seconds after which a write is acknowledged although its refresh takes longer.
         unacknowledged: what the processes that serve this catalogue are writing.
     """
 
@@ -64,17 +65,15 @@ class CatalogueRefresh:
         indexes: IndexRefresh,
         *,
         version: int,
-        write_wait: float,
         unacknowledged: UnacknowledgedWrites,
     ) -> None:
         self.version = version
         # Has other processes serve what is stored; a write is acknowledged after that.
-        self.refresh_peers: Callable[[], Awaitable[object]] | None = None
+        self.refresh_peers: Callable[[], Coroutine[None, None, object]] | None = None
         self._store = store
         self._served = served
         self._updates = updates
         self._indexes = indexes
-        self._write_wait = write_wait
         # Not the threads of requests, which would queue behind a refresh.
         self._thread = ThreadPoolExecutor(
             1, "heed-catalogue", initializer=torch.set_num_threads, initargs=(1,)
@@ -114,31 +113,30 @@ class CatalogueRefresh:
         if await self._store.catalogue_version() > self.version:
             self._begin()
 
-    async def write(self, write: CatalogueWrite[T], *, unhurried: bool = False) -> T:
-        """Return the result of a write once it is served, or after `write_wait`.
+    async def write(self, write: CatalogueWrite[T]) -> T:
+        """Return the result of a write of the catalogue once it is served, by peers too.
 
-        Args:
-            write: of the store's catalogue.
-            unhurried: wait however long the refresh takes.
+        So it is a bulk import that waits for refreshes, and not the requests that come after it.
+        It is acknowledged unserved after `_SERVING_WAIT`.
         """
-        limit = asyncio.get_running_loop().time() + self._write_wait
         with self.unacknowledged.track() as on_change:
             try:
                 result = await write(on_change=on_change)
                 with suppress(Exception):  # the write is durable, whatever becomes of its refresh
-                    # Includes what others wrote meanwhile, for the same item may be among it.
-                    stored = await self._store.catalogue_version()
-                    peers = self.refresh_peers
-                    async with asyncio.timeout_at(None if unhurried else limit):
-                        await asyncio.gather(
-                            self._reach(stored), *([] if peers is None else [peers()])
-                        )
-                    if self._encoding is not None:
-                        async with asyncio.timeout_at(limit):
-                            await asyncio.wait([self._encoding])
+                    await self._serve()
             finally:
                 self._begin()  # also for a write whose request was given up
         return result
+
+    async def _serve(self) -> None:
+        # Of all that is stored, for a write that changed nothing may repeat another one's.
+        waits: list[Coroutine[None, None, object]] = [self.catch_up()]
+        if self.refresh_peers is not None:
+            waits.append(self.refresh_peers())
+        async with asyncio.timeout(_SERVING_WAIT):
+            await asyncio.gather(*waits)
+        if self._encoding is not None:
+            await asyncio.wait([self._encoding], timeout=_ENCODING_WAIT)
 
     def close(self) -> None:
         """Abandon the refresh in progress."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,6 @@ class LiveSnapshot:
         index_from: number of rows from which on an index is built.
         preloaded: state to start from, in a forked process.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.
-        write_wait: seconds after which a write is acknowledged although its refresh takes longer.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class LiveSnapshot:
         index_from: int = INDEX_FROM,
         preloaded: PreloadedSnapshot | None = None,
         indexing_lock: Path | None = None,
-        write_wait: float = 0.5,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -95,7 +93,6 @@ class LiveSnapshot:
             CatalogueUpdates(embeddings),
             self._indexes,
             version=0 if preloaded is None else preloaded.catalogue_version,
-            write_wait=write_wait,
             unacknowledged=UnacknowledgedWrites()
             if preloaded is None
             else preloaded.unacknowledged,
@@ -165,18 +162,9 @@ class LiveSnapshot:
         await self._catalogue.wait()
         return self.snapshot
 
-    async def put_items(self, items: Sequence[Item], *, unhurried: bool = False) -> int:
-        """`Store.put_items`, acknowledged once the snapshot has the items.
-
-        Where that takes longer than `write_wait`, the items are acknowledged as they are durable,
-        and the refresh goes on beside requests.
-
-        Args:
-            items: as for the store.
-            unhurried: wait for the refresh however long it takes; for requests without a deadline.
-        """
-        put = partial(self._store.put_items, items)
-        return await self._catalogue.write(put, unhurried=unhurried)
+    async def put_items(self, items: Sequence[Item]) -> int:
+        """`Store.put_items`, acknowledged once the items are served; see `CatalogueRefresh`."""
+        return await self._catalogue.write(partial(self._store.put_items, items))
 
     async def delete_item(self, item_id: str) -> bool:
         """`Store.delete_item`, acknowledged as `put_items` is."""
@@ -224,7 +212,7 @@ class LiveSnapshot:
                 )
             self._token = token
 
-    def refresh_peers_with(self, refresh: Callable[[], Awaitable[object]]) -> None:
+    def refresh_peers_with(self, refresh: Callable[[], Coroutine[None, None, object]]) -> None:
         """Have other processes `catch_up` before a write is acknowledged.
 
         Args:

@@ -77,7 +77,7 @@ class FakeEngine:
         if self.gate is not None:
             await self.gate.wait()
 
-    async def put_items(self, items: Sequence[Item], *, unhurried: bool = False) -> int:
+    async def put_items(self, items: Sequence[Item]) -> int:
         await self._work(items)
         for index, item in enumerate(items):
             if item.title == "refused by the engine":

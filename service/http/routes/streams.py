@@ -96,12 +96,12 @@ class _Import:
             return
         try:
             items = [item for _, item in batch]
-            self.stored += await self.live.put_items(items, unhurried=True)
+            self.stored += await self.live.put_items(items)
         except Invalid:
             # A batch is all or nothing; a stream is line by line, so find the one to blame.
             for number, item in batch:
                 try:
-                    self.stored += await self.live.put_items([item], unhurried=True)
+                    self.stored += await self.live.put_items([item])
                 except Invalid as error:
                     self.fail(number, str(error))
 

@@ -195,6 +195,11 @@ def test_an_activation_takes_a_place() -> None:
     [
         ("POST", "/v1/models/v1/activate", True),
         ("POST", "/behind/v1/models/v1/activate", True),
+        ("POST", "/v1/items", True),
+        ("DELETE", "/v1/items/a", True),
+        ("GET", "/v1/items/a", False),
+        ("POST", "/v1/items/a", False),
+        ("POST", "/v1/events", False),
         ("GET", "/v1/models/v1/activate", False),
         ("POST", "/v1/models/train", False),
         ("POST", "/v1/models/v1/activate/", False),

@@ -88,10 +88,10 @@ def test_a_full_store_ends_the_stream_and_says_how_far_it_came(client: Client) -
     """The problem carries the number of items stored before it."""
     put_items = client.engine.put_items
 
-    async def fill(items: Any, **options: Any) -> int:
+    async def fill(items: Any) -> int:
         if client.engine.batches:
             raise StoreFull("no room")
-        return await put_items(items, **options)
+        return await put_items(items)
 
     client.engine.put_items = fill  # type: ignore[method-assign]
     answer = post(client, b"".join(b'{"item_id": "i%d"}\n' % n for n in range(700)))

@@ -63,10 +63,10 @@ def encoder() -> Encoder:
 
 @pytest.fixture
 async def live(store: SQLiteStore, encoder: Encoder, tmp_path: Path) -> AsyncIterator[LiveSnapshot]:
-    """Writes are acknowledged after a tenth of a second, whether they are served or not."""
+    """An empty catalogue, served without any model."""
     with ThreadPoolExecutor(2) as pool:
         registry = Registry(tmp_path / MODELS_FOLDER)
-        opened = LiveSnapshot(store, registry, EmbeddingCache(encoder), pool, write_wait=0.1)
+        opened = LiveSnapshot(store, registry, EmbeddingCache(encoder), pool)
         await opened.open()
         yield opened
         encoder.free.set()
@@ -113,7 +113,7 @@ async def test_a_question_does_not_wait_for_a_write_in_progress(
     """What nobody was told of may be missing; with its acknowledgement it is there."""
     before = await live.current()
     encoder.free.clear()
-    writing = asyncio.create_task(live.put_items(batch("new"), unhurried=True))
+    writing = asyncio.create_task(live.put_items(batch("new")))
     await until_changed(store)
     assert await live.current() is before
     assert not writing.done()
@@ -128,7 +128,7 @@ async def test_a_question_waits_for_a_write_of_another_process(
 ) -> None:
     """It may have been acknowledged there, though a write of this process is in progress too."""
     encoder.free.clear()
-    writing = asyncio.create_task(live.put_items(batch("mine"), unhurried=True))
+    writing = asyncio.create_task(live.put_items(batch("mine")))
     await until_changed(store)
     await store.put_items([Item("theirs", title="of another process")])
     waiting = asyncio.create_task(live.current())
@@ -164,7 +164,7 @@ async def test_an_acknowledged_write_is_served_without_a_question(
     live: LiveSnapshot, store: SQLiteStore
 ) -> None:
     """Items that were put are in the snapshot, and deleted ones are not, when that is answered."""
-    await live.put_items(batch("new"), unhurried=True)
+    await live.put_items(batch("new"))
     catalogue = live.snapshot.catalogue
     assert catalogue.visible[catalogue.row("new0")]
     assert await live.delete_item("new0")
@@ -186,7 +186,7 @@ async def test_writes_at_once_share_refreshes(live: LiveSnapshot) -> None:
     """Each is served when it is acknowledged."""
 
     async def put(name: str) -> int:
-        await live.put_items(batch(name, 5), unhurried=True)
+        await live.put_items(batch(name, 5))
         return live.snapshot.catalogue.row(f"{name}4")
 
     rows = await asyncio.gather(*(put(f"writer{n}-") for n in range(20)))
@@ -224,7 +224,7 @@ async def test_texts_of_a_slow_encoder_are_encoded_beside_questions(
     await live.put_items([Item("rocket1", title="submarine")])
     await live.delete_item("rocket2")
     encoder.free.set()
-    await live.put_items([Item("last", title="a title that is waited for")], unhurried=True)
+    await live.put_items([Item("last", title="a title that is waited for")])
     row = live.snapshot.catalogue.row("last")
     await until(lambda: bool(live.snapshot.catalogue.has_content[row]))
     catalogue = live.snapshot.catalogue
@@ -239,7 +239,7 @@ async def test_a_few_texts_are_encoded_before_a_write_is_acknowledged(
 ) -> None:
     """However slow the encoder is: an item that is put alone has its vector at once."""
     encoder.quick = False
-    await live.put_items([Item("one", title="guitar")], unhurried=True)
+    await live.put_items([Item("one", title="guitar")])
     assert live.snapshot.catalogue.has_content[live.snapshot.catalogue.row("one")]
 
 
