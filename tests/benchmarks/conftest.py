@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from service.domain.settings import PREFIX, Settings
 from service.http.app import create_app
-from service.http.uvicorn_config import configure
 from tests.benchmarks.catalogue import large_recommending
 from tests.benchmarks.harness import conditions
 from tests.benchmarks.harness.processes import Server
 from tests.benchmarks.http import floor, latency
+from tests.support.threaded_server import serving_app
 
 
 def _app(arguments: Sequence[str], environment: Mapping[str, str]) -> Any:
@@ -38,18 +34,8 @@ def serving_on_a_thread(
     arguments: Sequence[str], *, environment: Mapping[str, str], **_: Any
 ) -> Iterator[Server]:
     """Stand in for `serving`: a process of its own imports torch first, which takes seconds."""
-    settings = Settings(port=0, drain_timeout=1)
-    server = uvicorn.Server(configure(_app(arguments, environment), settings))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield Server(os.getpid(), int(server.servers[0].sockets[0].getsockname()[1]))
-    finally:
-        server.should_exit = True
-        thread.join()
+    with serving_app(_app(arguments, environment)) as port:
+        yield Server(os.getpid(), port)
 
 
 @pytest.fixture(scope="session", autouse=True)

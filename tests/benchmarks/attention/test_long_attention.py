@@ -95,7 +95,7 @@ def test_the_command_measures_drawn_keys(tmp_path: Path) -> None:
     out = tmp_path / "attention.json"
     result = CliRunner().invoke(
         app,
-        ["attention", "--random", "--most", "1000", "--rounds", "1", "--json", str(out)],
+        ["attention", "--random", "--quick", "--most", "1000", "--rounds", "1", "--json", str(out)],
     )
     assert result.exit_code == 0, result.output
     assert {case["events"] for case in json.loads(out.read_text())} == {100, 1_000}
