@@ -135,12 +135,12 @@ def bench_search(
         ]
     if len(source) < _FEW:
         raise Invalid("", f"{data} has {len(source)} items with a title; import a catalogue first")
-    with progress_bars.stage_bars(out) as told:
+    with progress_bars.stage_bars(out) as progress:
         found = large_search.measure(
             source,
             items,
             open_encoder(encoder),
-            told=lambda what, done, whole: told(what, done, whole, None),
+            progress=lambda what, done, whole: progress(what, done, whole, None),
         )
     out.print(large_search.shown(found))
     _write(json_file, found.as_dict())

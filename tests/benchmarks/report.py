@@ -1,4 +1,4 @@
-"""What was measured, as tables for a person."""
+"""Tables of `make bench`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.console import Console
 from models.catalogue.snapshot import INDEX_FROM
 from models.history.attention_options import AttentionOptions
 from models.ranking.recommend import CANDIDATES, EXACT_WORK
-from tests.benchmarks.attention.histories import EVENTS, Grown
+from tests.benchmarks.attention.histories import EVENTS, AppendResult
 from tests.benchmarks.attention.kernels import Kernels
 from tests.benchmarks.catalogue import candidates
-from tests.benchmarks.catalogue.candidates import Catalogues, Found
+from tests.benchmarks.catalogue.candidates import CandidateResults, Catalogues
 from tests.benchmarks.harness.tables import median, part, rate, ratio, seconds, table
 from tests.benchmarks.http import ingest
-from tests.benchmarks.http.ingest import Ingested
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.http.ingest import IngestResults
+from tests.benchmarks.workload.data import BenchmarkData
 
 
-def machine(console: Console, found: Mapping[str, Any], ground: Ground) -> None:
+def machine(console: Console, found: Mapping[str, Any], ground: BenchmarkData) -> None:
     """The machine and the data."""
     rows = [
         ("processor", f"{found['processor']}, {found['cores']} cores"),
@@ -102,7 +102,7 @@ def kernels(console: Console, found: Kernels) -> None:
     )
 
 
-def catalogues(console: Console, found: Found) -> None:
+def catalogues(console: Console, found: CandidateResults) -> None:
     """Candidates, then what scoring everything costs."""
     top = candidates.TOP
     table(
@@ -160,7 +160,7 @@ def _whose(found: Catalogues) -> str:
     return f" (this data{times})" if found.own else ""
 
 
-def histories(console: Console, found: Iterable[Grown]) -> None:
+def histories(console: Console, found: Iterable[AppendResult]) -> None:
     """One event more, against encoding everything again."""
     table(
         console,
@@ -181,7 +181,7 @@ def histories(console: Console, found: Iterable[Grown]) -> None:
     )
 
 
-def ingestion(console: Console, found: Ingested) -> None:
+def ingestion(console: Console, found: IngestResults) -> None:
     """Durable events a second."""
     by_core, shared = ingest.rate(found.processor), found.processor_ratio
     rows = [

@@ -21,16 +21,16 @@ from tests.benchmarks import report
 from tests.benchmarks.attention import histories, kernels
 from tests.benchmarks.catalogue import candidates, large_recommending
 from tests.benchmarks.harness import machine
-from tests.benchmarks.harness.conditions import environment, one_thread, served, stoppable
+from tests.benchmarks.harness.conditions import environment, exit_on_sigterm, one_thread, serve_data
 from tests.benchmarks.harness.processes import Cores, Server
 from tests.benchmarks.harness.tables import stage
-from tests.benchmarks.harness.timing import Told
+from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.http import ingest, latency, latency_report
 from tests.benchmarks.http import workers as several
-from tests.benchmarks.workload.ground import Ground, prepared
+from tests.benchmarks.workload.data import BenchmarkData, prepare_data
 from tests.benchmarks.workload.in_process import jobs
+from tests.benchmarks.workload.loaded import LoadedData, load_data
 from tests.benchmarks.workload.questions import LIMIT, TARGETS, questions
-from tests.benchmarks.workload.subjects import Subjects, subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,18 @@ def run(
     cores = Cores.choose()
     found: dict[str, Any] = {"quick": effort is QUICK}
     sizes = {"items": effort.items, "users": effort.users}
-    with stoppable(), one_thread(), prepared(data, **sizes) as ground:
-        found["machine"] = machine.described(ground.data, cores)
+    with exit_on_sigterm(), one_thread(), prepare_data(data, **sizes) as ground:
+        found["machine"] = machine.describe_machine(ground.data, cores)
         found["data"] = ground.as_dict()
         report.machine(console, found["machine"], ground)
 
-        with stage(console, "attention") as told:
-            operator = kernels.measure(effort.memories, effort.kernel_rounds, told=told)
+        with stage(console, "attention") as progress:
+            operator = kernels.measure(effort.memories, effort.kernel_rounds, progress=progress)
         found["kernels"] = operator.as_dict()
         report.kernels(console, operator)
 
-        own = subjects(ground)
-        with stage(console, "candidates") as told:
+        own = load_data(ground)
+        with stage(console, "candidates") as progress:
             ranking = candidates.measure(
                 effort.catalogues,
                 effort.candidate_rounds,
@@ -104,13 +104,13 @@ def run(
                 users=effort.judges,
                 own=(own.snapshot, [each.memory for each in own.users]),
                 enlarge=data is not None,
-                told=told,
+                progress=progress,
             )
         found["candidates"] = ranking.as_dict()
         report.catalogues(console, ranking)
 
-        with stage(console, "histories") as told:
-            grown = histories.measure(effort.kernel_rounds, told=told)
+        with stage(console, "histories") as progress:
+            grown = histories.measure(effort.kernel_rounds, progress=progress)
         found["histories"] = [each.as_dict() for each in grown]
         report.histories(console, grown)
 
@@ -127,12 +127,12 @@ def run_service(
     """
     effort, cores = effort or (QUICK if quick else FULL), Cores.choose()
     sizes = {"items": effort.items, "users": effort.users}
-    with stoppable(), one_thread(), prepared(data, **sizes) as ground:
-        found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
+    with exit_on_sigterm(), one_thread(), prepare_data(data, **sizes) as ground:
+        found = {"machine": machine.describe_machine(ground.data, cores), "data": ground.as_dict()}
         report.machine(console, found["machine"], ground)
-        with served(ground, cores) as heed:
+        with serve_data(ground, cores) as heed:
             found["http"] = _questions(
-                console, ground, subjects(ground), heed, cores, effort, working=ground.data
+                console, ground, load_data(ground), heed, cores, effort, working=ground.data
             )
     return found
 
@@ -155,23 +155,28 @@ def run_recommending(
     """
     effort, cores = QUICK if quick else FULL, Cores.choose()
     sizes = {"items": effort.items, "users": effort.users}
-    with stoppable(), one_thread(), prepared(data, **sizes) as ground, ExitStack() as stages:
+    with (
+        exit_on_sigterm(),
+        one_thread(),
+        prepare_data(data, **sizes) as ground,
+        ExitStack() as stages,
+    ):
 
-        def told(name: str) -> Told:
+        def start_stage(name: str) -> ProgressCallback:
             stages.close()  # one bar at a time
             return stages.enter_context(stage(console, name))
 
-        found = {"machine": machine.described(ground.data, cores), "data": ground.as_dict()}
+        found = {"machine": machine.describe_machine(ground.data, cores), "data": ground.as_dict()}
         report.machine(console, found["machine"], ground)
         large = large_recommending.measure(
             ground,
-            subjects(ground),
+            load_data(ground),
             items,
             cores,
             environment(),
             rounds=effort.http_rounds,
             requests=effort.requests,
-            told=told,
+            stage=start_stage,
         )
     console.print(large_recommending.shown(large))
     return found | large.as_dict()
@@ -194,19 +199,19 @@ def run_workers(
         NotFound: when there is nothing to measure in `data`.
         Unavailable: when a server does not start, or does not answer.
     """
-    with stoppable(), one_thread(), prepared(data, items=items) as ground:
+    with exit_on_sigterm(), one_thread(), prepare_data(data, items=items) as ground:
         found = {
-            "machine": machine.described(ground.data, Cores.choose()),
+            "machine": machine.describe_machine(ground.data, Cores.choose()),
             "data": ground.as_dict(),
         }
-        with stage(console, "questions") as told:
+        with stage(console, "questions") as progress:
             shared = several.measure(
                 ground,
                 workers,
                 rounds=rounds,
                 requests=requests,
                 environment=environment(),
-                told=told,
+                progress=progress,
             )
     for table in several.shown(shared):
         console.print(table)
@@ -214,20 +219,20 @@ def run_workers(
 
 
 def _over_http(
-    console: Console, ground: Ground, own: Subjects, cores: Cores, effort: Effort
+    console: Console, ground: BenchmarkData, own: LoadedData, cores: Cores, effort: Effort
 ) -> dict[str, Any]:
     """What needs a server."""
     memory = {}
-    with served(ground, cores) as heed:
+    with serve_data(ground, cores) as heed:
         memory["started"] = heed.memory()
-        with stage(console, "ingestion") as told:
+        with stage(console, "ingestion") as progress:
             ingested = ingest.measure(
                 ground,
                 heed,
                 cores,
                 rounds=effort.ingest_rounds,
                 batches_a_round=effort.batches,
-                told=told,
+                progress=progress,
             )
         memory["after ingestion"] = heed.memory()
         report.ingestion(console, ingested)
@@ -246,8 +251,8 @@ def _over_http(
 
 def _questions(
     console: Console,
-    ground: Ground,
-    own: Subjects,
+    ground: BenchmarkData,
+    own: LoadedData,
     heed: Server,
     cores: Cores,
     effort: Effort,
@@ -256,7 +261,7 @@ def _questions(
 ) -> dict[str, Any]:
     """What is asked of a server, beside the floor and the job alone."""
     asked = questions(ground)
-    with stage(console, "questions") as told:
+    with stage(console, "questions") as progress:
         cases = latency.measure(
             asked,
             jobs(ground, own, asked),
@@ -264,7 +269,7 @@ def _questions(
             cores,
             rounds=effort.http_rounds,
             requests=effort.requests,
-            told=told,
+            progress=progress,
             working=working,
             environment=environment(),
         )
@@ -277,7 +282,7 @@ def _questions(
     }
 
 
-def _stored(ground: Ground) -> int:
+def _stored(ground: BenchmarkData) -> int:
     """The events in the store, counted one by one."""
     store = SQLiteStore(ground.data / STORE_FILE)
     try:

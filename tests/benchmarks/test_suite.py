@@ -1,4 +1,4 @@
-"""`make bench`: its figures are of the right things, its servers stop, and data stays as it was."""
+"""`make bench`: figures of the right quantities, servers that stop, data that stays as it was."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from tests.benchmarks.harness.timing import Spread, alternate, ratios, spread
 from tests.benchmarks.http import ingest, latency
 from tests.benchmarks.http.floor import floor_app
 from tests.benchmarks.http.latency import Case
-from tests.benchmarks.workload.ground import Ground, prepared, random_model
+from tests.benchmarks.workload.data import BenchmarkData, prepare_data, random_model
 from tests.benchmarks.workload.in_process import jobs
+from tests.benchmarks.workload.loaded import load_data
 from tests.benchmarks.workload.questions import TARGETS, questions
-from tests.benchmarks.workload.subjects import subjects
 from tests.support import reference
 
 TINY = suite.Effort(
@@ -237,7 +237,7 @@ def test_a_random_model_is_the_same_again_and_leaves_the_generator_alone() -> No
 
 def test_requests_and_rows_are_the_same_events() -> None:
     """What is sent and what SQLite writes agree event by event, and no id comes twice."""
-    ground = Ground(Path(), "", 3, 0, 0, ("a", "b", "c"), (), (), (), None)
+    ground = BenchmarkData(Path(), "", 3, 0, 0, ("a", "b", "c"), (), (), (), None)
     made = ingest.batches(ground, 3)
     users: dict[int, str] = {}
     seen: set[str] = set()
@@ -265,7 +265,7 @@ def test_a_store_in_use_is_copied_as_of_one_moment(tmp_path: Path) -> None:
     """What was acknowledged and still lies in the log is in the copy; the file is not touched."""
 
     def copied() -> None:
-        with prepared(tmp_path) as ground:
+        with prepare_data(tmp_path) as ground:
             assert (ground.items, ground.users, ground.events) == (1, 2, 3)
             assert ground.item_ids == ("a",)
             assert ground.askers == (("ada", 2),)
@@ -293,7 +293,7 @@ def test_nothing_to_measure_is_said(tmp_path: Path, fill: bool) -> None:
     """A directory without a store, or with an empty one, is refused by its name."""
     if fill:
         asyncio.run(SQLiteStore(tmp_path / STORE_FILE).close())
-    with pytest.raises(NotFound, match=str(tmp_path)), prepared(tmp_path):
+    with pytest.raises(NotFound, match=str(tmp_path)), prepare_data(tmp_path):
         pass
 
 
@@ -386,18 +386,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run on a copy of a small data set, and what was seen around it."""
     data = tmp_path_factory.mktemp("data")
     folders: list[Path] = []
-    with prepared(None, items=TINY.items, users=TINY.users) as ground:
+    with prepare_data(None, items=TINY.items, users=TINY.users) as ground:
         for name in (STORE_FILE, MODELS_FOLDER):
             os.rename(ground.data / name, data / name)
     before = files(data)
     patch = pytest.MonkeyPatch()
-    described = machine.described
+    described = machine.describe_machine
 
     def seen(folder: Path, cores: Cores) -> dict[str, Any]:
         folders.append(folder)
         return described(folder, cores)
 
-    patch.setattr(machine, "described", seen)
+    patch.setattr(machine, "describe_machine", seen)
     shown = io.StringIO()
     try:
         report = suite.run(Console(file=shown, width=200), data=data, effort=TINY)
@@ -479,7 +479,7 @@ def test_questions_are_about_items_that_exist() -> None:
     """Targets are distinct items of the catalogue, and the same questions come again."""
     ids = tuple(f"i{n}" for n in random.Random(0).sample(range(1000), 300))
     titles = ("The river of stone and glass", "Winter")
-    ground = Ground(Path(), "", 300, 1, 5, ids, titles, (("ada", 5),), (), None)
+    ground = BenchmarkData(Path(), "", 300, 1, 5, ids, titles, (("ada", 5),), (), None)
     asked = questions(ground)
     assert asked == questions(ground)
     assert [question.name for question in asked] == ["score-5", "recommend-5", "search"]
@@ -515,8 +515,8 @@ def test_the_floor_at_work_does_one_job_for_each_request() -> None:
     done: list[str] = []
     works = {"ours": [partial(done.append, name) for name in "ab"]}
     answer = {"items": [], "model_version": "v", "retrieval": "exact", "degraded": False}
-    told = {name: {"ask": "score", "answer": answer} for name in ("ours", "other")}
-    client = TestClient(floor_app(told, works))
+    answers = {name: {"ask": "score", "answer": answer} for name in ("ours", "other")}
+    client = TestClient(floor_app(answers, works))
     for name in ("ours", "other", "ours", "ours"):
         found = client.post(f"/typed/{name}", json={"item_ids": ["x"]})
         assert (found.status_code, found.json()) == (200, answer)
@@ -542,9 +542,9 @@ def test_the_floor_is_served_by_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_the_job_alone_is_what_is_answered() -> None:
     """The same items in the same order as over HTTP, for every kind of question."""
-    with prepared(None, items=300, users=4) as ground:
+    with prepare_data(None, items=300, users=4) as ground:
         asked = questions(ground)
-        own = subjects(ground)
+        own = load_data(ground)
         works, ids = jobs(ground, own, asked), own.snapshot.catalogue.vocabulary
 
         async def answers() -> dict[str, list[str]]:
@@ -555,7 +555,7 @@ def test_the_job_alone_is_what_is_answered() -> None:
                     found[each.name] = [item["item_id"] for item in answer.json()["items"]]
             return found
 
-        with conditions.served(ground, Cores(None, None)) as server:
+        with conditions.serve_data(ground, Cores(None, None)) as server:
             said = asyncio.run(answers())
         assert {each.ask for each in asked} == {"score", "recommend", "search"}
         for each in asked:

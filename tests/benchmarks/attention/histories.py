@@ -1,4 +1,4 @@
-"""What a new event costs, beside encoding the whole history again."""
+"""The cost of a new event, beside encoding the whole history again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import EncodedHistory, encode
 from models.recommender.artifact import TrainedModel
 from models.training.presets import PRESET_NAMES, choose_preset
-from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
-from tests.benchmarks.workload.ground import random_model
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
+from tests.benchmarks.workload.data import random_model
 
 _ITEMS = 1_000
 _CONTENT = 256
@@ -24,7 +24,7 @@ EVENTS = 200  # of the history, before the new one
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class AppendResult:
     """One preset's encoder over a history of `EVENTS` events that gets another."""
 
     preset: str
@@ -47,17 +47,17 @@ class Grown:
         }
 
 
-def measure(rounds: int, *, told: Told = silent) -> list[Grown]:
+def measure(rounds: int, *, progress: ProgressCallback = no_progress) -> list[AppendResult]:
     """Each preset's shape, with weights that were not trained; `rounds` of each timing."""
     found = []
     for number, name in enumerate(PRESET_NAMES):
-        told(number, len(PRESET_NAMES))
+        progress(number, len(PRESET_NAMES))
         found.append(_grown(name, rounds))
-    told(len(PRESET_NAMES), len(PRESET_NAMES))
+    progress(len(PRESET_NAMES), len(PRESET_NAMES))
     return found
 
 
-def _grown(name: str, rounds: int) -> Grown:
+def _grown(name: str, rounds: int) -> AppendResult:
     preset = choose_preset(10**6, _ITEMS, name)
     model = random_model(_ITEMS, content=_CONTENT, dim=preset.dim, blocks=preset.blocks)
     trained = TrainedModel(
@@ -86,7 +86,7 @@ def _grown(name: str, rounds: int) -> Grown:
         rounds,
     )
     through = timed.ratio("run", "again")
-    return Grown(
+    return AppendResult(
         name,
         f"{preset.dim} x {preset.blocks}",
         timed.seconds("again"),

@@ -16,7 +16,7 @@ from models.attention.attend import context_only
 from models.attention.kv_memory import KeyValueMemory
 from models.history.attention_options import DEFAULT_K
 from models.index.two_stage import attend_exact, attend_retrieved, index_heads
-from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
 
 HEADS, WIDTH = 4, 16  # as the recommender's
 _REFERENCE = "scaled_dot_product_attention"
@@ -135,12 +135,12 @@ def measure(
     *,
     targets: Sequence[int] = (1, 100),
     k: int = DEFAULT_K,
-    told: Told = silent,
+    progress: ProgressCallback = no_progress,
 ) -> Kernels:
     """Time and check every path over memories of `sizes` rows, on this thread."""
     exacts, coarses = [], []
     for number, n in enumerate(sizes):
-        told(number, len(sizes))
+        progress(number, len(sizes))
         memory, queries = drawn_memory(n, max(targets))
         indexes = {}
         for kind in _KINDS:
@@ -151,7 +151,7 @@ def measure(
             exacts.append(_exact(query, memory, rounds))
             for kind, (index, build) in indexes.items():
                 coarses.append(_coarse(query, memory, kind, index, build, min(k, n), rounds))
-    told(len(sizes), len(sizes))
+    progress(len(sizes), len(sizes))
     return Kernels(exacts, coarses)
 
 

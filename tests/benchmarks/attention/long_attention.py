@@ -26,7 +26,7 @@ from models.attention.partial_softmax import KVBlock, attend_blocks
 from models.history.attention_options import CROSSOVER, Crossover
 from models.index.ann_index import CoarseIndex
 from models.index.two_stage import index_heads
-from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
 
 TOP = 20
 _REFERENCE = "scaled_dot_product_attention"
@@ -130,7 +130,7 @@ def measure(
     crossover: Crossover = CROSSOVER,
     max_error: float = MAX_ERROR,
     top_k_up_to: int,
-    told: Told = silent,
+    progress: ProgressCallback = no_progress,
 ) -> list[Case]:
     """Measure every material with every number of targets.
 
@@ -142,14 +142,14 @@ def measure(
         crossover: from where on cells are used.
         max_error: asked for.
         top_k_up_to: events up to which a top-k is measured beside.
-        told: hears how many materials are done.
+        progress: hears how many materials are done.
     """
     found: list[Case] = []
     for number, material in enumerate(materials):
-        told(number, count)
+        progress(number, count)
         top_k = material.events <= top_k_up_to
         found += _cases(material, targets, rounds, crossover, max_error, top_k=top_k)
-    told(count, count)
+    progress(count, count)
     return found
 
 

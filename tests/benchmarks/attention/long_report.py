@@ -1,4 +1,4 @@
-"""Attention over memories of any length, for people: tables, a sentence a claim, a picture."""
+"""Tables, sentences and a picture of attention over memories of any length."""
 
 from __future__ import annotations
 

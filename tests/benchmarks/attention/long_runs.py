@@ -1,4 +1,4 @@
-"""The lengths and kinds of keys that attention is measured over."""
+"""Lengths and kinds of keys that attention is measured over."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(
     found: list[Case] = []
     for name, peaked in (("lengths", False), ("spreads", True)):
         count = sum(1 for _ in materials(peaked))
-        with stage(console, name) as told:
+        with stage(console, name) as progress:
             found += long_attention.measure(
                 materials(peaked),
                 [100] if peaked else targets,
@@ -75,7 +75,7 @@ def run(
                 count=count,
                 crossover=crossover,
                 top_k_up_to=_TOP_K_UP_TO if not peaked else most,
-                told=told,
+                progress=progress,
             )
     console.print(
         f"Cells from {crossover.one:,.0f} rows on for one target, {crossover.many:,.0f} for many: "

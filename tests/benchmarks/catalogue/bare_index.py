@@ -1,4 +1,4 @@
-"""The bare index of items: its candidates, and how many hold as much of the best as answers do."""
+"""The bare index of items: its candidates, and their recall of the exact best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import candidate_count, recommend
 from models.recommender.target_attention import candidate_query
-from tests.benchmarks.harness.timing import Told
+from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.workload.questions import LIMIT
 
 _SHARE = 4  # of the catalogue: an index asked for more of it than 1 in so many is none
@@ -50,7 +50,7 @@ def judged(
     snapshot: Snapshot,
     memories: Sequence[UserMemory],
     answers: Sequence[Sequence[str]],
-    told: Told,
+    progress: ProgressCallback,
 ) -> Recalls:
     """Look for the best of users, had every item been scored, in answers and in the index.
 
@@ -58,15 +58,15 @@ def judged(
         snapshot: with an index.
         memories: of the users.
         answers: the items that each was recommended.
-        told: how many users are done.
+        progress: called with the number of users that are done.
     """
     best, found = [], []
     for number, (memory, answer) in enumerate(zip(memories, answers, strict=True)):
-        told(number, len(memories))
+        progress(number, len(memories))
         best.append(_best(snapshot, memory))
         names = set(snapshot.catalogue.vocabulary.ids_of(best[-1].tolist()))
         found.append(len(names.intersection(answer)) / len(names))
-    told(len(memories), len(memories))
+    progress(len(memories), len(memories))
     answered = float(np.mean(found))
 
     def recall(times: int) -> float:

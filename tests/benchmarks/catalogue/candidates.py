@@ -1,4 +1,4 @@
-"""Candidates for recommendation: by index or by product, what they miss, and when to do without."""
+"""Candidates for recommendation by index and by product: time, recall, and the crossover."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.recommender.target_attention import candidate_keys, candidate_query
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
-from tests.benchmarks.harness.timing import Spread, Told, alternate, silent
-from tests.benchmarks.workload.ground import random_model
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
+from tests.benchmarks.workload.data import random_model
 
 TOP = 20
 _CONTENT = 8  # of the text vectors, which play no part here
@@ -65,7 +65,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CandidateResults:
     """All that was measured, and the constants it speaks of."""
 
     catalogues: Sequence[Catalogues]
@@ -131,8 +131,8 @@ def measure(
     users: int = 20,
     own: tuple[Snapshot, Sequence[UserMemory]] | None = None,
     enlarge: bool = False,
-    told: Told = silent,
-) -> Found:
+    progress: ProgressCallback = no_progress,
+) -> CandidateResults:
     """Catalogues of `sizes` items by a model without training.
 
     Args:
@@ -143,11 +143,11 @@ def measure(
         own: a snapshot and some memories of a data set, to be judged as well.
         enlarge: also judge by copies of its items, where it is trained: as many as make those of
             `sizes` that an index is for.
-        told: how many sizes are done.
+        progress: called with the number of sizes that are done.
     """
     catalogues, works = [], []
     for number, n in enumerate(sizes):
-        told(number, len(sizes))
+        progress(number, len(sizes))
         pair = _Pair.of(random_snapshot(n))
         memories = [random_memory(pair.bare, 200, seed) for seed in range(users)]
         catalogues.append(_catalogue(pair, memories, rounds, own=False))
@@ -162,8 +162,8 @@ def measure(
             judges = moved(memories, own[0], large)
             found = _catalogue(_Pair.of(large), judges, rounds, own=True, copies=copies)
             catalogues.append(found)
-    told(len(sizes), len(sizes))
-    return Found(catalogues, works)
+    progress(len(sizes), len(sizes))
+    return CandidateResults(catalogues, works)
 
 
 def _copies(snapshot: Snapshot, sizes: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Recommending from a large catalogue over HTTP, beside the bare index that it asks."""
+"""Recommending from a large catalogue over HTTP, beside the bare index."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.benchmarks.catalogue.bare_index import Recalls, judged, nearest, want
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
 from tests.benchmarks.harness.closed_loop import connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
-from tests.benchmarks.harness.timing import Told, silent
+from tests.benchmarks.harness.timing import ProgressCallback, no_progress
 from tests.benchmarks.http import latency
 from tests.benchmarks.http.latency import Case
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.workload.data import BenchmarkData
+from tests.benchmarks.workload.loaded import LoadedData, LoadedUser
 from tests.benchmarks.workload.questions import LIMIT, questions
-from tests.benchmarks.workload.subjects import Subject, Subjects
 
 _PATIENCE = 1_800.0  # seconds for a server that reads and indexes millions of items
 _PART = 10_000  # items and events that are stored at once
@@ -41,7 +41,7 @@ _ALIKE = "-recall"  # ends the name of a question beside an index of the answers
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RecommendingResults:
     """All that was measured."""
 
     items: int
@@ -67,16 +67,16 @@ class Found:
 
 
 def measure(
-    ground: Ground,
-    source: Subjects,
+    ground: BenchmarkData,
+    source: LoadedData,
     items: int,
     cores: Cores,
     environment: Mapping[str, str],
     *,
     rounds: int,
     requests: int,
-    told: Callable[[str], Told] = lambda _: silent,
-) -> Found:
+    stage: Callable[[str], ProgressCallback] = lambda _: no_progress,
+) -> RecommendingResults:
     """Serve copies of a data set's items until there are so many, and ask.
 
     Args:
@@ -87,7 +87,7 @@ def measure(
         environment: of the server, its HEED_* variables.
         rounds: of each question.
         requests: to each server in each round.
-        told: gives for each stage whom to tell how much is done.
+        stage: returns the progress callback of a stage, by its name.
 
     Raises:
         Invalid: when the data set has no trained model.
@@ -97,7 +97,7 @@ def measure(
     if trained is None or trained.model.config.n_items <= 1:
         raise Invalid("", "there is no trained model to recommend from a large catalogue: train")
     copies = -(-items // trained.model.config.n_items)
-    progress = told("items")
+    progress = stage("items")
     progress(0, 1)
     large = enlarged(source.snapshot, copies)
     names = [user for user, _ in ground.askers] + list(ground.others)
@@ -115,7 +115,7 @@ def measure(
         for event in _events(user, subject, memories[user], large)
     ]
     with _stored(ground, large, copies, events, progress) as data:
-        told("index")(0, 1)
+        stage("index")(0, 1)
         large = large.reindexed()
         with serving(
             ["-m", "service.cli", "serve", "--data", str(data), "--port", "0"],
@@ -126,7 +126,7 @@ def measure(
             asked = [each for each in questions(ground) if each.ask == "recommend"]
             with pinned(cores.client):
                 answers = uvloop.run(_answers(heed, list(memories), asked[0].bodies[0]))
-            recalls = judged(large, list(memories.values()), answers, told("exact answers"))
+            recalls = judged(large, list(memories.values()), answers, stage("exact answers"))
             again = [replace(each, name=f"{each.name}{_ALIKE}") for each in asked]
             works = {
                 question.name: [
@@ -143,17 +143,17 @@ def measure(
                 rounds=rounds,
                 requests=requests,
                 concurrency=_ONE,
-                told=told("questions"),
+                progress=stage("questions"),
             )
     counts = [
         times * wanted(large, memories[each.bodies[0]["user_id"]])
         for times in (1, recalls.times)
         for each in asked
     ]
-    return Found(len(large.catalogue), copies, cases, counts, recalls)
+    return RecommendingResults(len(large.catalogue), copies, cases, counts, recalls)
 
 
-def shown(found: Found) -> Table:
+def shown(found: RecommendingResults) -> Table:
     """What was found, for people."""
     recalls = found.recalls
     table = Table(
@@ -190,11 +190,11 @@ def shown(found: Found) -> Table:
 
 @contextmanager
 def _stored(
-    ground: Ground,
+    ground: BenchmarkData,
     large: Snapshot,
     copies: int,
     events: Sequence[Event],
-    told: Told,
+    progress: ProgressCallback,
 ) -> Iterator[Path]:
     """A data directory of the enlarged catalogue, its model, and these events."""
 
@@ -207,7 +207,7 @@ def _stored(
                 for at in range(0, len(listed), _PART):
                     part = listed[at : at + _PART]
                     await new.put_items([_copied(item, copy) for item in part])
-                told(copy + 1, copies)
+                progress(copy + 1, copies)
             for at in range(0, len(events), _PART):
                 await new.append(events[at : at + _PART])
         finally:
@@ -226,7 +226,9 @@ def _copied(item: Item, copy: int) -> Item:
     return replace(item, item_id=f"{copy}:{item.item_id}")
 
 
-def _events(user: str, subject: Subject, memory: UserMemory, snapshot: Snapshot) -> Iterator[Event]:
+def _events(
+    user: str, subject: LoadedUser, memory: UserMemory, snapshot: Snapshot
+) -> Iterator[Event]:
     """A user's events, on the copies that the memory has of their items."""
     sent, names = subject.events, snapshot.catalogue.vocabulary
     for event, row in enumerate(memory.history.rows.tolist()):

@@ -1,4 +1,4 @@
-"""Search over a large catalogue: built, asked beside the bare index, added to, indexed anew."""
+"""Search over a large catalogue beside the bare index: built, queried, added to, rebuilt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from models.text.bm25 import BM25Writer
 from models.text.static_encoder import TextEncoder
 from service.engine.search import match_text
 from tests.benchmarks.harness.processes import memory_of
-from tests.benchmarks.harness.timing import Spread, Told, alternate, silent, spread
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress, spread
 
 TOP = 10
 QUERY_WORDS = 4
@@ -34,7 +34,7 @@ _NOBODY = np.zeros(0, dtype=np.int64)  # popularity of no item
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResults:
     """All that was measured; seconds, bytes and shares."""
 
     items: int
@@ -94,8 +94,8 @@ def measure(
     queries: int = 60,
     judged: int = 20,
     rounds: int = 5,
-    told: Callable[[str, int, int], None] = lambda _what, _done, _whole: None,
-) -> Found:
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _whole: None,
+) -> SearchResults:
     """Build, ask, add to and index anew a catalogue of `count` items.
 
     Args:
@@ -105,37 +105,37 @@ def measure(
         queries: asked in turns with the bare index.
         judged: how many of them exact search answers too.
         rounds: in which each is asked.
-        told: called as work goes on: with what, how much is done, and of how much.
+        progress: called as work goes on: with what, how much is done, and of how much.
     """
     started = time.perf_counter()
-    made = list(_told(entries(source, count), "texts", count, told))
+    made = list(_told(entries(source, count), "texts", count, progress))
     texts = time.perf_counter() - started
     asked = queries_of(source, queries)
     started = time.perf_counter()
     catalogue = Catalogue.empty(encoder.dimension, bm25_writer=BM25Writer())
     for begin in range(0, count, _PART):
         catalogue = catalogue.updated(made[begin : begin + _PART], [], encoder.encode)
-        told("keys", min(count, begin + _PART), count)
+        progress("keys", min(count, begin + _PART), count)
     del made
     read = time.perf_counter() - started
-    told("index", 0, 1)
+    progress("index", 0, 1)
     started = time.perf_counter()
     snapshot = Snapshot.build(UNTRAINED, None, catalogue, _NOBODY)
     indexed = time.perf_counter() - started
-    told("index", 1, 1)
+    progress("index", 1, 1)
     memory = memory_of()
     found = _Asked(snapshot, encoder)
-    bare, ratio, whole = found.timed(asked, rounds, lambda done, of: told("queries", done, of))
+    bare, ratio, whole = found.timed(asked, rounds, lambda done, of: progress("queries", done, of))
     recall, keys_recall = found.recall(asked[:judged])
-    added, changed, visible, snapshot = _grown(snapshot, encoder, told)
-    again = _indexed_anew(snapshot, encoder, asked, told)
-    return Found(
+    added, changed, visible, snapshot = _grown(snapshot, encoder, progress)
+    again = _indexed_anew(snapshot, encoder, asked, progress)
+    return SearchResults(
         count, len(catalogue.keys), texts, read, indexed, memory, bare, ratio, whole, recall,
         keys_recall, added, changed, visible, *again,
     )  # fmt: skip
 
 
-def shown(found: Found) -> Table:
+def shown(found: SearchResults) -> Table:
     """What was found, for people."""
     table = Table(
         title=f"Search over {found.items:,} items, {found.keys:,} keys", show_header=False
@@ -199,7 +199,7 @@ class _Asked:
         return places
 
     def timed(
-        self, queries: Sequence[str], rounds: int, told: Told = silent
+        self, queries: Sequence[str], rounds: int, progress: ProgressCallback = no_progress
     ) -> tuple[Spread, Spread, Spread]:
         """Seconds of the bare index, times that of a whole search, and its seconds."""
         bare, ratio, whole = [], [], []
@@ -212,7 +212,7 @@ class _Asked:
             bare.append(timed.seconds("bare").median)
             whole.append(timed.seconds("whole").median)
             ratio.append(timed.ratio("whole", "bare").median)
-            told(done, len(queries))
+            progress(done, len(queries))
         return spread(bare), spread(ratio), spread(whole)
 
     def recall(self, queries: Sequence[str]) -> tuple[float, float]:
@@ -234,7 +234,10 @@ class _Asked:
 
 
 def _grown(
-    snapshot: Snapshot, encoder: TextEncoder, told: Callable[[str, int, int], None], times: int = 10
+    snapshot: Snapshot,
+    encoder: TextEncoder,
+    progress: Callable[[str, int, int], None],
+    times: int = 10,
 ) -> tuple[Spread, Spread, bool, Snapshot]:
     """Seconds until a new item is searched, and one that changed; and whether each was found."""
     added: list[float] = []
@@ -251,7 +254,7 @@ def _grown(
         (added if turn < times else changed).append(time.perf_counter() - started)
         best = _Asked(snapshot, encoder).ask(title)
         visible &= bool(best) and catalogue.vocabulary.id(best[0]) == own
-        told("changes", turn + 1, 2 * times)
+        progress("changes", turn + 1, 2 * times)
     return spread(added), spread(changed), visible, snapshot
 
 
@@ -259,7 +262,7 @@ def _indexed_anew(
     snapshot: Snapshot,
     encoder: TextEncoder,
     queries: Sequence[str],
-    told: Callable[[str, int, int], None],
+    progress: Callable[[str, int, int], None],
 ) -> tuple[float, Spread, float, int]:
     """Seconds of new indexes in the background, and of searches meanwhile: spread, worst, count."""
     took: list[float] = []
@@ -274,7 +277,7 @@ def _indexed_anew(
     for query in queries:
         requester.ask(query)
     samples: list[float] = []
-    told("index anew", 0, 1)
+    progress("index anew", 0, 1)
     thread = threading.Thread(target=index)
     thread.start()
     while thread.is_alive():
@@ -283,7 +286,7 @@ def _indexed_anew(
         requester.ask(query)
         samples.append(time.perf_counter() - started)
     thread.join()
-    told("index anew", 1, 1)
+    progress("index anew", 1, 1)
     return took[0], spread(samples), max(samples), len(samples)
 
 
@@ -310,9 +313,9 @@ def _perturbed(
 
 
 def _told(
-    made: Iterable[ItemEntry], what: str, whole: int, told: Callable[[str, int, int], None]
+    made: Iterable[ItemEntry], what: str, whole: int, progress: Callable[[str, int, int], None]
 ) -> Iterator[ItemEntry]:
     for done, each in enumerate(made, 1):
         if done % _PART == 0 or done == whole:
-            told(what, done, whole)
+            progress(what, done, whole)
         yield each

@@ -1,4 +1,4 @@
-"""What is measured of recommending from a catalogue that is just large enough for an index."""
+"""Recommending from a catalogue that is just large enough for an index."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from service.domain.errors import Invalid
 from tests.benchmarks.catalogue import large_recommending
 from tests.benchmarks.harness.conditions import environment, one_thread
 from tests.benchmarks.harness.processes import Cores
-from tests.benchmarks.harness.timing import Told, silent
-from tests.benchmarks.workload.ground import prepared
-from tests.benchmarks.workload.subjects import subjects
+from tests.benchmarks.harness.timing import ProgressCallback, no_progress
+from tests.benchmarks.workload.data import prepare_data
+from tests.benchmarks.workload.loaded import load_data
 
 ITEMS = 700
 
@@ -23,15 +23,15 @@ def test_answers_over_http_are_those_of_the_copies() -> None:
     """Every user is answered what scoring every copy finds, as far as candidates have it."""
     stages: list[str] = []
 
-    def told(name: str) -> Told:
+    def start_stage(name: str) -> ProgressCallback:
         stages.append(name)
-        return silent
+        return no_progress
 
-    with one_thread(), prepared(None, items=ITEMS, users=5) as ground:
-        source = subjects(ground)
+    with one_thread(), prepare_data(None, items=ITEMS, users=5) as ground:
+        source = load_data(ground)
         found = large_recommending.measure(
             ground, source, INDEX_FROM, Cores.choose(), environment(),
-            rounds=2, requests=4, told=told,
+            rounds=2, requests=4, stage=start_stage,
         )  # fmt: skip
     assert found.items == ITEMS * found.copies >= INDEX_FROM
     names = ["recommend-200", "recommend-1000"]
@@ -55,8 +55,8 @@ def test_answers_over_http_are_those_of_the_copies() -> None:
 
 def test_without_a_trained_model_there_is_nothing_to_copy() -> None:
     """It says what to do instead of failing midway."""
-    with prepared(None, items=300, users=3) as ground:
-        source = subjects(ground)
+    with prepare_data(None, items=300, users=3) as ground:
+        source = load_data(ground)
         bare = replace(source, snapshot=replace(source.snapshot, trained=None))
         with pytest.raises(Invalid, match="no trained model"):
             large_recommending.measure(

@@ -1,4 +1,4 @@
-"""What is measured of search over a large catalogue, on one just large enough for an index."""
+"""Search over a catalogue that is just large enough for an index."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_everything_is_measured() -> None:
         queries=4,
         judged=4,
         rounds=1,
-        told=lambda stage, _done, _whole: stages.append(stage),
+        progress=lambda stage, _done, _whole: stages.append(stage),
     )
     assert (found.items, found.keys) == (5_100, 10_200)
     assert found.visible

@@ -1,4 +1,4 @@
-"""Under which conditions is measured: one thread a kernel, a server that is not hurried, an end."""
+"""Conditions of a benchmark: one thread a kernel, a server without deadlines, an end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from service.domain.settings import Settings
 from tests.benchmarks.harness.processes import Cores, Server, serving
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.workload.data import BenchmarkData
 
 # What is measured is speed, so no request may be cut off for being slow on a busy machine.
 SETTINGS = {"HEED_DEADLINE": "60", "HEED_LOG_LEVEL": "warning"}
@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def served(ground: Ground, cores: Cores) -> Iterator[Server]:
+def serve_data(ground: BenchmarkData, cores: Cores) -> Iterator[Server]:
     """Heed over the ground, on the core of servers."""
     arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
     with serving(arguments, core=cores.server, environment=environment()) as heed:
@@ -45,7 +45,7 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end this as Ctrl-C does, so that servers and folders do not stay behind."""
 
     def stop(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What a run was made on: figures without this mean little."""
+"""Hardware, system and versions that a run was made on, without which figures mean little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.benchmarks.harness.processes import Cores
 _PACKAGES = ("torch", "faiss-cpu", "numpy", "fastapi", "pydantic", "uvicorn", "orjson", "apsw")
 
 
-def described(folder: Path, cores: Cores) -> dict[str, Any]:
+def describe_machine(folder: Path, cores: Cores) -> dict[str, Any]:
     """Hardware, system, versions, and what else keeps the machine busy.
 
     Args:
@@ -26,7 +26,7 @@ def described(folder: Path, cores: Cores) -> dict[str, Any]:
         cores: which ones server and client run on.
     """
     return {
-        **here(),
+        **describe_host(),
         "placement": str(cores),
         "threads_a_kernel": torch.get_num_threads(),
         "file_system": _file_system(folder),
@@ -34,7 +34,7 @@ def described(folder: Path, cores: Cores) -> dict[str, Any]:
     }
 
 
-def here() -> dict[str, Any]:
+def describe_host() -> dict[str, Any]:
     """What holds of any program that measures on this machine."""
     return {
         "processor": _processor(),

@@ -1,4 +1,4 @@
-"""Servers as processes of their own on one core: started, watched from outside, always stopped."""
+"""Servers as processes on one core: started, watched from outside, always stopped."""
 
 from __future__ import annotations
 

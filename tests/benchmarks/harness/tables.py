@@ -1,4 +1,4 @@
-"""How benchmarks write figures in the cells of tables."""
+"""Tables of benchmarks and the format of figures in their cells."""
 
 from __future__ import annotations
 

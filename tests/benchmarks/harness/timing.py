@@ -1,4 +1,4 @@
-"""Reference and candidate in turns: ratios from one run, as medians with their spread."""
+"""Timing of reference and candidate in turns: ratios of one run, as medians with quartiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Told = Callable[[int, int], None]  # how much is done, and of how much
+ProgressCallback = Callable[[int, int], None]  # how much is done, and of how much
 _SHORTEST = 2e-3  # seconds that one sample lasts at least: a shorter call is repeated within it
 
 
@@ -37,7 +37,7 @@ def ratios(candidate: Sequence[float], reference: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(candidate, reference, strict=True)])
 
 
-def silent(_done: int, _total: int) -> None:
+def no_progress(_done: int, _total: int) -> None:
     """A `Told` that nobody hears."""
 
 

@@ -100,7 +100,9 @@ def main(
             page.add_init_script(_WATCH)
             wire = page.context.new_cdp_session(page)
             sent: list[float] = []
-            wire.on("Network.loadingFinished", lambda told: sent.append(told["encodedDataLength"]))
+            wire.on(
+                "Network.loadingFinished", lambda event: sent.append(event["encodedDataLength"])
+            )
             wire.send("Network.enable")
             page.goto(server.url, wait_until="networkidle")
             weight = sum(sent)

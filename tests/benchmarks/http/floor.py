@@ -108,14 +108,14 @@ def _jobs(data: Path) -> Mapping[str, Sequence[Callable[[], object]]]:
     # Here, because the floor that computes nothing loads no torch.
     import torch
 
-    from tests.benchmarks.workload.ground import described
+    from tests.benchmarks.workload.data import describe_data
     from tests.benchmarks.workload.in_process import jobs
+    from tests.benchmarks.workload.loaded import load_data
     from tests.benchmarks.workload.questions import questions
-    from tests.benchmarks.workload.subjects import subjects
 
     torch.set_num_threads(1)
-    ground = described(data, str(data))
-    return jobs(ground, subjects(ground), questions(ground))
+    ground = describe_data(data, str(data))
+    return jobs(ground, load_data(ground), questions(ground))
 
 
 if __name__ == "__main__":

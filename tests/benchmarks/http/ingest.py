@@ -1,4 +1,4 @@
-"""Durable events a second over HTTP, beside what SQLite alone does with the same rows."""
+"""Durable events a second over HTTP, beside SQLite alone with the same rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from service.stores.sqlite_file import EVENTS
 from service.stores.writer import CHECKPOINT_PAGES
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned
-from tests.benchmarks.harness.timing import Spread, Told, ratios, silent, spread
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios, spread
+from tests.benchmarks.workload.data import BenchmarkData
 
 BATCH = 1_000  # events a request, and rows a transaction
 CONNECTIONS = 4  # requests under way at once: while one waits for the disk, others are read
@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestResults:
     """Seconds for each event, round by round."""
 
     events: int  # that were sent, and are stored
@@ -88,7 +88,7 @@ def rate(seconds: Sequence[float] | None) -> Spread | None:
     return None if seconds is None else spread([1 / each for each in seconds])
 
 
-def batches(ground: Ground, count: int, seed: int = 0) -> list[Batch]:
+def batches(ground: BenchmarkData, count: int, seed: int = 0) -> list[Batch]:
     """So many batches of events by new users on items of the catalogue."""
     rng = random.Random(seed)
     made = []
@@ -133,14 +133,14 @@ def batches(ground: Ground, count: int, seed: int = 0) -> list[Batch]:
 
 
 def measure(
-    ground: Ground,
+    ground: BenchmarkData,
     server: Server,
     cores: Cores,
     *,
     rounds: int,
     batches_a_round: int,
-    told: Told = silent,
-) -> Ingested:
+    progress: ProgressCallback = no_progress,
+) -> IngestResults:
     """Send batches to the server and write them with SQLite, in turns, each on the same core.
 
     Raises:
@@ -152,7 +152,7 @@ def measure(
     wall, processor, sqlite, sqlite_processor = [], [], [], []
     _send(server, cores, [warming])
     for number in range(rounds):
-        told(number, rounds)
+        progress(number, rounds)
         part = made[number * batches_a_round : (number + 1) * batches_a_round]
         events = BATCH * len(part)
         before = server.cpu_seconds()
@@ -169,8 +169,8 @@ def measure(
     with pinned(cores.server):
         sync = spread([_one_row(raw, number) for number in range(50)])
     raw.close()
-    told(rounds, rounds)
-    return Ingested(
+    progress(rounds, rounds)
+    return IngestResults(
         BATCH * (1 + len(made)),
         ground.events,
         wall,

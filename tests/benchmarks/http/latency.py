@@ -1,4 +1,4 @@
-"""Questions over HTTP, beside a bare FastAPI app that answers the same bytes, and beside the job.
+"""Requests over HTTP, beside a bare FastAPI app that answers the same bytes, and beside the job.
 
 A closed loop: each connection asks again when it was answered. What an open-loop load does to the
 tail is for `loadtest` to say.
@@ -25,7 +25,7 @@ from service.domain.errors import Unavailable
 from service.loadtest.client import encode_post
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
-from tests.benchmarks.harness.timing import Spread, Told, ratios, silent
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios
 from tests.benchmarks.workload.in_process import Job, timed
 from tests.benchmarks.workload.questions import Question
 
@@ -129,7 +129,7 @@ def measure(
     rounds: int,
     requests: int,
     concurrency: Sequence[int] = CONCURRENCY,
-    told: Told = silent,
+    progress: ProgressCallback = no_progress,
     working: Path | None = None,
     environment: Mapping[str, str] = NOTHING,
 ) -> list[Case]:
@@ -143,7 +143,7 @@ def measure(
         rounds: of each question at each concurrency.
         requests: to each server in each round, and how often the job is done.
         concurrency: connections, one number after the other.
-        told: how many rounds are done.
+        progress: called with the number of rounds that are done.
         working: the data directory of the questions, for a floor that does the job; None = without.
         environment: of that floor, its HEED_* variables.
 
@@ -166,7 +166,7 @@ def measure(
                 )
             stack.enter_context(pinned(cores.client))
             run = _Run(servers, works, cores.server, rounds, requests)
-            return uvloop.run(run.measure(asked, answers, concurrency, told))
+            return uvloop.run(run.measure(asked, answers, concurrency, progress))
 
 
 # ------------------------------------------------------------------------------ the parts
@@ -199,7 +199,7 @@ class _Run:
         asked: Sequence[Question],
         answers: Mapping[str, Mapping[str, Any]],
         concurrency: Sequence[int],
-        told: Told,
+        progress: ProgressCallback,
     ) -> list[Case]:
         cases: list[Case] = []
         total = len(asked) * len(concurrency) * self.rounds
@@ -220,10 +220,10 @@ class _Run:
                         ways,
                         count,
                         sizes,
-                        lambda done: told(len(cases) * self.rounds + done, total),
+                        lambda done: progress(len(cases) * self.rounds + done, total),
                     )
                 )
-        told(total, total)
+        progress(total, total)
         return cases
 
     def _ways(self, question: Question) -> dict[str, tuple[Server, list[bytes]]]:
@@ -243,13 +243,13 @@ class _Run:
         ways: Mapping[str, tuple[Server, list[bytes]]],
         concurrency: int,
         sizes: Mapping[str, int],
-        told: Callable[[int], None],
+        progress: Callable[[int], None],
     ) -> Case:
         loads: dict[str, list[Load]] = {name: [] for name in ways}
         used: dict[str, list[float | None]] = {name: [] for name in ways}
         alone: list[float] = []
         for done in range(self.rounds):
-            told(done)
+            progress(done)
             for name, (server, made) in ways.items():
                 sent = [made[at % len(made)] for at in range(self.requests)]
                 # New each time: the servers hang up on whoever is silent for some seconds.

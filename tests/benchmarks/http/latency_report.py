@@ -1,4 +1,4 @@
-"""Questions over HTTP beside the floors and the job, as tables for a person."""
+"""Tables of requests over HTTP beside the floors and the job."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from tests.benchmarks.harness.closed_loop import Load
 from tests.benchmarks.harness.processes import pinned
 from tests.benchmarks.http import workers as several
 from tests.benchmarks.http.workers import Case, Round, Setup, setups
-from tests.benchmarks.workload.ground import prepared
+from tests.benchmarks.workload.data import prepare_data
 
 
 def test_a_small_run_measures_everything() -> None:
     """Each setup answers each question in each round, by as many processes as it should have."""
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     # On one core there are two servers to start, on more a third.
-    with pinned(min(os.sched_getaffinity(0))), prepared(None, items=300, users=4) as ground:
+    with pinned(min(os.sched_getaffinity(0))), prepare_data(None, items=300, users=4) as ground:
         names = [str(way) for way in setups(2)[0]]
         found = several.measure(
             ground,
@@ -27,7 +27,7 @@ def test_a_small_run_measures_everything() -> None:
             rounds=1,
             requests=16,
             environment={"HEED_DEADLINE": "60", "HEED_LOG_LEVEL": "warning"},
-            told=lambda done, whole: told.append((done, whole)),
+            progress=lambda done, whole: calls.append((done, whole)),
         )
     assert [case.question for case in found.cases] == ["score-200", "recommend-200", "search"]
     for case in found.cases:
@@ -37,7 +37,7 @@ def test_a_small_run_measures_everything() -> None:
             assert (len(only.load.answers), only.load.failed) == (16, 0)
             assert only.served > 0
             assert only.client > 0
-    assert told[-1] == (3, 3)
+    assert calls[-1] == (3, 3)
     assert {name: len(held) for name, held in found.memory.items()} == {
         name: 3 if name.startswith("2 workers") else 1 for name in names
     }

@@ -1,4 +1,4 @@
-"""What a second worker is worth: requests a second and memory, of one process and of several.
+"""Requests a second and memory of one worker and of several.
 
 A closed loop of 16 connections, the servers asked in turns. The client needs a processor too: where
 there is none beside those of the servers, it takes from theirs, and so the processor time of each
@@ -22,8 +22,8 @@ from service.domain.errors import Unavailable
 from service.loadtest.client import encode_post
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.processes import Server, busy_seconds, pinned, serving
-from tests.benchmarks.harness.timing import Spread, Told, ratios, silent, spread
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios, spread
+from tests.benchmarks.workload.data import BenchmarkData
 from tests.benchmarks.workload.questions import questions
 
 CONNECTIONS = 16
@@ -130,7 +130,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class WorkerResults:
     """What several workers gave and held."""
 
     client: frozenset[int]  # the cores that it could use
@@ -164,14 +164,14 @@ def setups(workers: int) -> tuple[list[Setup], frozenset[int]]:
 
 
 def measure(
-    ground: Ground,
+    ground: BenchmarkData,
     workers: int,
     *,
     rounds: int,
     requests: int,
     environment: Mapping[str, str],
-    told: Told = silent,
-) -> Shared:
+    progress: ProgressCallback = no_progress,
+) -> WorkerResults:
     """Serve with one worker and with several, and ask in turns.
 
     Args:
@@ -180,7 +180,7 @@ def measure(
         rounds: of each question.
         requests: to each server in each round.
         environment: of the servers, their HEED_* variables.
-        told: how many rounds are done.
+        progress: called with the number of rounds that are done.
 
     Raises:
         Unavailable: when a server does not start or does not answer.
@@ -199,12 +199,16 @@ def measure(
             for way in ways
         }
         stack.enter_context(pinned(client))
-        cases = uvloop.run(_measure(ground, servers, rounds, requests, told))
-        return Shared(client, cases, {name: each.shares() for name, each in servers.items()})
+        cases = uvloop.run(_measure(ground, servers, rounds, requests, progress))
+        return WorkerResults(client, cases, {name: each.shares() for name, each in servers.items()})
 
 
 async def _measure(
-    ground: Ground, servers: Mapping[str, Server], rounds: int, requests: int, told: Told
+    ground: BenchmarkData,
+    servers: Mapping[str, Server],
+    rounds: int,
+    requests: int,
+    progress: ProgressCallback,
 ) -> list[Case]:
     shortest = min(events for _, events in ground.askers)
     asked = {
@@ -217,7 +221,7 @@ async def _measure(
         sent = [encode_post(f"/v1/{path}", bodies[at % len(bodies)]) for at in range(requests)]
         found: dict[str, list[Round]] = {name: [] for name in servers}
         for turn in range(-1, rounds):  # the first warms up
-            told(len(cases) * rounds + max(0, turn), len(asked) * rounds)
+            progress(len(cases) * rounds + max(0, turn), len(asked) * rounds)
             names = list(servers)
             first = turn % len(names)
             for name in names[first:] + names[:first]:
@@ -229,7 +233,7 @@ async def _measure(
                 if turn >= 0:
                     found[name].append(done)
         cases.append(Case(question, found))
-    told(len(asked) * rounds, len(asked) * rounds)
+    progress(len(asked) * rounds, len(asked) * rounds)
     return cases
 
 
@@ -249,7 +253,7 @@ async def _round(server: Server, sent: Sequence[bytes]) -> Round:
     return Round(load, served, client, others)
 
 
-def shown(found: Shared) -> list[Table]:
+def shown(found: WorkerResults) -> list[Table]:
     """What was found, for people."""
     speed = Table(title=f"Requests a second, {CONNECTIONS} connections in a closed loop")
     for heading in (

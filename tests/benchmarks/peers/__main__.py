@@ -20,7 +20,8 @@ from tests.benchmarks.harness import conditions, machine
 from tests.benchmarks.harness.processes import Cores, pinned
 from tests.benchmarks.harness.tables import stage
 from tests.benchmarks.harness.timing import ratios, spread
-from tests.benchmarks.peers import everyone, ground, questions, recommending, report, searching
+from tests.benchmarks.peers import data as peer_data
+from tests.benchmarks.peers import everyone, questions, recommending, report, searching
 from tests.benchmarks.peers.effort import GOAL
 from tests.benchmarks.peers.environments import Pythons, versions
 from tests.benchmarks.peers.turns import HEED, measure
@@ -87,7 +88,7 @@ def recommend(
     pythons = Pythons(peers, rectools)
     versions(pythons)  # before anything takes long
     err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-    where = ground.prepared(dataset, data, preset, epochs, out)
+    where = peer_data.prepare_data(dataset, data, preset, epochs, out)
     test = where.task.test
     asking = test.users[:: max(1, len(test) // users)][:users].tolist()
     judged = range(0, len(test), 4 if quick else 1)
@@ -98,13 +99,13 @@ def recommend(
             apart = questions.same_model(found, where)
             good = {}
             for peer in found:
-                with stage(out, f"judging {peer.name}") as told:
-                    good[peer.name] = questions.judged(peer, where, judged, told)
-            with stage(out, "asking in turns") as told:
-                cases = measure(found, (1, 16), rounds=rounds, requests=requests, told=told)
+                with stage(out, f"judging {peer.name}") as progress:
+                    good[peer.name] = questions.judged(peer, where, judged, progress)
+            with stage(out, "asking in turns") as progress:
+                cases = measure(found, (1, 16), rounds=rounds, requests=requests, progress=progress)
         at_once = [peer for peer in found if peer.name in (questions.SASREC, questions.ALS)]
-        with stage(out, "lists of all users") as told:
-            rates = everyone.measure(where, at_once, cores, min(rounds, 5), told)
+        with stage(out, "lists of all users") as progress:
+            rates = everyone.measure(where, at_once, cores, min(rounds, 5), progress)
     stated = {peer.name: peer.settings for peer in found}
     report.settings(out, f"{dataset}: who is asked ({cores})", stated)
     report.quality(out, "How good the lists are", good)
@@ -175,14 +176,14 @@ def search(
     out, _, cores = _started(unpinned)
     version = versions(Pythons(peers, rectools))
     with ExitStack() as stack:
-        with stage(out, "storing items") as told:
-            where = searching.catalogue(data, items, queries, told)
+        with stage(out, "storing items") as progress:
+            where = searching.catalogue(data, items, queries, progress)
             searched = stack.enter_context(where)
         size = f"{searched.items:,} items, {len(searched.keys):,} keys of {searched.keys.shape[1]}"
         indexes = searching.in_process(
             searched, peers, cores, goal=goal, rounds=rounds, console=out
         )
-        with pinned(cores.client), stage(out, "asking in turns") as told:
+        with pinned(cores.client), stage(out, "asking in turns") as progress:
             served = searching.over_http(
                 searched,
                 Pythons(peers, rectools),
@@ -192,7 +193,7 @@ def search(
                 rounds=rounds,
                 requests=requests,
                 console=out,
-                told=told,
+                progress=progress,
             )
     edge = f"qdrant-edge-py {version['qdrant-edge-py']}"
     report.indexes(out, f"In one process, {edge}: {size}", indexes)
@@ -237,14 +238,14 @@ def _started(unpinned: bool) -> tuple[Console, Console, Cores]:
 
 def _written(path: Path | None, data: Path, cores: Cores, found: Mapping[str, Any]) -> None:
     if path is not None:
-        described = {"machine": machine.described(data, cores)}
+        described = {"machine": machine.describe_machine(data, cores)}
         path.write_text(json.dumps({**found, **described}, indent=1) + "\n")
 
 
 def main(run: Callable[[], None] = app) -> None:
     """Errors of the domain and of files are said in a line."""
     try:
-        with conditions.stoppable():
+        with conditions.exit_on_sigterm():
             run()
     except (HeedError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)

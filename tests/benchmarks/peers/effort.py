@@ -1,4 +1,4 @@
-"""How hard each must look to find enough of the exact best, chosen on queries of their own."""
+"""The least search effort of each index that reaches the recall goal, on queries of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environments that peers are installed in, apart from Heed's, and what is in them."""
+"""Python environments of the peers, apart from Heed's, and the versions in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lists of all users in one go and in one process, without HTTP."""
+"""Lists of all users at once and in one process, without HTTP."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from service.domain.settings import Settings
 from service.engine.recommend_all import write_lists
 from service.loadtest.client import encode_post
 from tests.benchmarks.harness.processes import Cores, pinned
-from tests.benchmarks.harness.timing import Told, silent
-from tests.benchmarks.peers.ground import ASKED, Ground
+from tests.benchmarks.harness.timing import ProgressCallback, no_progress
+from tests.benchmarks.peers.data import ASKED, PeerData
 from tests.benchmarks.peers.questions import LIMIT
 from tests.benchmarks.peers.turns import HEED, Peer, answers
 
 
 def measure(
-    ground: Ground, peers: Sequence[Peer], cores: Cores, rounds: int, told: Told = silent
+    ground: PeerData,
+    peers: Sequence[Peer],
+    cores: Cores,
+    rounds: int,
+    progress: ProgressCallback = no_progress,
 ) -> dict[str, list[float]]:
     """Users a second, round by round, everybody on the servers' core.
 
@@ -28,12 +32,12 @@ def measure(
         peers: those that answer POST /everyone; Heed writes what `heed recommend-all` does.
         cores: of which the servers' is taken.
         rounds: in which everybody has a turn.
-        told: how many turns are done.
+        progress: called with the number of turns that are done.
     """
     rates: dict[str, list[float]] = {name: [] for name in (HEED, *(peer.name for peer in peers))}
     total = rounds * len(rates)
     for done in range(total):
-        told(done, total)
+        progress(done, total)
         number, place = divmod(done, len(rates))
         at = (number + place) % len(rates)
         if at == 0:
@@ -43,11 +47,11 @@ def measure(
             peer = peers[at - 1]
             said = answers(peer, [encode_post("/everyone", {"user": 0, "limit": LIMIT})])[0].json()
             rates[peer.name].append(said["users"] / said["seconds"])
-    told(total, total)
+    progress(total, total)
     return rates
 
 
-def _heed(ground: Ground) -> float:
+def _heed(ground: PeerData) -> float:
     with tempfile.TemporaryDirectory() as folder:
         done = asyncio.run(
             write_lists(

@@ -89,12 +89,12 @@ class Padded:
         newest = when[batch, last]
         # Padding may hold anything; the time of what precedes it keeps the ages in range.
         when = torch.where(place < sizes, when, newest[:, None])
-        told = when.clone()
-        told[batch, last] = model.clamp_request_time(asked, newest)
+        request_times = when.clone()
+        request_times[batch, last] = model.clamp_request_time(asked, newest)
         seen = model.event_inputs(
             self._tables.vectors[read], torch.zeros_like(read), torch.zeros(read.shape)
         )
-        return model.user_states(seen, when, told)[batch, last]
+        return model.user_states(seen, when, request_times)[batch, last]
 
     def _counted(self, items: Tensor, lengths: Tensor) -> Tensor:
         """What `Recommender.transitions` counts, [B, S, N], by newest events first."""

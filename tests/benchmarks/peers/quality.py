@@ -1,4 +1,4 @@
-"""How good answers are: where held-out targets stand, and what of the exact best was found.
+"""Quality of answers: ranks of held-out targets, and recall of the exact best.
 
 Runs in the environments of peers too: only numpy is imported.
 """

@@ -1,4 +1,4 @@
-"""What each is asked in its own words, and how good what it answers is."""
+"""Requests to each peer in its own format, and the quality of its answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from models.evaluation.metrics import hits, ndcg_gains, standard_error
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
 from service.loadtest.client import Response, encode_post
-from tests.benchmarks.harness.timing import Told, silent
-from tests.benchmarks.peers.ground import ASKED, USER, Ground
+from tests.benchmarks.harness.timing import ProgressCallback, no_progress
+from tests.benchmarks.peers.data import ASKED, USER, PeerData
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.turns import HEED, Peer, answers
 
@@ -37,7 +37,9 @@ class Quality:
     cases: int
 
 
-def judged(peer: Peer, ground: Ground, cases: Sequence[int], told: Told = silent) -> Quality:
+def judged(
+    peer: Peer, ground: PeerData, cases: Sequence[int], progress: ProgressCallback = no_progress
+) -> Quality:
     """By the lists that a peer answers over HTTP to these test cases, each user's whole history.
 
     Raises:
@@ -45,7 +47,7 @@ def judged(peer: Peer, ground: Ground, cases: Sequence[int], told: Told = silent
     """
     test = ground.task.test
     asks = [question(peer.name, ground, int(test.users[case]), None) for case in cases]
-    lists = [rows_of(peer.name, ground, answer) for answer in answers(peer, asks, told)]
+    lists = [rows_of(peer.name, ground, answer) for answer in answers(peer, asks, progress)]
     for case, items in zip(cases, lists, strict=True):
         if np.isin(items, ground.history(int(test.users[case]))[0]).any():
             raise Unavailable(f"{peer.name} recommended to a user what they had")
@@ -55,7 +57,7 @@ def judged(peer: Peer, ground: Ground, cases: Sequence[int], told: Told = silent
     return Quality(float(hit.mean()), float(gain.mean()), errors, len(found))
 
 
-def question(name: str, ground: Ground, user: int, targets: NDArray[np.int64] | None) -> bytes:
+def question(name: str, ground: PeerData, user: int, targets: NDArray[np.int64] | None) -> bytes:
     """A request in the words of a peer: score targets, or recommend."""
     if name in (HEED, BARE):
         body: dict[str, Any] = {"user_id": USER(user), "at": to_rfc3339(ASKED)}
@@ -74,16 +76,16 @@ def question(name: str, ground: Ground, user: int, targets: NDArray[np.int64] | 
     return encode_post("/predict", history | asked | wanted)
 
 
-def rows_of(name: str, ground: Ground, answer: Response) -> list[int]:
+def rows_of(name: str, ground: PeerData, answer: Response) -> list[int]:
     """The item rows that a peer answered, best first."""
-    told = answer.json()["items"]
+    items = answer.json()["items"]
     if name not in (HEED, BARE):
-        return [int(row) for row in told]
+        return [int(row) for row in items]
     places = {item_id: row for row, item_id in enumerate(ground.item_ids)}
-    return [places[item["item_id"]] for item in told]
+    return [places[item["item_id"]] for item in items]
 
 
-def same_model(peers: Sequence[Peer], ground: Ground) -> float:
+def same_model(peers: Sequence[Peer], ground: PeerData) -> float:
     """By how much LitServe's scores of targets differ from Heed's at most: it is the same model.
 
     Raises:

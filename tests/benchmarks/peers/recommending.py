@@ -1,4 +1,4 @@
-"""Scoring and recommending: who is compared, in which environment, with which settings."""
+"""Servers that score and recommend: their environments and settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from tests.benchmarks.harness import conditions
 from tests.benchmarks.harness.processes import Cores, Server, serving
+from tests.benchmarks.peers.data import PeerData
 from tests.benchmarks.peers.environments import Pythons, ran, versions
-from tests.benchmarks.peers.ground import Ground
 from tests.benchmarks.peers.questions import (
     ALONE,
     ALS,
@@ -42,7 +42,7 @@ _PATIENCE = 600.0  # seconds for a server that fits before it listens
 
 @contextmanager
 def running(
-    ground: Ground,
+    ground: PeerData,
     pythons: Pythons,
     cores: Cores,
     users: Sequence[int],
@@ -81,7 +81,7 @@ def running(
         )
     own = Settings.read()
     texts = {"HEED_ENCODER": own.encoder, "HEED_EMBEDDING_DIM": str(own.embedding_dim)}
-    bare = {f"HEED_{cache}_CACHE_BYTES": "0" for cache in ("HISTORY", "ENCODING", "MEMORY")}
+    bare = {"HEED_HISTORY_CACHE_BYTES": "0"}
     models = str(ground.data / MODELS_FOLDER)
     lit = [json.dumps({"models": models, "arrays": arrays, "batch": n}) for n in (1, _BATCH)]
     with ExitStack() as stack:
@@ -116,7 +116,7 @@ def running(
         yield _peers(ground, heed(HEED), heed(BARE, **bare), theirs, users, versions(pythons))
 
 
-def sasrec_options(ground: Ground) -> dict[str, Any]:
+def sasrec_options(ground: PeerData) -> dict[str, Any]:
     """As wide, deep and long as Heed's model, over the whole softmax; the rest its defaults."""
     shape = ground.preset.model_config(len(ground.item_ids), 1)
     return {
@@ -132,7 +132,7 @@ def sasrec_options(ground: Ground) -> dict[str, Any]:
 
 
 def _peers(
-    ground: Ground,
+    ground: PeerData,
     heed: Server,
     bare: Server,
     theirs: dict[str, Server],
@@ -162,19 +162,18 @@ def _peers(
         "A user is one vector, and a score one product; what came last, and when, does not count."
     )
 
-    def told(name: str) -> str:
+    def settings_of(name: str) -> str:
         settings = answers(Peer(name, theirs[name].port, {}, ""), [encode_post("/settings", {})])
         return str(settings[0].json()["settings"])
 
     return [
         asking(HEED, heed, f"heed {__version__}, {ground.preset}; histories stored, caches as set"),
-        asking(BARE, bare, "the same with HEED_{HISTORY,ENCODING,MEMORY}_CACHE_BYTES=0"),
+        asking(BARE, bare, "the same with HEED_HISTORY_CACHE_BYTES=0"),
         asking(ALONE, theirs[ALONE], f"{lit}; batches off", both),
         asking(BATCHES, theirs[BATCHES], f"{lit}; {batches}", both),
-        asking(
-            SASREC, theirs[SASREC], f"rectools {version['rectools']}: {told(SASREC)}", answers_less
-        ),
-        asking(ALS, theirs[ALS], f"implicit {version['implicit']}: {told(ALS)}",
+        asking(SASREC, theirs[SASREC], f"rectools {version['rectools']}: {settings_of(SASREC)}",
+               answers_less),
+        asking(ALS, theirs[ALS], f"implicit {version['implicit']}: {settings_of(ALS)}",
                als + " It does not see events after the fit."),
         asking(FRESH, theirs[FRESH], "the same, recalculate_user=True", als),
     ]  # fmt: skip

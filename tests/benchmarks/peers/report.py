@@ -1,4 +1,4 @@
-"""What was measured, as tables for a person and as plain values for machines."""
+"""Tables and JSON of the comparison with peers."""
 
 from __future__ import annotations
 
@@ -98,9 +98,11 @@ def indexes(console: Console, title: str, found: Mapping[str, Mapping[str, Any]]
 
 def slower(console: Console, found: Iterable[str]) -> None:
     """Where Heed is not the faster one, by how much and why."""
-    told = list(found)
-    console.print("Where Heed is slower" if told else "Heed is slower nowhere here.", style="bold")
-    for line in told:
+    slower = list(found)
+    console.print(
+        "Where Heed is slower" if slower else "Heed is slower nowhere here.", style="bold"
+    )
+    for line in slower:
         console.print(f"- {line}", soft_wrap=True, highlight=False)
 
 
@@ -117,18 +119,18 @@ def lost(
         good: how good each one's answers are, where that is the same for all questions.
     """
     own = {peer.name: peer for peer in peers}
-    told = []
+    slower = []
     for case in found:
         for name in case.latencies:
             if name.startswith(HEED) or verdict(case.times(name)) != "slower":
                 continue
             by = ratios(case.seconds[HEED], case.seconds[name])
-            told.append(
+            slower.append(
                 f"{case.kind}, {case.connections} at once: {name} is {by.median:.2f} "
                 f"({by.low:.2f}–{by.high:.2f}) times as fast{_beside(good, name)}. "
                 f"{own[name].why}".rstrip()
             )
-    return told
+    return slower
 
 
 def times(found: Spread) -> str:

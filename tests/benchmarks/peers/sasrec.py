@@ -40,8 +40,8 @@ def fit(spec: dict[str, Any]) -> None:
     best, chosen, weights = -1.0, 0, {}
     for epoch in range(every, spec["epochs"] + 1, every):
         model.fit_partial(train, min_epochs=every, max_epochs=every)
-        told = model.recommend(users, train, k=10, filter_viewed=True)
-        ndcg = float(ndcg_gains(ranks(_lists(told, users), targets)).mean())
+        lists = model.recommend(users, train, k=10, filter_viewed=True)
+        ndcg = float(ndcg_gains(ranks(_lists(lists, users), targets)).mean())
         # A line on stderr is all the progress there can be: whoever waits for it shows it.
         sys.stderr.write(f"epoch {epoch}/{spec['epochs']}: validation NDCG@10 {ndcg:.4f}\n")
         sys.stderr.flush()
@@ -64,7 +64,7 @@ def run(spec: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     arrays = np.load(spec["arrays"])
     model = load_model(spec["model"])
-    told = json.loads(Path(spec["model"]).with_suffix(".json").read_text())
+    training = json.loads(Path(spec["model"]).with_suffix(".json").read_text())
     seen = _frame(arrays, "history")
     every = Dataset.construct(seen)
     # Of a data set of all users RecTools filters every event in each request; what one user needs
@@ -89,7 +89,7 @@ def run(spec: dict[str, Any]) -> None:
         return len(users)
 
     settings = ", ".join(f"{name} {value}" for name, value in spec["options"].items())
-    chosen = f"epoch {told['epoch']} by validation (NDCG@10 {told['ndcg']:.3f})"
+    chosen = f"epoch {training['epoch']} by validation (NDCG@10 {training['ndcg']:.3f})"
     serve(Lists(answer, everyone, f"SASRec, {settings}; {chosen}; else its defaults"))
 
 
@@ -104,8 +104,8 @@ def _frame(arrays: Any, name: str) -> pd.DataFrame:
     )
 
 
-def _lists(told: pd.DataFrame, users: Sequence[int]) -> list[list[int]]:
-    found = {user: rows[Columns.Item].tolist() for user, rows in told.groupby(Columns.User)}
+def _lists(recommended: pd.DataFrame, users: Sequence[int]) -> list[list[int]]:
+    found = {user: rows[Columns.Item].tolist() for user, rows in recommended.groupby(Columns.User)}
     return [found.get(user, []) for user in users]
 
 

@@ -1,4 +1,4 @@
-"""Vector search: the catalogue that is searched, Heed's answers beside Chroma's, and in process."""
+"""Vector search: the catalogue, Heed's answers beside Chroma's, and indexes in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.catalogue.large_search import entries, queries_of
 from tests.benchmarks.harness import conditions
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
-from tests.benchmarks.harness.timing import Told
+from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.peers.effort import Chosen, least
 from tests.benchmarks.peers.environments import Pythons, ran
 from tests.benchmarks.peers.quality import Nearest, recall
@@ -62,14 +62,16 @@ class Searched:
 
 
 @contextmanager
-def catalogue(data: Path, items: int | None, count: int, told: Told) -> Iterator[Searched]:
+def catalogue(
+    data: Path, items: int | None, count: int, progress: ProgressCallback
+) -> Iterator[Searched]:
     """A copy of the catalogue in `data`, or one of so many perturbed copies of its texts.
 
     Args:
         data: a data directory with a catalogue of texts; only read.
         items: how many; None = those that there are.
         count: of queries, the first words of titles.
-        told: how many items are stored.
+        progress: called with the number of items that are stored.
 
     Raises:
         NotFound: when there is no catalogue in `data`.
@@ -87,7 +89,7 @@ def catalogue(data: Path, items: int | None, count: int, told: Told) -> Iterator
         with open_store(target) as store:
             for at in range(0, len(made), _PART):
                 asyncio.run(store.put_items(made[at : at + _PART]))
-                told(at, len(made))
+                progress(at, len(made))
         encoder = open_encoder(Settings.read().encoder)
         keys = _served(target).keys.vectors
         texts = tuple(queries_of(source, count))
@@ -118,7 +120,7 @@ def over_http(
     rounds: int,
     requests: int,
     console: Console,
-    told: Told,
+    progress: ProgressCallback,
 ) -> Served:
     """Heed's search and Chroma's server, on the same core, asked in turns.
 
@@ -158,7 +160,7 @@ def over_http(
                  "It is asked with a vector that is encoded already, and knows no words: no "
                  "BM25, no typing errors, no items that hold several keys."),
         ]  # fmt: skip
-        cases = measure(peers, (1, 16), rounds=rounds, requests=requests, told=told)
+        cases = measure(peers, (1, 16), rounds=rounds, requests=requests, progress=progress)
         recalls = {
             HEED: _of_itself(peers[0], peers[0], searched, later),
             COARSE: _of_itself(peers[0], peers[1], searched, later),
@@ -281,5 +283,5 @@ def _asked(port: int, searched: Searched, rows: Sequence[int]) -> list[bytes]:
 
 
 def _found(peer: Peer) -> list[list[int]]:
-    told = answers(peer, peer.questions["search"])
-    return [[int(row) for row in answer.json()["ids"][0]] for answer in told]
+    responses = answers(peer, peer.questions["search"])
+    return [[int(row) for row in answer.json()["ids"][0]] for answer in responses]

@@ -1,4 +1,4 @@
-"""What the FastAPI servers of peers share: questions, answers, and how they are served.
+"""Requests, responses and the server of the FastAPI apps of peers.
 
 Runs in the environments of peers: only FastAPI and uvicorn are imported.
 """

@@ -1,4 +1,4 @@
-"""The comparison with peers: who is asked when, what counts, and what is said of who is faster."""
+"""The comparison with peers: order of turns, quality, and the verdict on the faster one."""
 
 from __future__ import annotations
 
@@ -99,19 +99,19 @@ def test_all_are_asked_the_same_in_an_order_that_turns(diary: Path, ports: dict[
 
 
 def test_each_kind_and_each_concurrency_is_a_case(diary: Path, ports: dict[str, int]) -> None:
-    """Progress is told to the end, and a kind that a peer does not have it is not asked."""
+    """Progress is reported to the end, and a kind that a peer does not have it is not asked."""
     diary.write_text("")
     some = peers(ports, ("score", "recommend"))
     some[1] = Peer("one", some[1].port, {"score": some[1].questions["score"]}, "")
-    told: list[tuple[int, int]] = []
-    found = measure(some, (1, 4), rounds=1, requests=4, told=lambda *each: told.append(each))
+    calls: list[tuple[int, int]] = []
+    found = measure(some, (1, 4), rounds=1, requests=4, progress=lambda *each: calls.append(each))
     assert [(case.kind, case.connections, set(case.latencies)) for case in found] == [
         ("score", 1, {HEED, "one", "two"}),
         ("score", 4, {HEED, "one", "two"}),
         ("recommend", 1, {HEED, "two"}),
         ("recommend", 4, {HEED, "two"}),
     ]
-    assert told == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert calls == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert "one /recommend" not in diary.read_text()
 
 

@@ -1,4 +1,4 @@
-"""Everybody asked the same questions in turns, over HTTP by one client, or in one process."""
+"""Peers asked the same questions in turns, over HTTP by one client or in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import uvloop
 from service.domain.errors import Unavailable
 from service.loadtest.client import Response
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
-from tests.benchmarks.harness.timing import Spread, Told, ratios, silent
+from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios
 
 HEED = "Heed"
 
@@ -71,7 +71,7 @@ def measure(
     *,
     rounds: int,
     requests: int,
-    told: Told = silent,
+    progress: ProgressCallback = no_progress,
 ) -> list[Case]:
     """Ask all of them in every round, in an order that turns round by round.
 
@@ -82,15 +82,17 @@ def measure(
         concurrency: connections that ask at once.
         rounds: of each kind of question at each concurrency.
         requests: to each peer in each round.
-        told: how many rounds are done.
+        progress: called with the number of rounds that are done.
 
     Raises:
         Unavailable: when a question is not answered with 200.
     """
-    return uvloop.run(_measure(peers, concurrency, rounds, requests, told))
+    return uvloop.run(_measure(peers, concurrency, rounds, requests, progress))
 
 
-def answers(peer: Peer, requests: Sequence[bytes], told: Told = silent) -> list[Response]:
+def answers(
+    peer: Peer, requests: Sequence[bytes], progress: ProgressCallback = no_progress
+) -> list[Response]:
     """What a peer answers to each, in order, one at a time. Raises as `measure`."""
 
     async def ask() -> list[Response]:
@@ -99,7 +101,7 @@ def answers(peer: Peer, requests: Sequence[bytes], told: Told = silent) -> list[
             for at, request in enumerate(requests):
                 found.append(await connection.send(request))
                 _check(peer, found[-1])
-                told(at + 1, len(requests))
+                progress(at + 1, len(requests))
         return found
 
     return uvloop.run(ask())
@@ -112,7 +114,11 @@ class _Taken:
 
 
 async def _measure(
-    peers: Sequence[Peer], concurrency: Sequence[int], rounds: int, requests: int, told: Told
+    peers: Sequence[Peer],
+    concurrency: Sequence[int],
+    rounds: int,
+    requests: int,
+    progress: ProgressCallback,
 ) -> list[Case]:
     kinds = list(dict.fromkeys(kind for peer in peers for kind in peer.questions))
     total, cases = len(kinds) * len(concurrency) * rounds, list[Case]()
@@ -123,7 +129,7 @@ async def _measure(
         for connections in concurrency:
             taken = {peer.name: _Taken() for peer in asked}
             for number in range(rounds):
-                told(len(cases) * rounds + number, total)
+                progress(len(cases) * rounds + number, total)
                 turn = number % len(asked)
                 for peer in asked[turn:] + asked[:turn]:
                     own = peer.questions[kind]
@@ -140,7 +146,7 @@ async def _measure(
                     {name: each.seconds for name, each in taken.items()},
                 )
             )
-    told(total, total)
+    progress(total, total)
     return cases
 
 

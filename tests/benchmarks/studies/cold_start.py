@@ -1,4 +1,4 @@
-"""What is recommended of items that are new, and to users who are."""
+"""Cold start: quality for items that training never saw, and for users with few events."""
 
 from __future__ import annotations
 

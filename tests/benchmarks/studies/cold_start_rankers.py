@@ -1,4 +1,4 @@
-"""Cold start: what to fit on and to judge by where items are new, or users nearly so."""
+"""Cold-start splits of a task, and rankers that stand beside the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found of new items and new users, as tables and JSON."""
+"""Tables and JSON of the study of cold start."""
 
 from __future__ import annotations
 

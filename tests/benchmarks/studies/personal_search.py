@@ -1,4 +1,4 @@
-"""What the memory of whoever asks is worth to a search: where their next item stands.
+"""Personal search: ranks of users' next items, with the user's memory and without.
 
 A case is a user's next item, held out, and the query is what that item's categories are called. It
 is searched for as the service does, once for nobody and once for that user. What the user has had

@@ -1,4 +1,4 @@
-"""Cold start beside what knows nothing: texts help with new items, and few events with users."""
+"""Cold start beside references: texts help with new items, few events with users."""
 
 from __future__ import annotations
 

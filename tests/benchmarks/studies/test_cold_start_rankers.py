@@ -1,4 +1,4 @@
-"""Cold start: nothing of a hidden item is learned from, and what is shown is all that is known."""
+"""Cold-start splits: nothing of a hidden item is learned from, nothing hidden is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a memory is worth to a search: ranks worked out by hand, and the command."""
+"""Personal search: ranks worked out by hand, and the command."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.training`: how fast Heed trains, beside RecTools' SASRec of its size.
+"""Training speed beside RecTools' SASRec of the same size, for `make bench-training`.
 
 RecTools is no dependency: `make bench-training` gives it an environment of its own.
 """
@@ -170,7 +170,7 @@ def run(
         found = measure(task.train, content, wanted, rounds=rounds, seconds=seconds)
     out.print(shown(dataset, task.train, found))
     if json_file is not None:
-        described = machine.described(data, Cores(None, None))
+        described = machine.describe_machine(data, Cores(None, None))
         report = as_json(dataset, task.train, found) | {"machine": described}
         json_file.write_text(json.dumps(report, indent=1) + "\n")
 

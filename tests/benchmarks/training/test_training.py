@@ -1,4 +1,4 @@
-"""Training in turns: who trains when, what counts, and that Heed's steps are told as they are."""
+"""Training in turns: order of turns, counted steps, and steps of Heed as they were ordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training, step by step as it is told to: Heed's, or that of RecTools' SASRec.
+"""A training that makes steps on command: Heed's, or RecTools' SASRec's.
 
 Run as a process of its own, for RecTools by the interpreter of an environment that has it, so that
 nothing is imported here beyond the standard library. It reads commands on stdin, a line each: so

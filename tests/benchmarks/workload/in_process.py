@@ -1,4 +1,4 @@
-"""The same questions without HTTP, in this process: what has to be computed, and nothing else."""
+"""The job: the same questions in this process, without HTTP."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from service.domain.queries import Requester, SearchQuery
 from service.engine.search import search_items
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.workload.data import BenchmarkData
+from tests.benchmarks.workload.loaded import LoadedData, LoadedUser
 from tests.benchmarks.workload.questions import AT, Question
-from tests.benchmarks.workload.subjects import Subject, Subjects
 
 Job = Callable[[], object]
 
 
-def jobs(ground: Ground, subjects: Subjects, asked: Sequence[Question]) -> dict[str, list[Job]]:
+def jobs(
+    ground: BenchmarkData, subjects: LoadedData, asked: Sequence[Question]
+) -> dict[str, list[Job]]:
     """One job for each body of each question, by the question's name.
 
     Scores and recommendations are of a memory that is in place; a search reads its words, and finds
@@ -47,7 +49,7 @@ def timed(works: Sequence[Job], times: int) -> list[float]:
 
 
 def _job(
-    subjects: Subjects, users: Mapping[str, Subject], ask: str, body: Mapping[str, Any]
+    subjects: LoadedData, users: Mapping[str, LoadedUser], ask: str, body: Mapping[str, Any]
 ) -> Job:
     snapshot = subjects.snapshot
     offered = snapshot.catalogue.servable

@@ -1,4 +1,4 @@
-"""What is asked of servers that are measured: the same questions every time."""
+"""Questions to servers that are measured, the same in every run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.domain.timestamps import to_rfc3339
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.workload.data import BenchmarkData
 
 TARGETS = 100
 LIMIT = 20
@@ -27,7 +27,7 @@ class Question:
     bodies: Sequence[dict[str, Any]]
 
 
-def questions(ground: Ground, seed: int = 0) -> list[Question]:
+def questions(ground: BenchmarkData, seed: int = 0) -> list[Question]:
     """Score and recommend, for each of the ground's askers; search, where items have titles."""
     rng = random.Random(seed)
     count, at = min(TARGETS, len(ground.item_ids)), to_rfc3339(AT)

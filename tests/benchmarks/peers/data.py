@@ -1,4 +1,4 @@
-"""What all are measured on: MovieLens less what is held out, a model trained on it, both kept.
+"""Data of the peers: MovieLens without the held-out events, and a model trained on it.
 
 Everyone fits on the same events, chooses by the same validation events, and serves the same
 histories; what each user did last is in none of them.
@@ -45,7 +45,7 @@ ASKED = 1_893_456_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PeerData:
     """A data directory to serve, and beside it what peers read."""
 
     data: Path
@@ -65,9 +65,9 @@ class Ground:
         return seen.items, seen.timestamps
 
 
-def prepared(
+def prepare_data(
     dataset: str, data: Path, preset: str | None, epochs: int | None, console: Console
-) -> Ground:
+) -> PeerData:
     """Import and train, unless that was done here before with the same options.
 
     Args:
@@ -88,7 +88,7 @@ def prepared(
     item_ids = tuple(corpus.item_ids[row] for row in task.items)
     name = f"{dataset}-{chosen.name}-{chosen.train_config.epochs}-epochs"
     folder = data / PEERS_FOLDER / name
-    ground = Ground(folder, dataset, chosen, task, item_ids)
+    ground = PeerData(folder, dataset, chosen, task, item_ids)
     if folder.is_dir():
         return ground
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def prepared(
 class _Shown(datasets.Dataset):
     """The items of a task, and the events that may be seen."""
 
-    def __init__(self, source: datasets.Dataset, ground: Ground) -> None:
+    def __init__(self, source: datasets.Dataset, ground: PeerData) -> None:
         super().__init__(source.name, source.counts)
         self._source, self._ground = source, ground
         self.progress = source.progress
@@ -131,7 +131,7 @@ class _Shown(datasets.Dataset):
 
 def _train(
     folder: Path,
-    ground: Ground,
+    ground: PeerData,
     corpus: TrainingCorpus,
     content: NDArray[np.float32],
     encoder: str,
@@ -139,8 +139,8 @@ def _train(
 ) -> None:
     """Publish the model of `heed evaluate`."""
     task, preset = ground.task, ground.preset
-    with progress_bars.stage_bars(console) as told:
-        done = fit_model(task.train, content, task.validation, preset, 0, told)
+    with progress_bars.stage_bars(console) as progress:
+        done = fit_model(task.train, content, task.validation, preset, 0, progress)
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
     trained = TrainedModel(done.model, ground.item_ids, counts, encoder, {}, types)

@@ -1,4 +1,4 @@
-"""What is measured on: a data directory of our own, generated or copied, and what is in it."""
+"""Data directories that are measured on, generated or copied."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class BenchmarkData:
     """A data directory that may be written to, and is gone afterwards."""
 
     data: Path
@@ -68,9 +68,9 @@ class Ground:
 
 
 @contextmanager
-def prepared(
+def prepare_data(
     data: Path | None, *, items: int = 4_000, users: int = 500, seed: int = 0
-) -> Iterator[Ground]:
+) -> Iterator[BenchmarkData]:
     """A copy of the store and the models in `data`, or generated ones.
 
     Args:
@@ -90,10 +90,10 @@ def prepared(
         else:
             source = f"a copy of {data}"
             _copy(data, target)
-        yield described(target, source)
+        yield describe_data(target, source)
 
 
-def described(target: Path, source: str) -> Ground:
+def describe_data(target: Path, source: str) -> BenchmarkData:
     """What is in a data directory.
 
     Args:
@@ -104,7 +104,7 @@ def described(target: Path, source: str) -> Ground:
         NotFound: when there is nothing in its store.
     """
 
-    async def look() -> Ground:
+    async def look() -> BenchmarkData:
         store = SQLiteStore(target / STORE_FILE)
         try:
             counts = await store.counts()
@@ -120,7 +120,7 @@ def described(target: Path, source: str) -> Ground:
             if not listed or not names:
                 raise NotFound(f"there is nothing to measure in {source}: no items, or no events")
             nearest = dict.fromkeys(int(np.abs(seen - length).argmin()) for length in LENGTHS)
-            return Ground(
+            return BenchmarkData(
                 data=target,
                 source=source,
                 items=len(listed),

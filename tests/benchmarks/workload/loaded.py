@@ -1,4 +1,4 @@
-"""The snapshot and some users of a data set, in this process."""
+"""The snapshot and some users of a data directory, loaded into this process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.histories.event_columns import EventColumns
 from service.snapshots.text_embeddings import EmbeddingCache
-from tests.benchmarks.workload.ground import Ground
+from tests.benchmarks.workload.data import BenchmarkData
 from tests.benchmarks.workload.questions import AT
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LoadedUser:
     """A user, as of the time of the questions."""
 
     events: EventColumns
@@ -26,18 +26,18 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects:
+class LoadedData:
     """What the service would serve, and whom."""
 
     snapshot: Snapshot
     embeddings: EmbeddingCache
-    users: Sequence[Subject]  # the askers of the ground, then its others
+    users: Sequence[LoadedUser]  # the askers of the ground, then its others
 
 
-def subjects(ground: Ground) -> Subjects:
+def load_data(ground: BenchmarkData) -> LoadedData:
     """Load what the service would, with the memories of the askers and of other users."""
 
-    async def load() -> Subjects:
+    async def load() -> LoadedData:
         parts = compose(Settings.read({"data": ground.data}), threads=1)
         try:
             await parts.live.open()
@@ -46,8 +46,8 @@ def subjects(ground: Ground) -> Subjects:
                 requester = Requester(user_id)
                 events = await parts.memories.load(requester, AT)
                 history = parts.memories.history(snapshot, events, requester)
-                users.append(Subject(events, build_memory(snapshot, history, AT)))
-            return Subjects(snapshot, parts.embeddings, users)
+                users.append(LoadedUser(events, build_memory(snapshot, history, AT)))
+            return LoadedData(snapshot, parts.embeddings, users)
         finally:
             await parts.close()
 
