@@ -18,7 +18,7 @@ compares each with one float64 loop.
 | `target_attention.target_attention_prefixes` | All prefixes in training: e^(s+b) = e^s · e^b. |
 | `target_attention.candidate_query` | One pooled context for all targets: biases alone. |
 | `encoder.causal_attention` | Training: the gradient of a bucketed bias, which no kernel gives. |
-| `history_encoder.attend_cached` | New events of many histories over cached keys and values. |
+| `encoder_block.attend_cached` | New events of many histories over cached keys and values. |
 | `numpy_step.attend_one` | One new event: torch takes longer to start than numpy to finish. |
 | `training.chunked_cross_entropy` | Loss over all items, its gradient formed chunk by chunk. |
 

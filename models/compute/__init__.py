@@ -1,4 +1,1 @@
-"""The device, the precision and the group of processes that tensors are computed with.
-
-Settings of a run go in; devices, data types and collective operations come out.
-"""
+"""Hardware of a training run: device, precision and the data-parallel process group."""

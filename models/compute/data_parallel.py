@@ -1,4 +1,4 @@
-"""The processes that train one model together: each takes a share of every batch."""
+"""Data-parallel training: every process takes a share of each batch and averages gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, distributed
 T = TypeVar("T")
 N = TypeVar("N", bound=np.number[Any])
 
-_SMALL = 1 << 16  # entries: smaller tensors travel as one, whose cost is that of a message
+_COALESCED = 1 << 16  # elements: smaller tensors are reduced as one, since a message has a cost
 
 
 @dataclass(frozen=True, slots=True)
 class DataParallelGroup:
-    """A process group of torch's that has been set up, as one of its members sees it.
+    """An initialised torch.distributed process group, seen from one rank.
 
-    All members do the same steps; what they exchange makes their weights the same.
+    All ranks run the same steps; averaged gradients keep their weights identical.
     """
 
     rank: int = 0
@@ -29,29 +29,29 @@ class DataParallelGroup:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this is the member that says, validates and saves."""
+        """True for the rank that reports, validates and saves."""
         return self.rank == 0
 
-    def shard(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This member's rows of a batch [n, ...]: like lengths stand together, so every n-th."""
-        return spans[self.rank :: self.world_size]
+    def shard(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return this rank's rows of a batch [n, ...]: every n-th, as similar lengths adjoin."""
+        return windows[self.rank :: self.world_size]
 
-    def all_reduce_mean(self, tensors: Sequence[Tensor], worth: float) -> float:
-        """Replace each tensor by its mean over the members, each of its own worth.
+    def all_reduce_mean(self, tensors: Sequence[Tensor], weight: float) -> float:
+        """Replace each tensor by its mean over the ranks, weighted by each rank's `weight`.
 
         Returns:
-            float: the sum of the worths. Where that is 0 the tensors become 0.
+            float: the sum of the weights. If it is 0, the tensors become 0.
         """
         if self.world_size == 1:
-            return worth
-        total = torch.tensor([worth], dtype=torch.float64)
-        distributed.all_reduce(total)
-        everything = float(total)
-        share = worth / everything if everything else 0.0
-        small = [tensor for tensor in tensors if tensor.numel() < _SMALL]
+            return weight
+        reduced = torch.tensor([weight], dtype=torch.float64)
+        distributed.all_reduce(reduced)
+        total = float(reduced)
+        share = weight / total if total else 0.0
+        small = [tensor for tensor in tensors if tensor.numel() < _COALESCED]
         for tensor in tensors:
             tensor.mul_(share)
-            if tensor.numel() >= _SMALL:
+            if tensor.numel() >= _COALESCED:
                 distributed.all_reduce(tensor)
         if small:
             flat = torch.cat([tensor.reshape(-1) for tensor in small])
@@ -59,10 +59,10 @@ class DataParallelGroup:
             parts = torch.split(flat, [tensor.numel() for tensor in small])
             for tensor, part in zip(small, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
-        return everything
+        return total
 
     def all_reduce_sum(self, array: NDArray[N]) -> NDArray[N]:
-        """The sum of what the members have, the same for all."""
+        """Return the sum of an array over all ranks."""
         if self.world_size == 1:
             return array
         total = torch.from_numpy(array).cpu().clone()
@@ -71,7 +71,10 @@ class DataParallelGroup:
         return summed
 
     def broadcast(self, make: Callable[[], T]) -> T:
-        """What the leader makes, for all; where it raises, the others wait until it is gone."""
+        """Call `make` on rank zero and return its result on every rank.
+
+        If it raises, the other ranks wait until rank zero has exited.
+        """
         if self.world_size == 1:
             return make()
         box = [make() if self.is_rank_zero else None]

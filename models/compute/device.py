@@ -1,4 +1,4 @@
-"""Where training computes, and the dtype of its matrix products."""
+"""Selects the device of training and the dtype of its matrix products."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import torch
 
 
 def training_device(rank: int = 0) -> torch.device:
-    """A GPU where there is one, each member of a team its own where there are enough."""
+    """Return a GPU if there is one, spreading ranks over the GPUs, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it faster than float32, else float32.
+    """Return bfloat16 if the device multiplies it faster than float32, else float32.
 
     Sums, softmax and weights stay in float32 either way.
     """
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     # Without such instructions bfloat16 is emulated, at a fraction of float32's speed.
-    able = torch.cpu.get_capabilities()
-    fast = able.get("avx512_bf16") or able.get("amx_bf16")
+    capabilities = torch.cpu.get_capabilities()
+    fast = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     return torch.bfloat16 if fast else torch.float32

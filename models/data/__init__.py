@@ -1,4 +1,4 @@
-"""Interactions and their arrays: logs of events, vocabularies, windows and sets of rows.
+"""Event logs, id vocabularies and training windows, all as NumPy arrays.
 
 Columns of events go in; arrays for training, evaluation and scoring come out.
 """

@@ -1,4 +1,4 @@
-"""Checks on columns and counts that a caller gives; each names what it refuses."""
+"""Argument checks for counts and index columns; every error names the argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T", bound=np.integer[Any])
 
 
 def require_non_negative(name: str, value: int) -> int:
-    """The value, a count. Raises ValueError below 0."""
+    """Return a count unchanged. Raises ValueError if it is negative."""
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}")
     return value
@@ -25,9 +25,9 @@ def require_in_range(name: str, column: NDArray[Any], bound: int) -> None:
 
 
 def as_integers(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
-    """The values as 1-d whole numbers of `dtype`, refusing what would be rounded or wrapped.
+    """Convert to a 1-d integer array of `dtype` without rounding or wrap-around.
 
-    Raises ValueError for other numbers, more dimensions and what `dtype` cannot hold.
+    Raises ValueError for non-integers, other than one dimension, and values out of range.
     """
     column = np.asarray(values)
     if column.size and column.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""The event log as columns."""
+"""The event log, stored as columns sorted by user and time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from models.data.columns import as_integers, require_in_range, require_non_negative
 
-DISLIKE = "dislike"  # the name of the type of events that say what was not liked
+DISLIKE = "dislike"  # name of the event type that marks an item as not liked
 
 
 class UserEvents(NamedTuple):
@@ -23,7 +23,7 @@ class UserEvents(NamedTuple):
 
 
 class GatheredEvents(NamedTuple):
-    """The events of a batch of users laid end to end: event `events[i]` belongs to `batch[i]`."""
+    """The concatenated events of a batch of users: event `events[i]` belongs to `batch[i]`."""
 
     batch: NDArray[np.int64]  # [N] row of the batch, not of the log
     events: NDArray[np.int64]  # [N] position in the log's columns
@@ -31,13 +31,13 @@ class GatheredEvents(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interactions:
-    """Everything that happened, as columns sorted by user, then time, ties in the order given.
+    """A log of events as columns sorted by user, then time; ties keep their input order.
 
-    User u owns the events offsets[u]:offsets[u + 1]; a user without events owns an empty range.
+    User u owns the events offsets[u]:offsets[u + 1], an empty range for a user without events.
     Build one with `from_columns`; every method returns a new log over the same users and items.
 
-    Raises ValueError (naming the column) where columns disagree in length, have another dtype
-    than declared, or point outside the catalogue.
+    Raises ValueError, naming the column, for columns of unequal length, an undeclared dtype, or
+    rows outside the catalogue.
     """
 
     items: NDArray[np.int32]  # [E] item rows
@@ -46,7 +46,7 @@ class Interactions:
     types: NDArray[np.int16]  # [E]
     offsets: NDArray[np.int64]  # [U + 1]
     n_items: int
-    dislike_type: int = -1  # the type whose events say what was not liked; -1 = there is none
+    dislike_type: int = -1  # the event type of dislikes; -1 = none
 
     def __post_init__(self) -> None:
         expected = {"items": np.int32, "timestamps": np.int64, "weights": np.float32}
@@ -82,11 +82,11 @@ class Interactions:
         n_items: int,
         dislike_type: int = -1,
     ) -> Self:
-        """Sort unordered columns [E] into a log; equal (user, timestamp) keep the order given.
+        """Sort unordered columns [E] into a log; equal (user, timestamp) keep their input order.
 
         users and items are rows in [0, n_users) and [0, n_items); timestamps are microseconds.
-        Missing weights are 1, missing types 0. Raises ValueError naming the column that is not
-        1-d, not whole numbers, of another length, not finite (weights) or out of range.
+        Missing weights are 1, missing types 0. Raises ValueError, naming the column, if it is not
+        1-d, not integer, of another length, not finite (weights) or out of range.
         """
         user_column = as_integers("users", users, np.int64)
         item_column = as_integers("items", items, np.int32)
@@ -132,12 +132,12 @@ class Interactions:
 
     @property
     def n_users(self) -> int:
-        """The number of users, those without events included."""
+        """The number of users, including those without events."""
         return len(self.offsets) - 1
 
     @property
     def n_types(self) -> int:
-        """The number of types of events, at least 1."""
+        """The number of event types, at least 1."""
         return int(max(self.types.max(initial=0), self.dislike_type)) + 1
 
     @property
@@ -152,21 +152,21 @@ class Interactions:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """[E] the place of each event in its user's history, 0 = oldest."""
+        """[E] the position of each event in its user's history, 0 = oldest."""
         return np.arange(len(self)) - np.repeat(self.offsets[:-1], self.lengths)
 
     @property
     def disliked(self) -> NDArray[np.bool_]:
-        """[E] whether an event says what was not liked."""
+        """[E] True for dislikes."""
         disliked: NDArray[np.bool_] = (self.types == self.dislike_type) & (self.dislike_type >= 0)
         return disliked
 
     def liked(self) -> Interactions:
-        """The log less what was not liked."""
+        """The log without dislikes."""
         return self.where(~self.disliked)
 
     def item_counts(self) -> NDArray[np.int64]:
-        """[n_items] the number of events on each item."""
+        """[n_items] the number of events of each item."""
         return np.bincount(self.items, minlength=self.n_items)
 
     def user(self, u: int) -> UserEvents:
@@ -179,7 +179,9 @@ class Interactions:
         )
 
     def gather(self, users: ArrayLike, *, last: int | None = None) -> GatheredEvents:
-        """The events of `users` [B] (repeats allowed), oldest first; at most the `last` of each.
+        """Concatenate the events of `users` [B] (repeats allowed), the `last` newest of each.
+
+        Events of one user are oldest first.
 
         Raises IndexError for a user outside [0, n_users).
         """
@@ -195,7 +197,7 @@ class Interactions:
         return GatheredEvents(batch, np.repeat(ends - lengths, lengths) + within)
 
     def where(self, keep: NDArray[np.bool_]) -> Interactions:
-        """The log of the events whose `keep` [E] is True. Users and items keep their rows."""
+        """Select the events whose `keep` [E] is True. Users and items keep their rows."""
         if keep.shape != (len(self),) or keep.dtype != np.bool_:
             raise ValueError(f"keep must be bool [{len(self)}], got {keep.dtype} {keep.shape}")
         kept = np.concatenate(([0], np.cumsum(keep)))
@@ -210,19 +212,10 @@ class Interactions:
         )
 
     def head(self, lengths: NDArray[np.int64]) -> Interactions:
-        """The log of each user's `lengths[u]` oldest events (all, where there are fewer)."""
+        """Select each user's `lengths[u]` oldest events, or all if there are fewer."""
         if lengths.shape != (self.n_users,):
             raise ValueError(f"lengths must be [{self.n_users}], got {list(lengths.shape)}")
         return self.where(self.positions < np.repeat(lengths, self.lengths))
-
-    def tail(self, n: int) -> Interactions:
-        """The log of each user's n newest events (all, where there are fewer)."""
-        keep = np.repeat(self.lengths - require_non_negative("n", n), self.lengths)
-        return self.where(self.positions >= keep)
-
-    def without_last(self, n: int) -> Interactions:
-        """The log less each user's n newest events; shorter histories become empty."""
-        return self.head(self.lengths - require_non_negative("n", n))
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

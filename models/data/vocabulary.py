@@ -1,4 +1,4 @@
-"""External id <-> row: the one id space."""
+"""Maps external ids to row numbers and back."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.int32]
-
 
 class Vocabulary:
-    """Ids in row order. It only grows: a row, once given, means the same id for ever.
+    """Append-only list of ids: an id keeps its row for ever.
 
-    A reader that remembers how long the vocabulary was still sees the same rows after it grew,
-    so views of different lengths share one table.
+    A reader that remembers the length still sees the same rows after the vocabulary grew, so
+    views of different lengths share one table.
 
     Raises:
-        ValueError: when an id is given twice at construction.
+        ValueError: for a duplicate id at construction.
     """
 
     __slots__ = ("_adding", "_ids", "_rows")
@@ -42,43 +40,43 @@ class Vocabulary:
         return self._ids
 
     def id(self, row: int) -> str:
-        """The id of a row.
+        """Return the id of a row.
 
         Raises:
-            IndexError: for a row that was never given, negative rows included.
+            IndexError: for a row that is negative or not assigned.
         """
         if row < 0:
             raise IndexError(f"no row {row}")
         return self._ids[row]
 
     def ids_of(self, rows: Iterable[int]) -> list[str]:
-        """The ids of some rows, which were given."""
+        """Return the ids of assigned rows."""
         ids = self._ids
         return [ids[row] for row in rows]
 
     def row(self, id_: str) -> int:
-        """The row of an id, or -1."""
+        """Return the row of an id, or -1."""
         return self._rows.get(id_, -1)
 
-    def rows(self, ids: Sequence[str]) -> Rows:
-        """The rows of ids, int32 [n]; -1 where an id is not known."""
+    def rows(self, ids: Sequence[str]) -> NDArray[np.int32]:
+        """Return the rows of ids, int32 [n]; -1 for an unknown id."""
         get = self._rows.get
         return np.array([get(id_, -1) for id_ in ids], dtype=np.int32)
 
     def add(self, id_: str) -> int:
-        """The row of an id, given now if it had none."""
+        """Return the row of an id, assigning the next one if it is new."""
         row = self._rows.get(id_)
         if row is not None:
             return row
-        with self._adding:  # another thread may have been faster
+        with self._adding:  # another thread may have added it meanwhile
             row = self._rows.get(id_)
             if row is None:
                 row = len(self._ids)
-                # The id is in place before its row can be found by a concurrent reader.
+                # Append first: a concurrent reader that finds the row must find its id too.
                 self._ids.append(id_)
                 self._rows[id_] = row
             return row
 
     def copy(self) -> Vocabulary:
-        """A vocabulary that grows on its own from here."""
+        """Return an independent copy."""
         return Vocabulary(self._ids)

@@ -1,4 +1,4 @@
-"""Windows of histories, and batches of windows of like length."""
+"""Windows of user histories: cut for training, padded into rectangles, batched by length."""
 
 from __future__ import annotations
 
@@ -11,47 +11,51 @@ from models.data.interactions import Interactions
 
 
 class PaddedWindows(NamedTuple):
-    """Stretches of histories as rectangles [B, longest], oldest first; padding follows."""
+    """Windows of histories as rectangles [B, L], oldest event first, padded at the end."""
 
     items: NDArray[np.int64]  # row 0 in the padding
-    timestamps: NDArray[np.int64]  # the stretch's last in the padding, so that ages stay small
+    timestamps: NDArray[np.int64]  # the window's newest in the padding, so that ages stay small
     weights: NDArray[np.float32]
     types: NDArray[np.int64]
-    events: NDArray[np.int64]  # places in the log
+    events: NDArray[np.int64]  # row of each event in the log
     lengths: NDArray[np.int64]  # [B]
 
 
 def pad_windows(
     log: Interactions, begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> PaddedWindows:
-    """The events [begin, end) of the log, one row each; at least one column wide."""
+    """Copy the events [begin, end) of the log into one row each, at least one column wide."""
     lengths = ends - begins
-    width = max(1, int(lengths.max(initial=1)))
-    place = np.arange(width)
-    real = place < lengths[:, None]
-    events = np.minimum(begins[:, None] + place, np.maximum(begins, ends - 1)[:, None])
+    column = np.arange(max(1, int(lengths.max(initial=1))))
+    events = np.minimum(begins[:, None] + column, np.maximum(begins, ends - 1)[:, None])
     if not len(log):
-        nothing = np.zeros(events.shape, dtype=np.int64)
+        zeros = np.zeros(events.shape, dtype=np.int64)
         ones = np.ones(events.shape, dtype=np.float32)
-        return PaddedWindows(nothing, nothing, ones, nothing, nothing, lengths)
+        return PaddedWindows(zeros, zeros, ones, zeros, zeros, lengths)
     events = np.minimum(events, len(log) - 1)
-    items = np.where(real, log.items[events], 0).astype(np.int64)
-    times, weights = log.timestamps[events], log.weights[events]
-    return PaddedWindows(items, times, weights, log.types[events].astype(np.int64), events, lengths)
+    return PaddedWindows(
+        np.where(column < lengths[:, None], log.items[events], 0).astype(np.int64),
+        log.timestamps[events],
+        log.weights[events],
+        log.types[events].astype(np.int64),
+        events,
+        lengths,
+    )
 
 
 def window_start(length: int, window: int) -> int:
-    """The first event that the encoder reads of a history of this length.
+    """Return the first event that the encoder reads of a history of `length` events.
 
-    It moves in steps of a quarter of the window, so that what is kept of the events read can be
-    appended to in between: three quarters of the window are read at least, where there are as many.
+    The start moves in steps of a quarter of the window, so that between two moves new events are
+    appended to the encoder's cache. At least three quarters of the window are read, or all events
+    if there are fewer.
     """
     step = max(1, window // 4)
     return max(0, -(-(length - window) // step) * step)
 
 
 def newest_windows(log: Interactions, users: NDArray[np.int32], window: int) -> PaddedWindows:
-    """What the encoder reads of these users' histories [B]."""
+    """Return the events that the encoder reads of the histories of `users` [B]."""
     begins, ends = log.offsets[users], log.offsets[users + 1]
     starts = [window_start(int(length), window) for length in ends - begins]
     return pad_windows(log, begins + np.array(starts, dtype=np.int64), ends)
@@ -60,37 +64,37 @@ def newest_windows(log: Interactions, users: NDArray[np.int32], window: int) -> 
 def tile_windows(
     log: Interactions, longest: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Each history tiled backwards from its end into (first event, end) [n, 2], drawn anew.
+    """Tile each history backwards from its end into windows (first event, end) [n, 2].
 
-    A window overlaps the next at random, so that targets early in a window, which see little
-    history, see more of it in another epoch.
+    Consecutive windows overlap by a random amount, so that targets early in a window, which see
+    little history, see more of it in another epoch.
     """
-    spans: list[tuple[int, int]] = []
+    windows: list[tuple[int, int]] = []
     for user in np.flatnonzero(log.lengths >= 2):
         begin, end = int(log.offsets[user]), int(log.offsets[user + 1])
         while end - begin >= 2:
             first = max(begin, end - longest)
-            spans.append((first, end))
+            windows.append((first, end))
             if first == begin:
                 break
             end -= int(generator.integers(longest // 2, longest))
-    return np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return np.array(windows, dtype=np.int64).reshape(-1, 2)
 
 
 def batch_windows(
     windows: NDArray[np.int64], tokens: int, generator: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Windows of like length together, at most `tokens` padded inputs each, in random order."""
+    """Group windows of similar length into batches of at most `tokens` padded inputs, shuffled."""
     lengths = windows[:, 1] - windows[:, 0]
     jitter = generator.uniform(-2, 2, len(windows))
     windows = windows[np.argsort(lengths + jitter, kind="stable")]
-    parts: list[NDArray[np.int64]] = []
+    batches: list[NDArray[np.int64]] = []
     start = longest = 0
     for at, (first, end) in enumerate(windows):
         inputs = int(end - first) - 1
         if at > start and max(longest, inputs) * (at - start + 1) > tokens:
-            parts.append(windows[start:at])
+            batches.append(windows[start:at])
             start, longest = at, 0
         longest = max(longest, inputs)
-    parts.append(windows[start:])
-    return [parts[i] for i in generator.permutation(len(parts))]
+    batches.append(windows[start:])
+    return [batches[i] for i in generator.permutation(len(batches))]

@@ -1,4 +1,4 @@
-"""Causal attention with bucketed biases over whole windows, its gradient formed by hand."""
+"""Causal attention over whole windows with bucketed score biases and a hand-written gradient."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from models.encoder.recency_bias import BUCKETS, bucket_sums
 
 FUTURE_BUCKET = BUCKETS  # the bucket of a key in the query's future
-_NEVER = -1e9  # its bias: no softmax sees it, and it is finite in every dtype
-_BLOCK = 64  # queries at once; keys after a block's last query are never touched
+_MASKED_BIAS = -1e9  # of a future key: weight 0 after softmax, yet finite in every dtype
+_BLOCK = 64  # queries at once; keys after a block's last query are skipped
 
 
 class _CausalAttention(torch.autograd.Function):
-    """softmax(q kᵀ / √d + table[bucket]) v, block by block of queries.
+    """softmax(q kᵀ / √d + table[bucket]) v, one block of queries at a time.
 
-    The library's fused kernels give no gradient for a bias, and its plain path would hold the
-    scores of the whole square: this touches the half that is visible, keeps the weights in the
-    dtype of the queries, and counts the bias's gradient instead of scattering it.
+    torch's fused kernels give no gradient for a bias, and its plain path would materialise the
+    whole square of scores. This computes the visible half, keeps the weights in the dtype of the
+    queries, and accumulates the bias's gradient by bincount instead of scatter-add.
     """
 
     @staticmethod
@@ -30,9 +30,9 @@ class _CausalAttention(torch.autograd.Function):
         shape = (heads * batch, length, size)
         query = (query * size**-0.5).reshape(shape)
         key, value = key.reshape(shape), value.reshape(shape)
-        biases = torch.cat([table, table.new_full((heads, 1), _NEVER)], 1)
+        biases = torch.cat([table, table.new_full((heads, 1), _MASKED_BIAS)], 1)
         out = torch.empty_like(value)
-        kept: list[Tensor] = []
+        saved: list[Tensor] = []
         for first in range(0, length, _BLOCK):
             last = min(length, first + _BLOCK)
             buckets = bucket[:, first:last, :last].reshape(-1)
@@ -40,29 +40,29 @@ class _CausalAttention(torch.autograd.Function):
             scores += torch.bmm(query[:, first:last], key[:, :last].mT)
             weights = torch.softmax(scores, -1).to(query.dtype)
             out[:, first:last] = torch.bmm(weights, value[:, :last])
-            kept += [weights, buckets]
-        ctx.save_for_backward(query, key, value, out, *kept)
+            saved += [weights, buckets]
+        ctx.save_for_backward(query, key, value, out, *saved)
         ctx.shape = (heads, batch, length, size)
         return out.view(ctx.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, *kept = ctx.saved_tensors
+        query, key, value, out, *saved = ctx.saved_tensors
         heads, _, length, size = ctx.shape
         gradient = gradient.reshape(out.shape).to(out.dtype)
-        # Σ_j w_j ∂w_j of each query, which the softmax's gradient subtracts.
-        common = (gradient * out).sum(-1, keepdim=True, dtype=torch.float32)
+        # Σ_j w_j ∂w_j of each query, the term that the softmax's gradient subtracts.
+        weighted = (gradient * out).sum(-1, keepdim=True, dtype=torch.float32)
         to_query = torch.empty_like(query)
         to_key = torch.zeros(key.shape, device=key.device)
         to_value = torch.zeros(value.shape, device=key.device)
         to_table = torch.zeros(heads, BUCKETS + 1, device=key.device)
         for block, first in enumerate(range(0, length, _BLOCK)):
             last = min(length, first + _BLOCK)
-            weights, buckets = kept[2 * block : 2 * block + 2]
-            given = gradient[:, first:last]
-            to_value[:, :last] += torch.bmm(weights.mT, given)
-            to_scores = torch.bmm(given, value[:, :last].mT).float()
-            to_scores = to_scores.sub_(common[:, first:last]).mul_(weights)
+            weights, buckets = saved[2 * block : 2 * block + 2]
+            outer = gradient[:, first:last]
+            to_value[:, :last] += torch.bmm(weights.mT, outer)
+            to_scores = torch.bmm(outer, value[:, :last].mT).float()
+            to_scores = to_scores.sub_(weighted[:, first:last]).mul_(weights)
             to_table += bucket_sums(buckets, to_scores.view(heads, -1), BUCKETS + 1)
             to_scores = to_scores.to(query.dtype)
             to_query[:, first:last] = torch.bmm(to_scores, key[:, :last])
@@ -79,17 +79,17 @@ class _CausalAttention(torch.autograd.Function):
 def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, table: Tensor, bucket: Tensor
 ) -> Tensor:
-    """Each event of a window attends over itself and what came before.
+    """Attend from each event of a window over itself and the events before it.
 
     Args:
         query: [H, B, L, d].
         key: [H, B, L, d].
         value: [H, B, L, d].
         table: the bias of each bucket, float32 [H, BUCKETS].
-        bucket: int32 [B, L, L], query by key; `HIDDEN` above the diagonal.
+        bucket: int32 [B, L, L], query by key; `FUTURE_BUCKET` above the diagonal.
 
     Returns:
         Tensor: [H, B, L, d].
     """
-    mixed = _CausalAttention.apply(query, key, value, table, bucket)  # type: ignore[no-untyped-call]
-    return cast(Tensor, mixed)
+    context = _CausalAttention.apply(query, key, value, table, bucket)  # type: ignore[no-untyped-call]
+    return cast(Tensor, context)

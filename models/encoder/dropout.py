@@ -1,4 +1,4 @@
-"""Dropout whose masks are slices of a pool drawn once: the generator is slower than the model."""
+"""Dropout with masks sliced from a pre-drawn pool, since the generator is slower than the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _POOL = 1 << 22  # mask entries
 
 
 class PooledDropout(nn.Module):
-    """Dropout in training, nothing otherwise; masks start at random places of one drawn pool."""
+    """Dropout whose masks start at random offsets of one pool; the identity in eval mode."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -17,19 +17,19 @@ class PooledDropout(nn.Module):
         self._pool: Tensor | None = None
 
     def redraw(self) -> None:
-        """Draw another pool at the next use."""
+        """Discard the pool; the next use draws another."""
         self._pool = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """X with each entry zeroed with probability `rate`, the others scaled to keep the mean."""
+        """Zero each entry with probability `rate` and scale the others to keep the mean."""
         if not self.training or not self.rate:
             return x
         if self._pool is None or self._pool.device != x.device:
-            kept = torch.rand(_POOL, device=x.device) >= self.rate
-            self._pool = kept.float() / (1 - self.rate)
+            keep = torch.rand(_POOL, device=x.device) >= self.rate
+            self._pool = keep.float() / (1 - self.rate)
         count = x.numel()
         start = int(torch.randint(_POOL, ()))
         mask = self._pool[start : start + count]
-        while len(mask) < count:  # on from the pool's beginning
+        while len(mask) < count:  # wrap around
             mask = torch.cat([mask, self._pool[: count - len(mask)]])
         return x * mask.view(x.shape).to(x.dtype)

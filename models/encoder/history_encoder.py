@@ -1,4 +1,4 @@
-"""The history encoder: gated causal self-attention over recent events, asked at a time."""
+"""The history encoder: causal self-attention over recent events, queried at a request time."""
 
 from __future__ import annotations
 
@@ -6,112 +6,44 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
-from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
+from models.encoder.causal_attention import FUTURE_BUCKET
 from models.encoder.dropout import PooledDropout
-from models.encoder.recency_bias import (
-    AGE_BUCKETS,
-    RecencyBias,
-    age_bucket,
-    gather_bias,
-    recency_bucket,
-)
+from models.encoder.encoder_block import EncoderBlock
+from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, gather_bias, recency_bucket
 
-NO_REQUEST_TIME = -(2**63)  # a request time that is not told
-GAP_SCALE = 0.2  # share of the gap to the event before in what is read of an event
-
-
-class EncoderBlock(nn.Module):
-    """Gated attention, then a gated SwiGLU (LiGR, Borisyuk et al. 2025), both before a norm.
-
-    x += σ(W_g n + b) ⊙ W_o attention(n), then the same gate around the feed-forward network.
-    """
-
-    def __init__(self, dim: int, heads: int, drop: nn.Module) -> None:
-        super().__init__()
-        self.heads, self.dim = heads, dim
-        self.hidden = 16 * max(1, round(dim * 8 / 3 / 16))
-        self.norm_attention = nn.LayerNorm(dim)
-        self.norm_feed = nn.LayerNorm(dim)
-        self.query_gate = nn.Linear(dim, 2 * dim)  # W_Q and the gate
-        self.key_value = nn.Linear(dim, 2 * dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
-        self.feed = nn.Linear(dim, 2 * self.hidden + dim)  # SwiGLU's two halves and the gate
-        self.down = nn.Linear(self.hidden, dim, bias=False)
-        for layer in (self.query_gate, self.key_value, self.out, self.feed, self.down):
-            nn.init.normal_(layer.weight, std=0.5 / layer.in_features**0.5)
-        nn.init.zeros_(self.query_gate.bias)
-        nn.init.zeros_(self.feed.bias)
-        self.recency = RecencyBias(heads)
-        self.drop = drop
-
-    def keys_values(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [H, B, L, d] of a normed stream [B, L, dim]."""
-        batch, length, _ = normed.shape
-        both = self.key_value(normed)
-        keys, values = both.view(batch, length, 2, self.heads, -1).permute(2, 3, 0, 1, 4)
-        return keys, values
-
-    def queries_gates(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [H, B, L, d] and the attention's gate [B, L, dim] of a normed stream."""
-        batch, length, dim = normed.shape
-        both = self.query_gate(normed)
-        queries = both[..., :dim].reshape(batch, length, self.heads, -1).permute(2, 0, 1, 3)
-        return queries, both[..., dim:]
-
-    def finish(self, x: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
-        """The stream after what was attended, [H, B, L, d], and the feed-forward network."""
-        merged = mixed.permute(1, 2, 0, 3).reshape(x.shape)
-        x = x + self.drop(torch.sigmoid(gate) * self.out(merged))
-        fed = self.feed(self.norm_feed(x))
-        left, right, feed_gate = fed.split([self.hidden, self.hidden, self.dim], -1)
-        passed: Tensor = x + self.drop(torch.sigmoid(feed_gate) * self.down(silu(left) * right))
-        return passed
-
-    def forward(self, x: Tensor, source: Tensor, bucket: Tensor) -> Tensor:
-        """One block over whole windows.
-
-        Args:
-            x: the stream that asks, [B, L, dim].
-            source: the stream of the past, [B, L, dim].
-            bucket: int32 [B, L, L], `HIDDEN` above the diagonal.
-        """
-        past = self.norm_attention(source)
-        queries, gate = self.queries_gates(past if x is source else self.norm_attention(x))
-        keys, values = self.keys_values(past)
-        table = self.recency.table()
-        return self.finish(x, causal_attention(queries, keys, values, table, bucket), gate)
+NO_REQUEST_TIME = -(2**63)  # stands for a request whose time is unknown
+GAP_SCALE = 0.2  # scale of the embedding of the gap to the previous event
 
 
 class EncoderCache(NamedTuple):
-    """What the encoder keeps of one user's events: append-only, as a KV cache. Never written to."""
+    """KV cache of one user's events. Append-only; its tensors are never written to."""
 
     keys: Tensor  # [blocks, H, n, d]
     values: Tensor  # [blocks, H, n, d]
     timestamps: Tensor  # int64 [n] microseconds
-    newest: Tensor  # [dim] the stream of the newest event before the last block
+    newest: Tensor  # [dim] the newest event's residual stream before the last block
 
     def __len__(self) -> int:
         return len(self.timestamps)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size of the tensors in bytes."""
         return sum(part.nbytes for part in self)
 
 
 class HistoryEncoder(nn.Module):
-    """A summary of the events up to t as asked at a time, from attention that never looks ahead.
+    """Encodes each prefix of a history, together with a request time, into a user state.
 
-    Positions are relative, times enter as the events' own gaps, and the time of the request enters
-    the queries of the last block alone: keys and values of past events never change.
+    Positions are relative, and times enter as gaps between events. The request time enters the
+    queries of the last block alone, so keys and values of past events never change.
     """
 
     def __init__(self, dim: int, heads: int, blocks: int, dropout: float) -> None:
         super().__init__()
         self.gap = nn.Embedding(AGE_BUCKETS, dim)
-        self.request_gap = nn.Embedding(AGE_BUCKETS + 1, dim)  # the last: not told
+        self.request_gap = nn.Embedding(AGE_BUCKETS + 1, dim)  # the last row: no request time
         nn.init.zeros_(self.gap.weight)
         nn.init.zeros_(self.request_gap.weight)
         self.norm_in = nn.LayerNorm(dim)
@@ -120,13 +52,13 @@ class HistoryEncoder(nn.Module):
         self.norm_out = nn.LayerNorm(dim)
 
     def forward(self, events: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
-        """Summaries of every prefix.
+        """Compute the user state of every prefix.
 
         Args:
-            events: item vectors of the events, oldest first, [B, L, dim]; padding may only
-                follow the events (causality hides it from them).
+            events: input vectors of the events, oldest first, [B, L, dim]; padding may only
+                follow the events, from which causality hides it.
             timestamps: int64 microseconds [B, L].
-            asked: int64 microseconds [B, L], when each prefix is asked; `UNTOLD` where nobody says.
+            request_times: int64 microseconds [B, L] for each prefix, or `NO_REQUEST_TIME`.
 
         Returns:
             Tensor: [B, L, dim], h_t for each position t.
@@ -145,16 +77,18 @@ class HistoryEncoder(nn.Module):
         *before, last = self._blocks()
         for block in before:
             x = block(x, x, own)
-        told = request_times != NO_REQUEST_TIME
-        bucket = buckets(torch.where(told, request_times, timestamps)) if bool(told.any()) else own
+        given = request_times != NO_REQUEST_TIME
+        bucket = own
+        if bool(given.any()):
+            bucket = buckets(torch.where(given, request_times, timestamps))
         x = last(x + self._request_embedding(request_times, timestamps), x, bucket)
-        summary: Tensor = self.norm_out(x)
-        return summary
+        states: Tensor = self.norm_out(x)
+        return states
 
-    # ------------------------------------------------------------------ one user, step by step
+    # ------------------------------------------------------------------ incremental, per user
 
     def empty_cache(self) -> EncoderCache:
-        """The state of a user without events."""
+        """Return the cache of a user without events."""
         first = self._blocks()[0]
         weight = first.out.weight
         empty = weight.new_zeros(len(self.blocks), first.heads, 0, first.dim // first.heads)
@@ -162,11 +96,11 @@ class HistoryEncoder(nn.Module):
         return EncoderCache(empty, empty, times, weight.new_zeros(first.dim))
 
     def append(self, cache: EncoderCache, events: Tensor, timestamps: Tensor) -> EncoderCache:
-        """The state after more events: the work is that of the new events alone.
+        """Return the cache with more events, computing the new events alone.
 
         Args:
-            state: what was kept of the events before.
-            events: item vectors of the new events, oldest first, [n, dim].
+            cache: of the events before.
+            events: input vectors of the new events, oldest first, [n, dim].
             timestamps: int64 microseconds [n].
         """
         if not len(timestamps):
@@ -182,7 +116,12 @@ class HistoryEncoder(nn.Module):
         return EncoderCache(keys[:, :, 0], values[:, :, 0], times[0], newest)
 
     def user_state(self, cache: EncoderCache, request_time: int = NO_REQUEST_TIME) -> Tensor:
-        """H [dim] of all events of the state as asked at a time, microseconds; zero without any."""
+        """Compute the user state h [dim] of all cached events; zero if there are none.
+
+        Args:
+            cache: of the user's events.
+            request_time: microseconds, or `NO_REQUEST_TIME`.
+        """
         if not len(cache):
             return torch.zeros_like(cache.newest)
         times = cache.timestamps[None]
@@ -198,14 +137,14 @@ class HistoryEncoder(nn.Module):
         timestamps: Tensor,
         request_times: Tensor,
     ) -> Tensor:
-        """Summaries of several histories that begin alike: the work is that of what follows.
+        """Compute the user states of several histories with a common cached prefix.
 
         Args:
-            state: of any history that begins so.
-            shared: how many of its first events they share.
-            events: item vectors of what follows in each, oldest first, [B, n, dim], n at least 1.
+            cache: of any history with that prefix.
+            shared: length of the prefix.
+            events: input vectors of each continuation, oldest first, [B, n, dim], n at least 1.
             timestamps: int64 microseconds [B, n].
-            asked: int64 microseconds [B], when each is asked; `UNTOLD` where nobody says.
+            request_times: int64 microseconds [B], or `NO_REQUEST_TIME`.
 
         Returns:
             Tensor: [B, dim].
@@ -223,18 +162,18 @@ class HistoryEncoder(nn.Module):
     def _append(
         self, keys: Tensor, values: Tensor, before: Tensor, events: Tensor, timestamps: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """More events of B histories.
+        """Append events to the caches of B histories.
 
         Args:
-            keys: kept of the events before, [blocks, H, B, N, d].
-            values: likewise.
-            before: their int64 microseconds [B, N].
+            keys: cached, [blocks, H, B, N, d].
+            values: cached, likewise.
+            before: int64 microseconds of the cached events, [B, N].
             events: [B, n, dim].
             timestamps: int64 microseconds [B, n].
 
         Returns:
-            tuple: keys and values [blocks, H, B, N + n, d]; times [B, N + n]; the stream of the new
-            events before the last block, [B, n, dim].
+            tuple: keys and values [blocks, H, B, N + n, d]; times [B, N + n]; the residual stream
+            of the new events before the last block, [B, n, dim].
         """
         old = before.shape[1]
         times = torch.cat([before, timestamps], 1)
@@ -242,78 +181,56 @@ class HistoryEncoder(nn.Module):
         position = torch.arange(times.shape[1], device=times.device)
         distance = position[old:, None] - position
         bucket = recency_bucket(distance, timestamps[:, :, None] - times[:, None])  # (B, n, N + n)
-        room = (*keys.shape[:3], times.shape[1], keys.shape[4])
-        all_keys, all_values = keys.new_empty(room), values.new_empty(room)
+        shape = (*keys.shape[:3], times.shape[1], keys.shape[4])
+        all_keys, all_values = keys.new_empty(shape), values.new_empty(shape)
         all_keys[..., :old, :], all_values[..., :old, :] = keys, values
         blocks = self._blocks()
         for number, block in enumerate(blocks):
             normed = block.norm_attention(x)
-            own_keys, own_values = all_keys[number], all_values[number]
-            own_keys[:, :, old:], own_values[:, :, old:] = block.keys_values(normed)
+            block_keys, block_values = all_keys[number], all_values[number]
+            block_keys[:, :, old:], block_values[:, :, old:] = block.keys_values(normed)
             if number < len(blocks) - 1:
                 bias = gather_bias(bucket, block.recency.table())
                 if len(distance) > 1:
                     bias = bias.masked_fill(distance < 0, -torch.inf)
-                x = _step(block, x, normed, own_keys, own_values, bias)
+                x = block.step(x, normed, block_keys, block_values, bias)
         return all_keys, all_values, times, x
 
     def _user_states(
         self, keys: Tensor, values: Tensor, times: Tensor, newest: Tensor, request_times: Tensor
     ) -> Tensor:
-        """Summaries [B, dim] of B histories.
+        """Compute the user states [B, dim] of B histories.
 
         Args:
             keys: of the last block, [H, B, N, d].
             values: likewise.
             times: int64 microseconds [B, N].
-            newest: the stream of the newest event before the last block, [B, dim].
-            asked: int64 microseconds [B], `UNTOLD` where nobody says.
+            newest: the newest event's residual stream before the last block, [B, dim].
+            request_times: int64 microseconds [B], or `NO_REQUEST_TIME`.
         """
         last = self._blocks()[-1]
         latest = times[:, -1]
         distance = torch.arange(times.shape[1] - 1, -1, -1, device=times.device)
-        age = (
-            torch.where(request_times == NO_REQUEST_TIME, latest, request_times)[:, None] - times
-        )  # (B, N)
-        bias = gather_bias(recency_bucket(distance, age), last.recency.table())  # (H, B, N)
+        at = torch.where(request_times == NO_REQUEST_TIME, latest, request_times)
+        bucket = recency_bucket(distance, at[:, None] - times)  # (B, N)
+        bias = gather_bias(bucket, last.recency.table())[:, :, None]  # (H, B, 1, N)
         x = (newest + self._request_embedding(request_times, latest))[:, None]
-        asking = last.norm_attention(x)
-        step = _step(last, x, asking, keys, values, bias[:, :, None])
-        summary: Tensor = self.norm_out(step)[:, 0]
-        return summary
+        x = last.step(x, last.norm_attention(x), keys, values, bias)
+        states: Tensor = self.norm_out(x)[:, 0]
+        return states
 
     def _input(self, events: Tensor, timestamps: Tensor, before: Tensor) -> Tensor:
-        """What enters the first block; `before` [B, 1] is the time of the event before."""
+        """Return the first block's input; `before` [B, 1] is the time of the previous event."""
         gap = torch.diff(timestamps, dim=1, prepend=before)
-        read: Tensor = self.drop(self.norm_in(events + GAP_SCALE * self.gap(age_bucket(gap))))
-        return read
+        x: Tensor = self.drop(self.norm_in(events + GAP_SCALE * self.gap(age_bucket(gap))))
+        return x
 
     def _request_embedding(self, request_times: Tensor, timestamps: Tensor) -> Tensor:
-        """What the time of the request adds to a query."""
-        told = request_times != NO_REQUEST_TIME
-        waited = age_bucket(torch.where(told, request_times, timestamps) - timestamps)
-        added: Tensor = self.request_gap(torch.where(told, waited, AGE_BUCKETS))
-        return added
+        """Embed the gap between the newest event and the request, [..., dim]."""
+        given = request_times != NO_REQUEST_TIME
+        gap = age_bucket(torch.where(given, request_times, timestamps) - timestamps)
+        embedded: Tensor = self.request_gap(torch.where(given, gap, AGE_BUCKETS))
+        return embedded
 
     def _blocks(self) -> list[EncoderBlock]:
         return [block for block in self.blocks if isinstance(block, EncoderBlock)]
-
-
-def _step(
-    block: EncoderBlock, x: Tensor, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-) -> Tensor:
-    """One block for the newest events [B, n, dim] over keys and values [H, B, N, d].
-
-    bias [H, B, n, N], -inf hides.
-    """
-    queries, gate = block.queries_gates(normed)
-    return block.finish(x, attend_cached(queries, keys, values, bias), gate)
-
-
-def attend_cached(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attend from new queries [..., n, d] over cached keys and values [..., N, d]: [..., n, d].
-
-    bias [..., n, N], -inf hides.
-    """
-    scores = (query @ keys.mT) / keys.shape[-1] ** 0.5 + bias
-    return torch.softmax(scores, -1) @ values

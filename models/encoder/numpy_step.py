@@ -1,6 +1,6 @@
-"""One more event through the history encoder, in numpy.
+"""NumPy version of `HistoryEncoder.append` for a single event.
 
-The products of one event are so small that torch takes longer to start them than to do them.
+The matrix products of one event are so small that torch's call overhead exceeds their run time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.encoder.history_encoder import GAP_SCALE, EncoderBlock, EncoderCache, HistoryEncoder
+from models.encoder.encoder_block import EncoderBlock
+from models.encoder.history_encoder import GAP_SCALE, EncoderCache, HistoryEncoder
 from models.encoder.recency_bias import AGE_BUCKETS, age_bucket_edges, position_bucket
 
 Array = NDArray[np.float32]
@@ -26,7 +27,7 @@ class _Norm(NamedTuple):
     eps: float
 
     def __call__(self, x: Array) -> Array:
-        centred = x - np.add.reduce(x) / len(x)  # `mean` takes four times as long to begin
+        centred = x - np.add.reduce(x) / len(x)  # `mean` has four times the overhead
         normed = centred * (1 / np.sqrt(centred @ centred / len(x) + self.eps))
         scaled: Array = normed * self.weight + self.bias
         return scaled
@@ -46,26 +47,26 @@ class _Block(NamedTuple):
 
 
 class NumpyEncoder:
-    """`HistoryEncoder.append` of single events, for an encoder that is no longer trained."""
+    """Appends single events to an encoder cache; holds a copy of the trained weights."""
 
     def __init__(self, encoder: HistoryEncoder) -> None:
-        """Take the weights as they are now."""
+        """Copy the weights."""
         self._norm_in = _norm(encoder.norm_in)
         self._gap = GAP_SCALE * _array(encoder.gap.weight)
         self._edges = age_bucket_edges().numpy()
         self._blocks = [_block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
 
     def append(self, cache: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
-        """The state after one more event.
+        """Return the cache with one more event.
 
         Args:
-            state: what was kept of the events before.
-            event: the item vector [dim].
+            cache: of the events before.
+            event: the input vector [dim].
             timestamp: microseconds.
         """
         blocks, heads, old, size = cache.keys.shape
-        room = (blocks, heads, old + 1, size)
-        keys, values = np.empty(room, np.float32), np.empty(room, np.float32)
+        shape = (blocks, heads, old + 1, size)
+        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         keys[:, :, :old], values[:, :, :old] = cache.keys.numpy(), cache.values.numpy()
         times = np.empty(old + 1, np.int64)
         times[:old], times[old] = cache.timestamps.numpy(), timestamp
@@ -77,24 +78,24 @@ class NumpyEncoder:
             own = (block.key_value @ normed).reshape(2, heads, size)
             keys[number, :, old], values[number, :, old] = own
             if number < blocks - 1:
-                mixed = _attended(block, normed, keys[number], values[number], bucket)
-                x = _fed(block, x + mixed)
+                context = _attention_output(block, normed, keys[number], values[number], bucket)
+                x = _feed_forward(block, x + context)
         return EncoderCache(
             torch.from_numpy(keys), torch.from_numpy(values), torch.from_numpy(times),
             torch.from_numpy(x),
         )  # fmt: skip
 
 
-def _attended(
+def _attention_output(
     block: _Block, normed: Array, keys: Array, values: Array, bucket: NDArray[np.int64]
 ) -> Array:
-    """What attention adds to the stream, [dim]."""
+    """Return the gated output of the attention, [dim]."""
     weight, bias = block.query_gate
     both = weight @ normed + bias
     heads, _, size = keys.shape
     query, gate = both[: heads * size].reshape(heads, size), both[heads * size :]
-    mixed = attend_one(query, keys, values, block.table.take(bucket, 1)).reshape(-1)
-    added: Array = _sigmoid(gate) * (block.out @ mixed)
+    context = attend_one(query, keys, values, block.table.take(bucket, 1)).reshape(-1)
+    added: Array = _sigmoid(gate) * (block.out @ context)
     return added
 
 
@@ -108,26 +109,27 @@ def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
     return context
 
 
-def _fed(block: _Block, x: Array) -> Array:
-    """The stream after the gated SwiGLU."""
+def _feed_forward(block: _Block, x: Array) -> Array:
+    """Return the residual stream after the gated SwiGLU."""
     weight, bias = block.feed
-    fed = weight @ block.norm_feed(x) + bias
+    projected = weight @ block.norm_feed(x) + bias
     hidden = block.down.shape[1]
-    left, right, gate = fed[:hidden], fed[hidden : 2 * hidden], fed[2 * hidden :]
-    passed: Array = x + _sigmoid(gate) * (block.down @ (left * _sigmoid(left) * right))
-    return passed
+    left, right = projected[:hidden], projected[hidden : 2 * hidden]
+    gate = projected[2 * hidden :]
+    updated: Array = x + _sigmoid(gate) * (block.down @ (left * _sigmoid(left) * right))
+    return updated
 
 
 def _sigmoid(x: Array) -> Array:
-    squashed: Array = 0.5 * np.tanh(0.5 * x) + 0.5  # which does not overflow
-    return squashed
+    y: Array = 0.5 * np.tanh(0.5 * x) + 0.5  # does not overflow
+    return y
 
 
 _POSITIONS = (position_bucket(torch.arange(4_096)) * AGE_BUCKETS).flip(0).numpy()
 
 
 def _positions(count: int) -> NDArray[np.int64]:
-    """The position's part of the buckets of this many events, the newest last."""
+    """Return the position part of the buckets of `count` events, newest last."""
     if count > len(_POSITIONS):
         distance = torch.arange(count - 1, -1, -1)
         return (position_bucket(distance) * AGE_BUCKETS).numpy()

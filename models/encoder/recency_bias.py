@@ -1,4 +1,4 @@
-"""How far back, in position and in time: the bias on the score that never enters the values."""
+"""Score bias by position and age, in buckets; it never enters the values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 POSITION_BUCKETS = 32
 AGE_BUCKETS = 40
 BUCKETS = POSITION_BUCKETS * AGE_BUCKETS  # of position and age together
-FARTHEST = 2**62  # microseconds or events: an age and a distance in the last bucket
+FARTHEST = 2**62  # an age (microseconds) or distance (events) in the last bucket
 _EXACT = 16  # distances below this have a bucket each
 
 
 def position_bucket(distance: Tensor) -> Tensor:
-    """The bucket of a distance in events: itself below 16, then three an octave, at most 31.
+    """Bucket a distance in events: exact below 16, then three per octave, at most 31.
 
     Args:
         distance: integers of any shape, 0 = the newest event; negative counts as 0.
@@ -28,7 +28,7 @@ def position_bucket(distance: Tensor) -> Tensor:
 
 
 def age_bucket(age: Tensor) -> Tensor:
-    """The bucket of an age in microseconds: 0 for none, then 1.4 an octave of seconds, at most 39.
+    """Bucket an age in microseconds: 0 for age 0, then 1.4 per octave of seconds, at most 39.
 
     Args:
         age: integers of any shape; negative (a clock that ran backwards) counts as 0.
@@ -41,7 +41,7 @@ def age_bucket(age: Tensor) -> Tensor:
 
 
 def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
-    """The bucket of position and age together: int32 in [0, BUCKETS), position-major.
+    """Bucket position and age together: int32 in [0, BUCKETS), position-major.
 
     Args:
         distance: integers, broadcastable against `age`.
@@ -51,14 +51,14 @@ def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
 
 
 def bucket_margins(ages: NDArray[np.int64]) -> tuple[int, int]:
-    """By how much time may go back, and go on, before any of some ages is in another bucket.
+    """Compute how far all ages may shift before any of them changes its bucket.
 
     Args:
-        ages: microseconds [n]; negative of what is still to come.
+        ages: microseconds [n]; negative for events after the request.
 
     Returns:
-        tuple: microseconds; going back as far as the first stays within all buckets, going on
-        takes one into the next. `FOREVER` where there is no such bound.
+        tuple: microseconds (younger, older): the largest decrease that keeps every bucket, and
+        the smallest increase that changes one. `FARTHEST` if unbounded.
     """
     edges = _AGE_EDGES.numpy()
     bucket = np.searchsorted(edges, ages, side="right")
@@ -69,7 +69,7 @@ def bucket_margins(ages: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def age_bucket_edges() -> Tensor:
-    """The least age in microseconds of each bucket but the first: exact, and faster than logs."""
+    """Return the least age in microseconds of each bucket but the first."""
 
     def bucket(age: int) -> int:
         return math.floor(1 + 1.4 * math.log2(1 + age / 1e6))
@@ -87,7 +87,7 @@ _AGE_EDGES = age_bucket_edges()
 
 
 def _position_buckets() -> Tensor:
-    """The bucket of each distance up to the first of the last: a look at a table is one step."""
+    """Return the bucket of each distance up to the first in the last bucket."""
 
     def bucket(distance: int) -> int:
         if distance < _EXACT:
@@ -106,9 +106,8 @@ _POSITION_BUCKETS = _position_buckets()
 class RecencyBias(nn.Module):
     """A per-head bias b_h = P_h[position] + T_h[age] + J_h[position, age] on attention scores.
 
-    P starts as a line falling with the bucket, at a slope of its own for each head (from flat to
-    steep, as ALiBi does), so that heads differ in reach before anything is learned; T and J start
-    at 0.
+    P starts as a line that falls with the bucket, with a slope per head from flat to steep as in
+    ALiBi (Press et al. 2022), so that heads differ in range from the start; T and J start at 0.
     """
 
     def __init__(self, heads: int) -> None:
@@ -119,12 +118,12 @@ class RecencyBias(nn.Module):
         self.joint = nn.Parameter(torch.zeros(heads, BUCKETS))
 
     def table(self) -> Tensor:
-        """The bias of every bucket of `recency_bucket`, [H, BUCKETS]."""
+        """Return the bias of every bucket of `recency_bucket`, [H, BUCKETS]."""
         sums: Tensor = (self.position[:, :, None] + self.age[:, None, :]).flatten(1) + self.joint
         return sums
 
     def forward(self, distance: Tensor, age: Tensor) -> Tensor:
-        """The bias [H, ...] for distances in events and ages in microseconds [...].
+        """Return the bias [H, ...] for distances in events and ages in microseconds [...].
 
         Args:
             distance: integers, broadcastable against `age`.
@@ -133,11 +132,11 @@ class RecencyBias(nn.Module):
         return gather_bias(recency_bucket(distance, age), self.table())
 
 
-class _Lookup(torch.autograd.Function):
-    """table[:, bucket]: indices [...] and a table [H, buckets] -> [H, ...].
+class _GatherBias(torch.autograd.Function):
+    """table[:, bucket] for indices [...] and a table [H, buckets] -> [H, ...].
 
-    The gradient of a small table is a weighted count of its indices, which is several times
-    faster than the scatter-add of an embedding's backward.
+    The gradient of a small table is a weighted bincount of its indices, several times faster than
+    the scatter-add of an embedding's backward.
     """
 
     @staticmethod
@@ -156,10 +155,10 @@ def gather_bias(bucket: Tensor, table: Tensor) -> Tensor:
     """table[:, bucket] with a fast gradient: bucket [...], table [H, buckets] -> [H, ...]."""
     if not (table.requires_grad and torch.is_grad_enabled()):
         return table.index_select(1, bucket.reshape(-1)).view(len(table), *bucket.shape)
-    return cast(Tensor, _Lookup.apply(bucket, table))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _GatherBias.apply(bucket, table))  # type: ignore[no-untyped-call]
 
 
 def bucket_sums(bucket: Tensor, weights: Tensor, size: int) -> Tensor:
-    """Sums of the weights [H, n] by bucket [n]: [H, size]."""
+    """Sum weights [H, n] by bucket [n], giving [H, size]."""
     heads = [torch.bincount(bucket, weights=head, minlength=size) for head in weights]
     return torch.stack(heads).to(weights.dtype)

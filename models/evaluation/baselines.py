@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.user_items import user_item_keys
+from models.data.row_sets import user_item_keys
 from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
 
 

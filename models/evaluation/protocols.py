@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.user_items import is_first_occurrence, user_item_keys
+from models.data.row_sets import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, k_core, leave_one_out, time_quantile, time_split
 
 MAX_SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from models.data.columns import as_integers, require_in_range, require_non_negative
 from models.data.interactions import Interactions
-from models.data.user_items import is_first_occurrence, user_item_keys
+from models.data.row_sets import is_first_occurrence, user_item_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.data.row_sets import sorted_union
-from models.data.user_items import user_item_keys
+from models.data.row_sets import sorted_union, user_item_keys
 from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
 
 MAX_PAIR_DISTANCE = 20

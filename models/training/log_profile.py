@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.user_items import is_first_occurrence, user_item_keys
+from models.data.row_sets import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, leave_last_basket_out, leave_one_out
 
 _LOUDEST = 10.0  # times the median weight that a target counts at most

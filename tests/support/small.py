@@ -154,3 +154,8 @@ def five_users() -> Interactions:
 def sequences(log: Interactions) -> list[list[int]]:
     """Each user's items, oldest first."""
     return [log.user(u).items.tolist() for u in range(log.n_users)]
+
+
+def newest_events(log: Interactions, n: int) -> Interactions:
+    """The log of each user's n newest events, or all if there are fewer."""
+    return log.where(log.positions >= np.repeat(log.lengths - n, log.lengths))

@@ -12,6 +12,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
+from tests.support.small import newest_events
 
 _NEWEST = 20  # events whose texts say what a user likes
 
@@ -106,7 +107,7 @@ class Shortened:
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
         """[B, n_items], the other's."""
-        return self.ranker.scores(history.tail(self.events), users, request_times)
+        return self.ranker.scores(newest_events(history, self.events), users, request_times)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from service.stores.sqlite import SQLiteStore
 from service.training import training_corpus
 from tests.benchmarks.studies import cold_start, cold_start_report
 from tests.benchmarks.studies.cold_start import ColdStart
+from tests.support.small import newest_events
 from tests.support.tiny import QUICK, World
 
 FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attention_epochs=1))
@@ -92,7 +93,7 @@ def test_one_event_shown_is_a_history_of_one(
     task, table, found = measured
     ranker = table[HEED].ranker
     assert ranker is not None
-    cut = replace(task.test, history=task.test.history.tail(1))
+    cut = replace(task.test, history=newest_events(task.test.history, 1))
     scores = ranker.scores(cut.history, cut.users, None)
     wanted = []
     for row, user, target in zip(scores, cut.users, cut.targets, strict=True):

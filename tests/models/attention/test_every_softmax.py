@@ -22,7 +22,7 @@ from models.attention.memory_query import MemoryQuery
 from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks
 from models.attention.softmax_mass import mass_from_sample
 from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
-from models.encoder.history_encoder import attend_cached
+from models.encoder.encoder_block import attend_cached
 from models.encoder.numpy_step import attend_one
 from models.encoder.recency_bias import BUCKETS
 from models.index.two_stage import attend_retrieved, index_heads

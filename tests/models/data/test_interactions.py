@@ -109,14 +109,10 @@ def test_unknown_users_are_refused(log: Interactions) -> None:
             log.gather([0, user])
 
 
-def test_first_last_and_without_last(log: Interactions) -> None:
-    """Histories can be cut at either end; short ones become empty or stay whole."""
-    assert sequences(log.tail(2)) == [[2, 0], [2, 0], [0, 5], [], [1, 5]]
-    assert sequences(log.without_last(2)) == [[1], [4, 3], [], [], []]
+def test_head_and_where_select_events(log: Interactions) -> None:
+    """Shorter histories stay whole, and users without events left keep their rows."""
     assert sequences(log.head(np.array([9, 1, 0, 3, 1]))) == [[1, 2, 0], [4], [], [], [1]]
     assert sequences(log.where(log.items != 0)) == [[1, 2], [4, 3, 2], [5], [], [1, 5]]
-    with pytest.raises(ValueError, match="n must be at least 0"):
-        log.tail(-1)
 
 
 def test_gather_lays_a_batch_end_to_end(log: Interactions) -> None:

@@ -14,7 +14,7 @@ from models.history.user_memory import build_memory, encode
 from models.ranking.scoring import score
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel, window_start
-from tests.support.small import DAY, TOLD, random_model
+from tests.support.small import DAY, TOLD, newest_events, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.training import QUICK, content, drawn_log, train
 
@@ -77,7 +77,7 @@ def test_the_ranker_reads_the_last_window(window: int) -> None:
     users = np.arange(4, dtype=np.int32)
     whole = ranker.scores(log, users, None)
     for user in range(4):
-        last = ranker.scores(log.tail(read[user]), users[user : user + 1], None)
+        last = ranker.scores(newest_events(log, read[user]), users[user : user + 1], None)
         np.testing.assert_allclose(whole[user], last[0], atol=1e-5)
 
 

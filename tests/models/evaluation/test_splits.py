@@ -14,7 +14,7 @@ from models.evaluation.splits import (
     time_quantile,
     time_split,
 )
-from tests.support.small import five_users, sequences
+from tests.support.small import five_users, newest_events, sequences
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_time_at_cuts_off_the_share_asked_for(log: Interactions) -> None:
     with pytest.raises(ValueError, match="share must lie in"):
         time_quantile(log, 1.5)
     with pytest.raises(ValueError, match="no times"):
-        time_quantile(log.tail(0), 0.5)
+        time_quantile(newest_events(log, 0), 0.5)
 
 
 def test_a_holdout_must_fit_its_history(log: Interactions) -> None:
