@@ -23,3 +23,8 @@ def product_dtype(device: torch.device) -> torch.dtype:
     capabilities = torch.cpu.get_capabilities()
     fast = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     return torch.bfloat16 if fast else torch.float32
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """Return a context that takes matrix products in `dtype`; no-op for float32."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)

@@ -16,7 +16,6 @@ from models.encoder.event_types import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention
-from models.recommender.transition_counts import transition_sums
 
 _BATCH = 16  # users at once
 
@@ -125,7 +124,7 @@ class ModelRanker:
     def _counts(self, items: Tensor, types: Tensor) -> Tensor:
         """What `Recommender.transitions` takes of one user, [S, N], newest item first."""
         model = self._model
-        counts = [2 * transition_sums(model.transition_counts, items, model.cooccurrence_window)]
+        counts = [2 * model.transition_counts.sums(items)]
         if model.counts_repeats:
             depth = model.cooccurrence_window.depth
             taken = items[:depth][is_liked(types[:depth], model.config.dislike_type)]

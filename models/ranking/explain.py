@@ -27,7 +27,6 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.item_weights import rank_contributions
 from models.history.long_history import REMAINDER, expand_top_events
 from models.history.user_memory import UserMemory
-from models.recommender.transition_counts import transition_shares
 
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
@@ -181,14 +180,12 @@ def _shares(
     model = snapshot.model
     if not model.has_transitions:
         return torch.zeros(0, 0)
-    item, reach = int(snapshot.trained_rows[target]), model.cooccurrence_window
-    shares = [
-        2 * transition_shares(model.transition_counts, user.recent_items[recent], item, reach)
-    ]
+    item, counts = int(snapshot.trained_rows[target]), model.transition_counts
+    shares = [2 * counts.shares(user.recent_items[recent], item)]
     if model.counts_repeats:
         rows, liked = user.taken(model.config.dislike_type)
         again = (rows[recent] == target) & liked[recent] & (not options.exclude_self)
-        shares.append(again[: reach.depth].float())
+        shares.append(again[: counts.window.depth].float())
     return torch.stack(shares)
 
 

@@ -17,7 +17,6 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.scoring import Scores, score
 from models.recommender.target_attention import candidate_query
-from models.recommender.transition_counts import top_transitions
 
 # Scoring every item is the true ranking, so it is done while targets × rows stay below this:
 # measured by `make bench`, about 30 ms on one core.
@@ -140,9 +139,7 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     trained, model = snapshot.trained, snapshot.model
     if trained is None or not model.has_transitions or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    after = top_transitions(
-        model.transition_counts, user.recent_items, count, model.cooccurrence_window
-    )
+    after = model.transition_counts.top(user.recent_items, count)
     ids = [trained.item_ids[item] for item in after.tolist()]
     rows = snapshot.catalogue.rows(ids).astype(np.int64)
     if not model.counts_repeats:

@@ -16,7 +16,6 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.long_history import attend_long, concat_targets
 from models.history.user_memory import UserMemory
 from models.recommender.target_attention import gather_rows
-from models.recommender.transition_counts import transition_sums
 
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
 _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
@@ -100,13 +99,12 @@ def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(len(targets))
     rows = snapshot.trained_rows.index_select(0, targets)
-    after = transition_sums(model.transition_counts, user.recent_items, model.cooccurrence_window)
+    after = model.transition_counts.sums(user.recent_items)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
     if model.counts_repeats:
         items, liked = user.taken(model.config.dislike_type)
-        items = items[: model.cooccurrence_window.depth][
-            liked[: model.cooccurrence_window.depth] & again
-        ]
+        depth = model.cooccurrence_window.depth
+        items = items[:depth][liked[:depth] & again]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
     return model.transition_scores(user.user_state, torch.stack(counts))
 

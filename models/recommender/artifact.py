@@ -1,4 +1,4 @@
-"""`Trained`: a trained model with the ids it was trained on, and the files both are kept in."""
+"""The trained artifact: a model, the ids it was trained on, and their file format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
 ItemCounts = NDArray[np.int64]
 
 ARTIFACT_FORMAT = 4
-_EVENTS = "events"  # the tensor of events per item
-_WHOLE = {
-    "transition_items": torch.int32,
-    "max_request_gap": torch.int64,
-}  # tensors of whole numbers
+_ITEM_COUNTS = "item_counts"  # name of the tensor beside the weights
+_INTEGER_BUFFERS = {"transition_items": torch.int32, "max_request_gap": torch.int64}
 WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE = "weights.safetensors", "model.json", "items.json"
 
 
@@ -33,15 +30,15 @@ WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE = "weights.safetensors", "model.json"
 class TrainedModel:
     """A trained model with the ids it was trained on.
 
-    Raises ValueError where the parts do not fit each other or a weight is not finite.
+    Raises ValueError if the parts do not fit each other or a weight is not finite.
     """
 
     model: Recommender
     item_ids: tuple[str, ...]  # row order of the id embedding
     item_counts: ItemCounts  # [N] events per item in training
-    text_encoder: str  # name of the text encoder whose vectors the model reads
+    text_encoder: str  # name of the text encoder whose vectors are the model's content
     metadata: Mapping[str, Any]
-    event_types: tuple[str, ...] = ("view",)  # names of the types of events, row order
+    event_types: tuple[str, ...] = ("view",)  # names of the event types, row order
 
     def __post_init__(self) -> None:
         items = self.model.config.n_items
@@ -57,18 +54,18 @@ class TrainedModel:
         for name, weight in self.model.state_dict().items():
             if not torch.isfinite(weight).all():
                 raise ValueError(f"weight {name} is not finite everywhere")
-        columns, counts = self.model.transition_counts
+        columns, counts, _ = self.model.transition_counts
         if ((columns < 0) | (columns > items)).any():
-            raise ValueError(f"followers must be rows of {items} items, or {items} for none")
+            raise ValueError(f"transition items must be in [0, {items}]")
         if (counts < 0).any():
-            raise ValueError("counts of followers must not be negative")
+            raise ValueError("transition counts must not be negative")
         if not 0 <= int(self.model.max_request_gap) <= MAX_REQUEST_GAP:
-            raise ValueError(f"the horizon must be in [0, {MAX_REQUEST_GAP}] microseconds")
+            raise ValueError(f"max_request_gap must be in [0, {MAX_REQUEST_GAP}] microseconds")
 
     def to_files(self) -> dict[str, bytes]:
-        """Named byte strings: safetensors and JSON, nothing pickled."""
+        """Serialise to named byte strings: safetensors and JSON, nothing pickled."""
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
-        tensors[_EVENTS] = torch.from_numpy(self.item_counts)
+        tensors[_ITEM_COUNTS] = torch.from_numpy(self.item_counts)
         description = {
             "format": ARTIFACT_FORMAT,
             "config": self.model.config.as_dict(),
@@ -84,15 +81,15 @@ class TrainedModel:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> TrainedModel:
-        """What `pack` wrote.
+        """Read what `to_files` wrote.
 
         Raises:
-            ValueError: saying which file is missing, malformed or does not fit the others.
+            ValueError: naming the file that is missing, malformed or does not fit the others.
         """
         for name in (WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE):
             if name not in files:
                 raise ValueError(f"{name} is missing")
-        with _blamed(DESCRIPTION_FILE):
+        with _naming(DESCRIPTION_FILE):
             description = json.loads(files[DESCRIPTION_FILE])
             if description["format"] != ARTIFACT_FORMAT:
                 raise ValueError(
@@ -105,25 +102,25 @@ class TrainedModel:
             config = RecommenderConfig(**description["config"])
             types = description["event_types"]
             if not isinstance(types, list) or not all(isinstance(name, str) for name in types):
-                raise ValueError("types must be a list of names")
+                raise ValueError("event_types must be a list of names")
             _check_types(types, config)
-        with _blamed(ITEMS_FILE):
+        with _naming(ITEMS_FILE):
             item_ids = json.loads(files[ITEMS_FILE])
             if not isinstance(item_ids, list) or not all(isinstance(id_, str) for id_ in item_ids):
                 raise ValueError("must be a list of strings")
             if len(item_ids) != config.n_items:
                 raise ValueError(f"{len(item_ids)} ids, where the model has {config.n_items} items")
             _check_distinct(item_ids)
-        with _blamed(WEIGHTS_FILE):
+        with _naming(WEIGHTS_FILE):
             tensors = load(files[WEIGHTS_FILE])
-            counts = tensors.pop(_EVENTS)
+            counts = tensors.pop(_ITEM_COUNTS)
             if counts.dtype != torch.int64:
-                raise ValueError(f"counts must be int64, not {counts.dtype}")
+                raise ValueError(f"{_ITEM_COUNTS} must be int64, not {counts.dtype}")
             for name, weight in tensors.items():
-                wanted = _WHOLE.get(name, torch.float32)
+                wanted = _INTEGER_BUFFERS.get(name, torch.float32)
                 if weight.dtype != wanted:
                     raise ValueError(f"weight {name} must be {wanted}, not {weight.dtype}")
-            # Before a model of the size that the description claims takes any memory.
+            # Checked before a model of the described size is allocated.
             last = f"encoder.blocks.{config.blocks - 1}.out.weight"
             if (
                 tensors["content_projection.weight"].shape != (config.dim, config.content_dim)
@@ -131,7 +128,7 @@ class TrainedModel:
                 != (config.n_items, config.transitions_per_item)
                 or (config.blocks and last not in tensors)
             ):
-                raise ValueError(f"its weights are not of the shape that {DESCRIPTION_FILE} gives")
+                raise ValueError(f"its weights are not of the shape in {DESCRIPTION_FILE}")
             model = Recommender(config)
             model.load_state_dict(tensors)
             ids, names = tuple(item_ids), tuple(types)
@@ -139,8 +136,8 @@ class TrainedModel:
 
 
 @contextmanager
-def _blamed(file: str) -> Iterator[None]:
-    """Whatever is wrong inside is a ValueError that names the file."""
+def _naming(file: str) -> Iterator[None]:
+    """Turn any parsing error into a ValueError that names the file."""
     try:
         yield
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError,
@@ -155,9 +152,9 @@ def _check_distinct(item_ids: Sequence[str]) -> None:
 
 def _check_types(types: Sequence[str], config: RecommenderConfig) -> None:
     if len(types) != config.n_event_types:
-        raise ValueError(f"{len(types)} names of types, where the model has {config.n_event_types}")
+        raise ValueError(f"{len(types)} event types, where the model has {config.n_event_types}")
     if len(set(types)) < len(types):
-        raise ValueError("types must be distinct")
+        raise ValueError("event_types must be distinct")
     dislike = types.index(DISLIKE) if DISLIKE in types else -1
     if dislike != config.dislike_type:
         raise ValueError(f"the model's dislikes are of type {config.dislike_type}, not {dislike}")

@@ -1,48 +1,44 @@
-"""The shape of a recommender, by which its weights can be read again."""
+"""The configuration of a recommender, which travels with its weights."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+_MINIMUM = {
+    "n_items": 0, "content_dim": 1, "dim": 1, "heads": 1, "blocks": 0, "transitions_per_item": 0,
+    "window": 1, "n_event_types": 1, "dislike_type": -1, "dislike_heads": 0,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class RecommenderConfig:
-    """The shape of a recommender. It travels with the weights.
+    """Dimensions and options of a recommender.
 
-    Raises ValueError, naming the field, for a shape that no model can have.
+    Raises ValueError, naming the field, for an impossible configuration.
     """
 
     n_items: int  # rows of the id embedding
     content_dim: int = 256  # dimension of the text embeddings
     dim: int = 128
     heads: int = 4
-    blocks: int = 3  # of the history encoder; 0 leaves the sequence and the transitions out
-    transitions_per_item: int = 512  # kept of each item; 0 leaves the transitions out
+    blocks: int = 3  # of the history encoder; 0 disables the sequence and transition parts
+    transitions_per_item: int = 512  # largest counts kept of each item; 0 disables the part
     window: int = 240  # recent events that the encoder reads, three quarters of them at least
     dropout: float = 0.3
     tied_values: bool = False  # W_V = W_K
-    n_event_types: int = 1  # of events
-    dislike_type: int = -1  # the type that says what was not liked; -1 = there is none
-    dislike_heads: int = 0  # the last ones of the target attention: they see dislikes alone
-    next_basket: bool = (
-        False  # it is asked before a basket: what was taken at one time has no order
-    )
-    repeat_consumption: bool = False  # users come back to what they had
+    n_event_types: int = 1
+    dislike_type: int = -1  # the event type of dislikes; -1 = none
+    dislike_heads: int = 0  # the last heads of the target attention, which see dislikes alone
+    next_basket: bool = False  # predicts the next basket; events of one time have no order
+    repeat_consumption: bool = False  # users take items again, so seen items stay candidates
 
     def __post_init__(self) -> None:
-        least = {"n_items": 0, "content_dim": 1, "dim": 1, "heads": 1, "blocks": 0, "window": 1}
-        least |= {
-            "transitions_per_item": 0,
-            "n_event_types": 1,
-            "dislike_type": -1,
-            "dislike_heads": 0,
-        }
-        for name, lowest in least.items():
+        for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < lowest:
+            if not isinstance(value, int) or value < minimum:
                 raise ValueError(
-                    f"{name} must be a whole number of at least {lowest}, not {value!r}"
+                    f"{name} must be a whole number of at least {minimum}, not {value!r}"
                 )
         if self.dim % self.heads:
             raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
@@ -51,24 +47,25 @@ class RecommenderConfig:
         for name in ("tied_values", "next_basket", "repeat_consumption"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if self.dislike_type >= self.n_event_types or (
-            self.dislike_type >= 0 and self.n_event_types < 2
-        ):
-            raise ValueError(f"dislike_type must be one of several types, not {self.dislike_type}")
-        if self.dislike_heads and (self.dislike_type < 0 or self.dislike_heads >= self.heads):
-            raise ValueError("dislike_heads must leave other heads, and have dislikes to see")
+        types, dislike = self.n_event_types, self.dislike_type
+        if dislike >= types or (dislike >= 0 and types < 2):
+            raise ValueError(f"dislike_type must be one of several types, not {dislike}")
+        if self.dislike_heads and (dislike < 0 or self.dislike_heads >= self.heads):
+            raise ValueError("dislike_heads must leave other heads, and needs a dislike_type")
 
-    def with_event_types(self, types: int, *, dislike: int, disliked: bool) -> RecommenderConfig:
-        """This shape for a log of so many types of events.
+    def with_event_types(
+        self, types: int, *, dislike_type: int, has_dislikes: bool
+    ) -> RecommenderConfig:
+        """Return this configuration for a log with these event types.
 
         Args:
-            types: how many there are.
-            dislike: the one that says what was not liked, or -1.
-            disliked: whether there is such an event: one head is then theirs, if another is left.
+            types: number of event types.
+            dislike_type: the event type of dislikes, or -1.
+            has_dislikes: whether the log has any; one head is then theirs if another is left.
         """
-        heads = 1 if disliked and self.heads > 1 else 0
-        return replace(self, n_event_types=types, dislike_type=dislike, dislike_heads=heads)
+        heads = 1 if has_dislikes and self.heads > 1 else 0
+        return replace(self, n_event_types=types, dislike_type=dislike_type, dislike_heads=heads)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)

@@ -1,8 +1,9 @@
-"""How often one item follows another: co-occurrence within a window, as sparse rows."""
+"""Counts of item pairs within a window of each history, as a sparse matrix."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,9 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransitionMatrix:
-    """Sparse [n_items, n_items], compressed by row: row a holds the items that followed a.
+    """Sparse [n_items, n_items] in compressed rows: row a holds the items that followed a.
 
-    Row a is columns[offsets[a]:offsets[a + 1]], rising, with their counts.
+    Row a is columns[offsets[a]:offsets[a + 1]], ascending, with their counts.
     """
 
     offsets: NDArray[np.int64]  # [n_items + 1]
@@ -29,13 +30,6 @@ class TransitionMatrix:
         """The size of the catalogue."""
         return len(self.offsets) - 1
 
-    def dense(self) -> NDArray[np.float32]:
-        """[n_items, n_items]; for small catalogues and tests."""
-        out = np.zeros((self.n_items, self.n_items), dtype=np.float32)
-        rows = np.repeat(np.arange(self.n_items), np.diff(self.offsets))
-        out[rows, self.columns] = self.counts
-        return out
-
     def weighted_sums(
         self,
         batch: NDArray[np.int64],
@@ -43,18 +37,19 @@ class TransitionMatrix:
         weights: NDArray[np.float32],
         size: int,
     ) -> NDArray[np.float32]:
-        """[size, n_items] whose row b is the sum of weights[i] * self[items[i]] where batch[i] = b.
+        """Multiply by a sparse matrix: row b is Σ weights[i] · self[items[i]] where batch[i] = b.
 
-        Equals W @ self for the sparse W [size, n_items] with those entries.
+        Returns:
+            NDArray: [size, n_items].
         """
         starts = self.offsets[items]
         lengths = self.offsets[items + 1] - starts
         ends = np.cumsum(lengths)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        entries = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
             starts - (ends - lengths), lengths
         )
-        keys = np.repeat(batch * self.n_items, lengths) + self.columns[places]
-        values = self.counts[places] * np.repeat(weights, lengths)
+        keys = np.repeat(batch * self.n_items, lengths) + self.columns[entries]
+        values = self.counts[entries] * np.repeat(weights, lengths)
         flat = np.bincount(keys, weights=values, minlength=size * self.n_items)
         return flat.reshape(size, self.n_items).astype(np.float32)
 
@@ -62,11 +57,11 @@ class TransitionMatrix:
 def transition_matrix(
     log: Interactions, *, window: int = 20, power: float = 1.0
 ) -> TransitionMatrix:
-    """Count, for every pair of events of a user at most `window` apart, 1 / distance ** power.
+    """Sum 1 / distance ** power over all pairs of events of a user at most `window` apart.
 
-    M[a, b] sums over a being followed by b, so M is not symmetric; what was not liked follows
-    nothing. Working memory is bounded; the result holds at most window * E entries. Raises
-    ValueError for a window below 1.
+    M[a, b] counts a followed by b, so M is not symmetric; dislikes follow nothing. Working memory
+    is bounded; the result holds at most window * E entries. Raises ValueError for a window
+    below 1.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
@@ -74,36 +69,53 @@ def transition_matrix(
     # Events in order of their item: one chunk then holds whole rows of M.
     by_item = np.argsort(log.items, kind="stable")
     edges = np.concatenate(([0], np.cumsum(log.item_counts())))  # [n + 1] rows of by_item
-    left = np.repeat(log.offsets[1:], log.lengths) - np.arange(len(log)) - 1  # [E] events after
-    worth = np.concatenate(([0.0], np.arange(1.0, window + 1) ** -power))  # [window + 1]
     row_lengths = np.zeros(n, dtype=np.int64)
-    liked = ~log.disliked
-    columns, counts = [], []
+    columns, counts = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.float32)]
     for first, last in _chunks(edges, max(1, CHUNK // window)):
-        events = by_item[edges[first] : edges[last]]
-        reach = np.minimum(left[events], window)
-        source = np.repeat(events, reach)
-        distance = np.arange(len(source)) - np.repeat(np.cumsum(reach) - reach, reach) + 1
-        taken = liked[source + distance]
-        source, distance = source[taken], distance[taken]
-        keys = log.items[source].astype(np.int64) * n + log.items[source + distance]
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        heads = np.flatnonzero(np.diff(keys, prepend=-1))
-        if not len(heads):
-            continue
-        columns.append((keys[heads] % n).astype(np.int32))
-        counts.append(np.add.reduceat(worth[distance[order]], heads).astype(np.float32))
-        row_lengths += np.bincount(keys[heads] // n, minlength=n)
-    return TransitionMatrix(
-        np.concatenate(([0], np.cumsum(row_lengths))).astype(np.int64),
-        np.concatenate([np.empty(0, dtype=np.int32), *columns]),
-        np.concatenate([np.empty(0, dtype=np.float32), *counts]),
-    )
+        keys, sums = sum_pairs(log, log.items, by_item[edges[first] : edges[last]], window, power)
+        columns.append((keys % n).astype(np.int32))
+        counts.append(sums)
+        row_lengths += np.bincount(keys // n, minlength=n)
+    offsets = np.concatenate(([0], np.cumsum(row_lengths))).astype(np.int64)
+    return TransitionMatrix(offsets, np.concatenate(columns), np.concatenate(counts))
+
+
+def sum_pairs(
+    log: Interactions,
+    sources: NDArray[np.integer[Any]],
+    events: NDArray[np.int64],
+    window: int,
+    power: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Sum 1 / distance ** power over the pairs that start at some events, by source and item.
+
+    Args:
+        log: the events.
+        sources: a code for each event of the log, [E].
+        events: rows of the log, [n].
+        window: largest distance between the events of a pair.
+        power: of the distance.
+
+    Returns:
+        tuple: keys source * n_items + item of the second event, ascending, and their sums.
+    """
+    following = np.repeat(log.offsets[1:], log.lengths)[events] - events - 1
+    pairs = np.minimum(following, window)
+    first = np.repeat(events, pairs)
+    distance = np.arange(len(first)) - np.repeat(np.cumsum(pairs) - pairs, pairs) + 1
+    liked = ~log.disliked[first + distance]
+    first, distance = first[liked], distance[liked]
+    keys = sources[first].astype(np.int64) * log.n_items + log.items[first + distance]
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    weights = np.concatenate(([0.0], np.arange(1.0, window + 1) ** -power))[distance[order]]
+    sums = np.add.reduceat(weights, starts) if len(starts) else weights
+    return keys[starts], sums.astype(np.float32)
 
 
 def _chunks(edges: NDArray[np.int64], size: int) -> list[tuple[int, int]]:
-    """Ranges of items that together cover all, each of about `size` events or a single item."""
+    """Split the items into ranges of about `size` events each, or of a single item."""
     items, out, first = len(edges) - 1, [], 0
     while first < items:
         last = int(np.searchsorted(edges, edges[first] + size, side="right")) - 1

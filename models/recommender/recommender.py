@@ -3,11 +3,11 @@
     s(u, c) = ⟨x_c, h_u⟩ + λ(h_u)·log(1 + counts) + Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + prior_c
                sequence     transitions               target attention              popularity
 
-x is the item tower's vector, h_u the encoder's summary of the recent events as asked at a time,
-α the softmax over the user's memory with per-head position, age and type biases, v = W_V x and
-o_c = W_O^T x_c. What is counted for the transitions is 2 F_u(c), how often c followed the user's
-last items in other histories, and, in baskets of what users come back to, how often they took c
-themselves. Where items are taken in baskets, the prior has the popularity of late in it.
+x is the item vector, h_u the encoder's user state at the request time, α the softmax over the
+user's memory with per-head position, age and type biases, v = W_V x and o_c = W_O^T x_c. The
+transition counts are 2 F_u(c), how often c followed the user's last items in other histories;
+a next-basket model with repeat consumption adds how often the user took c, and the prior of a
+next-basket model includes the recent popularity.
 """
 
 from __future__ import annotations
@@ -29,85 +29,72 @@ from models.recommender.transition_counts import (
     TransitionCounts,
 )
 
-MAX_REQUEST_GAP = 2**60  # microseconds, a horizon that no request is beyond
-_TREND = 0.2  # what each of the trends weighs before anything is learned
+MAX_REQUEST_GAP = 2**60  # microseconds: clamps no request
+_POPULARITY_WEIGHT = 0.2  # initial weight of each recent popularity
 
 
 class Recommender(nn.Module):
-    """Trained by `models.training.fit.fit`, served through its `tables`."""
+    """Trained by `models.training.fit.fit`, served through its `item_tables`."""
 
     transition_items: Tensor
     transition_sums: Tensor
-    max_request_gap: Tensor
+    max_request_gap: Tensor  # microseconds, see `clamp_request_time`
     recent_popularity: Tensor | None
 
     def __init__(self, config: RecommenderConfig) -> None:
         super().__init__()
         self.config = config
-        dim = config.dim
+        dim, heads, items = config.dim, config.heads, config.n_items
         # An embedding cannot be empty; a model without trained ids keeps one that is never read.
-        self.id_embedding = nn.Embedding(max(1, config.n_items), dim)
+        self.id_embedding = nn.Embedding(max(1, items), dim)
         self.content_projection = nn.Linear(config.content_dim, dim, bias=False)
         # Content is a unit vector: at this scale its share starts as large as the id's.
         nn.init.normal_(self.id_embedding.weight, std=0.02)
         nn.init.normal_(self.content_projection.weight, std=0.02)
         self.encoder = (
-            HistoryEncoder(dim, config.heads, config.blocks, config.dropout)
-            if config.blocks
-            else None
+            HistoryEncoder(dim, heads, config.blocks, config.dropout) if config.blocks else None
         )
-        self.transition_scale = nn.Linear(dim, 1 + self.counts_repeats)  # λ, of each of the counts
+        self.transition_scale = nn.Linear(dim, 1 + self.counts_repeats)  # λ of each count
         nn.init.zeros_(self.transition_scale.weight)
         nn.init.constant_(self.transition_scale.bias, 0.5)
-        shape = (config.n_items, config.transitions_per_item)
-        self.register_buffer(
-            "transition_items", torch.full(shape, config.n_items, dtype=torch.int32)
-        )
+        shape = (items, config.transitions_per_item)
+        self.register_buffer("transition_items", torch.full(shape, items, dtype=torch.int32))
         self.register_buffer("transition_sums", torch.zeros(shape))
-        self.register_buffer(
-            "max_request_gap", torch.tensor(MAX_REQUEST_GAP)
-        )  # microseconds, see `within`
+        self.register_buffer("max_request_gap", torch.tensor(MAX_REQUEST_GAP))
         self.item_norm = nn.LayerNorm(dim)
-        self.cross_attention = HeadProjections(dim, config.heads, tied=config.tied_values)
-        nn.init.zeros_(
-            self.cross_attention.w_o.weight
-        )  # nothing is attended before something is learned
-        self.recency = RecencyBias(config.heads)
-        apart = (config.dislike_type, config.dislike_heads)
-        self.event_embedding = EventEmbedding(config.n_event_types, dim) if config.blocks else None
-        self.type_bias = (
-            EventTypeBias(config.n_event_types, config.heads, *apart)
-            if config.n_event_types > 1
-            else None
-        )
-        self.prior = nn.Parameter(torch.zeros(max(1, config.n_items)))
+        self.cross_attention = HeadProjections(dim, heads, tied=config.tied_values)
+        nn.init.zeros_(self.cross_attention.w_o.weight)  # an untrained attention adds nothing
+        self.recency = RecencyBias(heads)
+        types, dislikes = config.n_event_types, (config.dislike_type, config.dislike_heads)
+        self.event_embedding = EventEmbedding(types, dim) if config.blocks else None
+        self.type_bias = EventTypeBias(types, heads, *dislikes) if types > 1 else None
+        self.prior = nn.Parameter(torch.zeros(max(1, items)))
         self.new_prior = nn.Parameter(torch.zeros(()))  # of items that were not in training
-        shape = (len(HALF_LIVES), config.n_items + 1)
-        self.recent_popularity_weight = (
-            nn.Parameter(torch.full(shape[:1], _TREND)) if config.next_basket else None
-        )
-        self.register_buffer(
-            "recent_popularity", torch.zeros(shape) if config.next_basket else None
-        )
+        weights = torch.full((len(HALF_LIVES),), _POPULARITY_WEIGHT)
+        popularity = torch.zeros(len(HALF_LIVES), items + 1)
+        self.recent_popularity_weight = nn.Parameter(weights) if config.next_basket else None
+        self.register_buffer("recent_popularity", popularity if config.next_basket else None)
 
     @property
     def has_transitions(self) -> bool:
-        """Whether there is such a part; λ is read off the summary, so that needs an encoder."""
+        """Whether there is a transition part; λ is a function of the encoder's user state."""
         return self.encoder is not None and self.config.transitions_per_item > 0
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether how often a user took an item themselves is counted beside what followed."""
+        """Whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
 
     @property
     def transition_counts(self) -> TransitionCounts:
-        """What follows each item, by rows of the id embedding."""
-        return TransitionCounts(self.transition_items, self.transition_sums)
+        """The largest transition counts of each item, by rows of the id embedding."""
+        return TransitionCounts(
+            self.transition_items, self.transition_sums, self.cooccurrence_window
+        )
 
     @property
     def cooccurrence_window(self) -> CooccurrenceWindow:
-        """Which of a user's events the transitions count."""
+        """The weights of a user's recent events in the transition counts."""
         return BASKET_WINDOW if self.config.next_basket else SEQUENCE_WINDOW
 
     def load_statistics(
@@ -116,44 +103,39 @@ class Recommender(nn.Module):
         max_request_gap: int,
         recent_popularity: Tensor | None = None,
     ) -> None:
-        """Take these as what follows each item, a horizon in microseconds, and trends.
+        """Set the buffers that are counted from the log instead of trained.
 
         Args:
-            kept: counted with the model's own `reach`.
-            horizon: see `within`.
-            lately: how popular each item was of late, [half-lives, N + 1] as in
-                `models.recommender.recent_popularity`, where the model is one of baskets.
+            transition_counts: counted with the model's own `cooccurrence_window`.
+            max_request_gap: microseconds, see `clamp_request_time`.
+            recent_popularity: of a next-basket model, [half-lives, N + 1] as in
+                `models.recommender.recent_popularity`.
 
         Raises:
-            ValueError: for a part of another shape.
+            ValueError: for a statistic of another shape.
         """
         shape = (self.config.n_items, self.config.transitions_per_item)
-        if transition_counts.items.shape != shape or transition_counts.counts.shape != shape:
-            raise ValueError(
-                f"followers must be {shape}, not {tuple(transition_counts.items.shape)}"
-            )
-        if recent_popularity is not None and (
-            self.recent_popularity is None
-            or recent_popularity.shape != self.recent_popularity.shape
-        ):
-            raise ValueError(
-                f"there is no room for trends of shape {tuple(recent_popularity.shape)}"
-            )
-        self.transition_items, self.transition_sums = (
-            transition_counts.items,
-            transition_counts.counts,
-        )
-        self.max_request_gap = torch.tensor(max_request_gap)
+        items, counts, _ = transition_counts
+        if items.shape != shape or counts.shape != shape:
+            raise ValueError(f"transition counts must be {shape}, not {tuple(items.shape)}")
         if recent_popularity is not None:
+            own = self.recent_popularity
+            if own is None or recent_popularity.shape != own.shape:
+                wanted = None if own is None else tuple(own.shape)
+                raise ValueError(
+                    f"recent popularity must be {wanted}, not {tuple(recent_popularity.shape)}"
+                )
             self.recent_popularity = recent_popularity
+        self.transition_items, self.transition_sums = items, counts
+        self.max_request_gap = torch.tensor(max_request_gap)
 
     # ------------------------------------------------------------------ item tower
 
     def item_vectors(self, rows: Tensor, content: Tensor, keep_id: Tensor | None = None) -> Tensor:
-        """Item vectors from the id (where one was trained) and the projected text.
+        """Compute item vectors from the id embedding and the projected text embedding.
 
         Args:
-            rows: int64 [...], -1 where the item has no trained id.
+            rows: int64 [...], -1 for an item without a trained id.
             content: text embeddings [..., content].
             keep_id: bool [...], False drops the id so that text alone must work.
 
@@ -166,120 +148,113 @@ class Recommender(nn.Module):
         return vectors
 
     def item_tables(self, rows: Tensor, content: Tensor) -> ItemTables:
-        """Everything that scoring needs of each item.
+        """Precompute everything that scoring needs of each item.
 
         Args:
-            rows: int64 [N], -1 where the item was not in training.
-            content: [N, content].
+            rows: int64 [N], -1 for an item that was not in training.
+            content: text embeddings [N, content].
         """
         vectors = self.item_vectors(rows, content)
         prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], self.new_prior)
         if self.recent_popularity_weight is not None and self.recent_popularity is not None:
-            prior = (
-                prior + self.recent_popularity_weight @ self.recent_popularity[:, rows]
-            )  # row -1 is that of new items
+            # Row -1, the last, is that of new items.
+            prior = prior + self.recent_popularity_weight @ self.recent_popularity[:, rows]
         return self.project_items(vectors, prior)
 
     def project_items(self, vectors: Tensor, prior: Tensor) -> ItemTables:
-        """The cross-attention's projections of item vectors [N, dim]."""
-        normed = self.item_norm(vectors)
-        keys = self.cross_attention.keys(normed)
-        values = keys if self.cross_attention.tied else self.cross_attention.values(normed)
-        outputs = split_heads(normed @ self.cross_attention.w_o.weight, self.config.heads)
-        return ItemTables(
-            vectors, self.cross_attention.queries(normed), keys, values, outputs, prior
-        )
+        """Project item vectors [N, dim] with the cross-attention's matrices."""
+        normed, attention = self.item_norm(vectors), self.cross_attention
+        keys = attention.keys(normed)
+        values = keys if attention.tied else attention.values(normed)
+        outputs = split_heads(normed @ attention.w_o.weight, self.config.heads)
+        return ItemTables(vectors, attention.queries(normed), keys, values, outputs, prior)
 
-    # ------------------------------------------------------------------ the parts
+    # ------------------------------------------------------------------ parts of the score
 
     def event_inputs(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
-        """What the encoder is given of events: the items' vectors [..., dim], if it has no more.
+        """Compute the encoder's inputs [..., dim] from item vectors, event types and weights.
 
         Args:
-            vectors: of the items, [..., dim].
+            vectors: item vectors, [..., dim].
             types: int64 [...], rows of the model's types or `models.encoder.event_types.UNKNOWN`.
             log_weights: [...].
         """
         if self.event_embedding is None:
             return vectors
-        read: Tensor = self.event_embedding(vectors, types, log_weights)
-        return read
+        inputs: Tensor = self.event_embedding(vectors, types, log_weights)
+        return inputs
 
     def memory_bias(
         self, distance: Tensor, age: Tensor, log_weights: Tensor, types: Tensor
     ) -> Tensor:
-        """The bias [H, ...] on the scores of a memory's rows; -inf hides a row from a head.
+        """Compute the score bias [H, ...] of a memory's rows; -inf hides a row from a head.
 
         Args:
             distance: events between a row and the newest, broadcastable against `age`.
             age: microseconds [...].
             log_weights: broadcastable against `age`.
-            types: int64, likewise, as in `read`.
+            types: int64, likewise, as in `event_inputs`.
         """
         bias: Tensor = self.recency(distance, age) + log_weights
         if self.type_bias is None:
             return bias
-        types = types[(None,) * (bias.dim() - 1 - types.dim())]  # what heads come before
-        kinds: Tensor = self.type_bias(types)
-        return bias + kinds
+        types = types[(None,) * (bias.dim() - 1 - types.dim())]  # aligned behind the head axis
+        type_bias: Tensor = self.type_bias(types)
+        return bias + type_bias
 
     def user_states(self, events: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
-        """h_t of each prefix, [B, L, dim]; zero without an encoder. Arguments as the encoder's."""
+        """Compute h_t of each prefix, [B, L, dim]; zero without an encoder.
+
+        Arguments as in `HistoryEncoder.forward`.
+        """
         if self.encoder is None or events.shape[1] == 0:
             return torch.zeros_like(events)
-        summary: Tensor = self.encoder(events, timestamps, request_times)
-        return summary
+        states: Tensor = self.encoder(events, timestamps, request_times)
+        return states
 
     def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
-        """A request's time, no longer after the newest event than nearly all of training was.
+        """Clamp a request time to at most `max_request_gap` after the newest event.
 
-        A time further off says nothing more, and was never learned. All int64 microseconds.
+        Longer gaps hardly occur in training, so their embeddings are not learned. All int64
+        microseconds.
         """
         return torch.minimum(request_time, newest + self.max_request_gap)
 
     def transition_scores(self, user_state: Tensor, counts: Tensor) -> Tensor:
-        """Σ_s λ_s(h)·log(1 + counts_s).
+        """Compute Σ_s λ_s(h)·log(1 + counts_s).
 
         Args:
-            summary: h, [..., dim].
-            counts: of the targets [..., S, T]: 2F, and how often the user took each, where the
-                model has a scale for that.
+            user_state: h, [..., dim].
+            counts: of the targets [..., S, T]: 2F and, if the model `counts_repeats`, the user's
+                own counts.
         """
-        part: Tensor = (self.transition_scale(user_state)[..., None] * torch.log1p(counts)).sum(-2)
-        return part
+        scale = self.transition_scale(user_state)[..., None]
+        scores: Tensor = (scale * torch.log1p(counts)).sum(-2)
+        return scores
 
 
 def content_only_model(dimension: int) -> Recommender:
-    """The model before any training: one head whose projections are the identity on content.
+    """Build the untrained model: one head whose projections are the identity on content.
 
     Layer-normed unit vectors have length √d, so a score is √d·cos(c, j): sharp enough that the most
     similar events count most. Its values point back at content, so that the attention part is the
-    mean cosine of a target with what was attended. There is no sequence part.
+    mean cosine of a target with the attended events. There is no sequence part.
 
     Args:
         dimension: of the text embeddings.
     """
     config = RecommenderConfig(
-        n_items=0,
-        content_dim=dimension,
-        dim=dimension,
-        heads=1,
-        blocks=0,
-        transitions_per_item=0,
+        n_items=0, content_dim=dimension, dim=dimension, heads=1, blocks=0, transitions_per_item=0,
         tied_values=True,
-    )
+    )  # fmt: skip
     model = Recommender(config)
-    eye = torch.eye(dimension)
+    attention, eye = model.cross_attention, torch.eye(dimension)
     with torch.no_grad():
         model.id_embedding.weight.zero_()
         model.content_projection.weight.copy_(eye)
-        for projection in (
-            model.cross_attention.w_q,
-            model.cross_attention.w_k,
-            model.cross_attention.w_v,
-        ):
+        for projection in (attention.w_q, attention.w_k, attention.w_v):
             if projection is not None:
                 projection.weight.copy_(eye)
-        model.cross_attention.w_o.weight.copy_(eye / dimension)
+        attention.w_o.weight.copy_(eye / dimension)
         model.recency.position.copy_(-torch.linspace(0, 1, POSITION_BUCKETS))
     return model.eval()

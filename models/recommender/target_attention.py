@@ -1,4 +1,4 @@
-"""The target cross-attention of the whole catalogue: every item as the target of one history."""
+"""Target cross-attention of the whole catalogue: every item as the target of one history."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from models.attention.partial_softmax import PartialSoftmax, merge_partials
 
 
 class ItemTables(NamedTuple):
-    """What the model knows of each item, computed once per model version: N items, H heads."""
+    """Per-item projections, computed once per model version: N items, H heads."""
 
     vectors: Tensor  # [N, dim] item tower
     queries: Tensor  # [H, N, d] W_Q
     keys: Tensor  # [H, N, d] W_K
     values: Tensor  # [H, N, d] W_V
-    outputs: Tensor  # [H, N, d] W_O^T: what a value must point at to raise the score
+    outputs: Tensor  # [H, N, d] W_O^T: the direction in which a value raises the score
     prior: Tensor  # [N]
 
 
 def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
-    """Some rows [T] of a table [H, N, d]: [H, T, d], a copy in which each head's stand together.
+    """Select rows [T] of a table [H, N, d] into a copy [H, T, d] contiguous by head.
 
-    Row by row, as the table lies in memory. Along its second dimension torch would copy all of it
-    first, and an index of rows takes several times as long.
+    Selects along the first dimension of the transposed table, as it lies in memory: along its
+    second dimension torch would copy all of it first, and fancy indexing takes several times as
+    long.
     """
     if not table.shape[1]:
         return table.new_zeros(table.shape[0], len(rows), table.shape[2])
@@ -36,7 +37,7 @@ def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
 
 
 def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Σ_h ⟨context_h, o_h⟩ of every item of `tables` as the target of one prefix each.
+    """Compute Σ_h ⟨context_h, o_h⟩ of every item as the target of one history per batch row.
 
     Args:
         tables: the targets, N items.
@@ -48,13 +49,13 @@ def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Ten
         Tensor: [B, N].
     """
     rows = []
-    # One by one, so that the scores of one history with every item still fit the cache; and
-    # by head, because batched products of this shape are far slower than plain ones.
+    # One history and one head at a time: its scores with every item still fit the cache, and
+    # batched products of this shape are far slower than plain ones.
     for own_keys, own_values, own_bias in zip(keys, values, bias, strict=True):
         total = torch.zeros_like(tables.prior)
         for head in range(len(own_bias)):
             if bool((own_bias[head] == -math.inf).all()):
-                continue  # nothing to attend to
+                continue  # no visible row
             query, output = tables.queries[head] * keys.shape[-1] ** -0.5, tables.outputs[head]
             score = torch.mm(query, own_keys[head].T).float() + own_bias[head]
             gain = torch.mm(output, own_values[head].T).float()
@@ -66,7 +67,7 @@ def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Ten
 def target_attention_prefixes(
     queries: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, bias: Tensor
 ) -> Tensor:
-    """The same for T prefixes of each history at once, in matrix products.
+    """Compute the target attention of T prefixes of each history at once, in matrix products.
 
     The exponential of a score factors into a part of (target, row) and a part of (prefix, row),
     e^(s_cj + b_tj) = e^(s_cj) e^(b_tj), so numerator and denominator of all prefixes are the
@@ -74,40 +75,41 @@ def target_attention_prefixes(
     L exponentials a target instead of T·L.
 
     Args:
-        queries: of N targets for each history or for all, [B, H, N, d] or [H, N, d].
+        queries: of N targets per history or shared, [B, H, N, d] or [H, N, d].
         outputs: likewise.
         keys: [B, H, L, d].
         values: [B, H, L, d].
-        bias: [B, H, T, L]; -inf hides a row from a prefix; one that sees nothing has 0.
+        bias: [B, H, T, L]; -inf hides a row from a prefix; a prefix without a visible row
+            gets 0.
 
     Returns:
         Tensor: [B, T, N].
     """
     score = (queries @ keys.mT).float() / keys.shape[-1] ** 0.5  # (B, H, N, L)
     gain = outputs @ values.mT  # (B, H, N, L)
-    # Softmax does not see what is subtracted from all its scores; the peaks keep e^x small.
+    # Softmax is invariant to a constant on all its scores; subtracting the maxima bounds e^x.
     shared = torch.exp(score - score.detach().amax(-1, keepdim=True))
     peak = bias.detach().amax(-1, keepdim=True)
-    peak = peak.masked_fill(peak == -math.inf, 0.0)  # of a prefix that sees nothing
+    peak = peak.masked_fill(peak == -math.inf, 0.0)  # no visible row
     prefix = torch.exp(bias - peak).mT  # (B, H, L, T)
     total = (shared @ prefix).float()
     weighted = ((shared * gain) @ prefix).float()
-    # A row in a prefix's future may hold the peak; what is left of the prefix is then tiny.
+    # The maximum may be of a row in the prefix's future; the prefix's own sum is then tiny.
     return (weighted / total.clamp(min=1e-30)).sum(1).mT  # (B, N, T) -> (B, T, N)
 
 
 def candidate_keys(tables: ItemTables) -> Tensor:
-    """Keys [N, dim + H·d + 1]: the product with `candidate_query` approximates s(u, c)."""
+    """Return keys [N, dim + H·d + 1] whose product with `candidate_query` approximates s(u, c)."""
     return torch.cat([tables.vectors, merge_heads(tables.outputs), tables.prior[:, None]], 1)
 
 
 def candidate_query(
     user_state: Tensor, values: Tensor, bias: Tensor, recent_partial: PartialSoftmax | None = None
 ) -> Tensor:
-    """One vector for the user, [dim + H·d + 1], that stands in for every target's attention.
+    """Return one vector for the user, [dim + H·d + 1], in place of every target's attention.
 
-    The target-dependent part of the logits is left out, so each head's context is the mean of
-    the values under the softmax of the biases alone.
+    It omits the target-dependent part of the logits, so each head's context is the mean of the
+    values under the softmax of the biases alone.
 
     Args:
         summary: h_u, [dim].

@@ -1,4 +1,4 @@
-"""Exact cross-entropy over many classes, its gradient formed chunk by chunk in the forward pass."""
+"""Exact cross-entropy over many classes; the forward pass computes the gradient chunk by chunk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-_NEVER = -1e9  # a logit no softmax sees; finite, so that gradients stay finite
+MASKED_LOGIT = -1e9  # probability 0 after softmax, yet finite, so that gradients stay finite
 
 
 class Chunk(NamedTuple):
@@ -16,11 +16,11 @@ class Chunk(NamedTuple):
 
     first: int
     last: int
-    hidden: Tensor  # int64 [any], flat places of the chunk's [rows, classes] that are not in it
-    counts: Callable[[], Sequence[Tensor]] | None  # S of [rows, classes], what `scale` multiplies
+    hidden: Tensor  # int64 [any], flat indices into the chunk's [rows, classes] to mask
+    counts: Callable[[], Sequence[Tensor]] | None  # S of [rows, classes], multiplied by `scale`
 
 
-class _Entropy(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     """Σ_t w_t (log Σ_c e^z_tc − z_t,target) / Σ w with z = h Eᵀ + b + Σ_s λ_s·C_s."""
 
     @staticmethod
@@ -31,7 +31,7 @@ class _Entropy(torch.autograd.Function):
         classes: Tensor,
         bias: Tensor,
         targets: Tensor,
-        worth: Tensor,
+        target_weights: Tensor,
         chunks: Iterable[Chunk],
         dtype: torch.dtype,
     ) -> Tensor:
@@ -42,26 +42,26 @@ class _Entropy(torch.autograd.Function):
         total = states.new_zeros(())
         for first, last, hidden, counts in chunks:
             rows = slice(first, last)
-            target, weight = targets[rows, None], worth[rows, None]
+            target, weight = targets[rows, None], target_weights[rows, None]
             logits = torch.mm(low[rows], narrow.T).float().add_(bias)
-            counted = counts() if counts is not None else ()
-            for number, each in enumerate(counted):
+            chunk_counts = counts() if counts is not None else ()
+            for number, each in enumerate(chunk_counts):
                 logits.addcmul_(each, scale[rows, number, None])
             own = logits.gather(1, target)
-            logits.view(-1)[hidden] = _NEVER
-            logits.scatter_(1, target, own)  # a target is never hidden from itself
+            logits.view(-1)[hidden] = MASKED_LOGIT
+            logits.scatter_(1, target, own)  # a target is never masked
             peak = logits.amax(1, keepdim=True)
             shares = logits.sub_(peak).exp_()
             partition = shares.sum(1, keepdim=True)
             total += ((partition.log() + peak - own) * weight).sum()
             shares.mul_(weight / partition).scatter_add_(1, target, -weight)
-            for number, each in enumerate(counted):
+            for number, each in enumerate(chunk_counts):
                 to_scale[rows, number] = torch.linalg.vecdot(shares, each)
             to_bias += shares.sum(0)
             shares = shares.to(dtype)
             to_states[rows] = torch.mm(shares, narrow)
             to_classes += torch.mm(shares.T, low[rows])
-        weights = worth.sum().clamp(min=1e-30)
+        weights = target_weights.sum().clamp(min=1e-30)
         gradients = (to_states, to_scale, to_classes, to_bias)
         ctx.save_for_backward(*(gradient / weights for gradient in gradients))
         return total / weights
@@ -83,7 +83,7 @@ def chunked_cross_entropy(
     chunks: Iterable[Chunk],
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Mean cross-entropy of targets under softmax(h Eᵀ + b + Σ_s λ_s C_s), nothing of it kept.
+    """Compute the mean cross-entropy under softmax(h Eᵀ + b + Σ_s λ_s C_s) without keeping logits.
 
     Args:
         states: h, float32 [T, d].
@@ -91,9 +91,11 @@ def chunked_cross_entropy(
         classes: E, float32 [C, d].
         bias: b, float32 [C].
         targets: int64 [T].
-        worth: float32 [T], each row's weight in the mean; 0 leaves it out.
-        chunks: that together cover the rows.
+        target_weights: float32 [T], each row's weight in the mean.
+        chunks: cover the rows.
         dtype: of the matrix products; sums stay in float32.
     """
-    loss = _Entropy.apply(states, scale, classes, bias, targets, target_weights, chunks, dtype)  # type: ignore[no-untyped-call]
+    loss = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, scale, classes, bias, targets, target_weights, chunks, dtype
+    )
     return cast(Tensor, loss)

@@ -1,4 +1,4 @@
-"""What a model is given of a log before it is trained: what can be counted is not learned."""
+"""Initialises a model from counts of the log, before any training."""
 
 from __future__ import annotations
 
@@ -9,42 +9,29 @@ from torch import Tensor
 from models.data.interactions import Interactions
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import (
-    CooccurrenceWindow,
-    TransitionCounts,
-    transition_counts,
-)
+from models.recommender.transition_counts import count_transitions
 
-_HORIZON = 0.999  # share of training's waits between events that are within the model's horizon
+_GAP_QUANTILE = 0.999  # of the gaps between events, beyond which request times are clamped
 
 
 def fit_statistics(model: Recommender, log: Interactions) -> None:
-    """What follows what, the horizon, what is popular and what was of late, into the model."""
+    """Initialise transition counts, request-gap cap, popularity prior and recent popularity."""
     config = model.config
-    lately = RecentPopularity(log).latest if config.next_basket else None
     model.load_statistics(
-        _followers(log, config.transitions_per_item, model.cooccurrence_window),
-        _horizon(log),
-        lately,
+        count_transitions(log, config.transitions_per_item, model.cooccurrence_window),
+        _max_request_gap(log),
+        RecentPopularity(log).latest if config.next_basket else None,
     )
-    frequency = _frequency(log)
+    prior = _log_popularity(log)
     with torch.no_grad():
-        model.prior.copy_(frequency)
-        model.new_prior.copy_(frequency.mean())
+        model.prior.copy_(prior)
+        model.new_prior.copy_(prior.mean())
 
 
-def _followers(log: Interactions, most: int, reach: CooccurrenceWindow) -> TransitionCounts:
-    if most:
-        return transition_counts(log, most, reach)
-    return TransitionCounts(
-        torch.zeros(log.n_items, 0, dtype=torch.int32), torch.zeros(log.n_items, 0)
-    )
+def _log_popularity(log: Interactions) -> Tensor:
+    """Return the initial prior: the log of each item's share, 0 for an item of mean popularity.
 
-
-def _frequency(log: Interactions) -> Tensor:
-    """What the prior starts from: the logarithm of each item's share, the mean item's being 0.
-
-    The steps of a small log would not get it there, nor those of a large catalogue's rare items.
+    The steps of a small log would not learn it, nor those of a large catalogue's rare items.
     """
     if not log.n_items:
         return torch.zeros(1)
@@ -52,7 +39,7 @@ def _frequency(log: Interactions) -> Tensor:
     return torch.log(counts / counts.mean())
 
 
-def _horizon(log: Interactions) -> int:
-    """The longest wait between two events of a user that is not an exception, microseconds."""
-    waits = np.diff(log.timestamps)[np.diff(log.users) == 0]
-    return int(np.quantile(waits, _HORIZON)) if len(waits) else 0
+def _max_request_gap(log: Interactions) -> int:
+    """Return the largest gap between a user's events, outliers aside, in microseconds."""
+    gaps = np.diff(log.timestamps)[np.diff(log.users) == 0]
+    return int(np.quantile(gaps, _GAP_QUANTILE)) if len(gaps) else 0

@@ -141,7 +141,7 @@ def fit(
     if model_config.n_items != log.n_items:
         raise ValueError(f"the shape has {model_config.n_items} items, the log {log.n_items}")
     model_config = model_config.with_event_types(
-        log.n_types, dislike=log.dislike_type, disliked=bool(log.disliked.any())
+        log.n_types, dislike_type=log.dislike_type, has_dislikes=bool(log.disliked.any())
     )
     model_config = replace(model_config, **prediction_task(log, validation)._asdict())
     train_config = train_config.for_next_basket() if model_config.next_basket else train_config

@@ -1,9 +1,9 @@
-"""The two losses of training: the sequence with its transitions, then the target attention."""
+"""The two training losses: the sequence loss with transitions, and the target attention's loss."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,59 +11,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from models.compute.device import product_dtype
+from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
-from models.data.windows import pad_windows
 from models.encoder.event_types import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
-from models.recommender.recent_popularity import DAY, RecentPopularity
+from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention_prefixes
-from models.recommender.transition_counts import (
-    HeldOutTransitions,
-    OwnTransitions,
-    log_repeat_counts,
-)
-from models.training.chunked_cross_entropy import Chunk, chunked_cross_entropy
-from models.training.log_profile import first_interactions, has_repeat_consumption, target_weights
-from models.training.negatives import MASKED_LOGIT, SoftmaxItems, sample_columns, softmax_items
+from models.training.chunked_cross_entropy import MASKED_LOGIT, Chunk, chunked_cross_entropy
+from models.training.held_out_transitions import HeldOutTransitions, log_repeat_counts
+from models.training.negatives import SoftmaxItems, sample_columns, softmax_items
+from models.training.window_batch import WindowBatch, WindowBatches
 
-_CHUNK = 384  # rows of logits at once, few enough to stay in the cache
-_STALE = 14 * DAY  # how old trends may be: a model is served for a while after it was trained
-_PICKED = 256  # items drawn for each window of the target attention, its targets aside
+CHUNK_ROWS = 384  # rows of logits at once, few enough to stay in the cache
+ATTENTION_SAMPLE = 256  # items drawn for each window of the target attention beside its targets
 
 
-class WindowBatch(NamedTuple):
-    """Windows as inputs and targets: B windows, L inputs each."""
+class TrainingStep(NamedTuple):
+    """A batch with everything drawn for it."""
 
-    inputs: Tensor  # int64 [B, L] item rows
-    targets: Tensor  # int64 [B, L]
-    timestamps: Tensor  # int64 [B, L] of the inputs
-    request_times: Tensor  # int64 [B, L] of the targets; UNTOLD where the model is not to know
-    log_weights: Tensor  # [B, L] of the inputs
-    types: Tensor  # int64 [B, L] of the inputs
-    target_weights: Tensor  # [B, L] of the targets; 0 in the padding, and for what was not liked
-    valid: Tensor  # bool [B, L], False in the padding and where nothing is known yet
-    events: NDArray[np.int64]  # [B, L] places of the inputs in the log
-    popularity_times: Tensor  # int64 [B, L] when what was popular of late is known for each target
-    newest_visible: (
-        Tensor | None
-    )  # int64 [B, L] the newest input that may be seen; None = its own place
-
-    def at_request(self, each: Tensor) -> Tensor:
-        """What there was of each input [B, L, ...], when each target was asked for."""
-        return at_places(each, self.newest_visible)
-
-
-def at_places(each: Tensor, state: Tensor | None) -> Tensor:
-    """Rows [B, L, ...] of `each` [B, L, ...] at the places `state` [B, L]; None = their own."""
-    return each if state is None else each[torch.arange(len(each))[:, None], state]
+    batch: WindowBatch
+    items: SoftmaxItems  # C items of the softmax
+    keep_id: Tensor  # bool [N], items that keep their id in this step
+    vectors: Tensor  # [C, dim] of the softmax's items
+    prior: Tensor  # [C] popularity and sampling correction
 
 
 class TrainingLosses:
     """Losses of batches of windows over one log.
 
-    Tensors are made where the model is: on another device than the processor, under
+    Tensors are made on the model's device; on another device than the CPU, call it under
     `torch.device(...)` as a context.
     """
 
@@ -78,253 +55,230 @@ class TrainingLosses:
         full_softmax_items: int,
         sampled_negatives: int,
     ) -> None:
+        """Count what the losses need of the log.
+
+        Args:
+            model: on the device of the training, with its statistics loaded.
+            log: the training log.
+            content: text embeddings [N, D].
+            id_dropout: share of items that lose their id in a step.
+            request_time_share: share of windows that see their targets' times.
+            full_softmax_items: catalogues up to this size take the softmax over all items.
+            sampled_negatives: items drawn for the softmax of a larger catalogue.
+        """
+        config = model.config
         self._model, self._log = model, log
         self._device = device = model.prior.device
         self._content = torch.from_numpy(content).to(device)
         # Without a text nothing would be left of an item that loses its id.
-        self._described = self._content.any(1)
-        self._drop_id, self._request_time = id_dropout, request_time_share
-        self._full_softmax, self._negatives = full_softmax_items, sampled_negatives
-        # Without an encoder there are no transitions, whatever was counted.
-        counts = model.encoder is not None and model.config.transitions_per_item
-        own = OwnTransitions(log, model.cooccurrence_window) if counts else None
-        self._counting = (
-            HeldOutTransitions(model.transition_counts, own, model.cooccurrence_window)
-            if own
-            else None
+        self._has_content = self._content.any(1)
+        self._id_dropout = id_dropout
+        self._full_softmax_items, self._sampled_negatives = full_softmax_items, sampled_negatives
+        self._transitions = (
+            HeldOutTransitions(model.transition_counts, log) if model.has_transitions else None
         )
-        self._trends = RecentPopularity(log, device) if model.config.next_basket else None
-        self._hide_seen = not model.config.repeat_consumption
-        counted = target_weights(log)
-        if self._hide_seen and has_repeat_consumption(log):
-            counted *= first_interactions(log)  # nobody is asked for what they had
-        self._worth = torch.from_numpy(counted).to(device)
+        self._popularity = RecentPopularity(log, device) if config.next_basket else None
+        self._exclude_seen = not config.repeat_consumption
+        self._batches = WindowBatches(
+            log,
+            device,
+            next_basket=config.next_basket,
+            exclude_seen=self._exclude_seen,
+            request_time_share=request_time_share,
+        )
         self._dtype = product_dtype(device)
 
-    def batch(self, spans: NDArray[np.int64]) -> WindowBatch:
-        """Windows (first event, end) [n, 2] as inputs and targets."""
-        cut = pad_windows(self._log, spans[:, 0], spans[:, 1])
-        items, times = self._placed(cut.items), self._placed(cut.timestamps)
-        told = torch.rand(len(spans), 1) < self._request_time
-        place = torch.arange(items.shape[1] - 1)
-        real = place < self._placed(cut.lengths - 1)[:, None]
-        state, moments = None, times[:, 1:]
-        if self._model.config.next_basket:
-            moments = moments - (torch.rand(len(spans), 1) * _STALE).long()
-            before = torch.searchsorted(times[:, :-1].contiguous(), times[:, 1:].contiguous())
-            real = real & (before > 0)
-            state = (before - 1).clamp(min=0)
-        return WindowBatch(
-            inputs=items[:, :-1].contiguous(),
-            targets=items[:, 1:].contiguous(),
-            timestamps=times[:, :-1].contiguous(),
-            request_times=torch.where(told, times[:, 1:], NO_REQUEST_TIME),
-            log_weights=self._placed(np.log(cut.weights[:, :-1])),
-            types=self._placed(cut.types[:, :-1]),
-            target_weights=self._worth[self._placed(cut.events[:, 1:])] * real,
-            valid=real,
-            events=cut.events[:, :-1],
-            popularity_times=moments,
-            newest_visible=state,
-        )
+    def sequence(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
+        """Compute the mean cross-entropy of sequence + transitions + prior.
 
-    def sequence(self, spans: NDArray[np.int64]) -> tuple[Tensor, float]:
-        """Mean cross-entropy of sequence + transitions + prior, and what its targets count."""
-        batch, model = self.batch(spans), self._model
-        among = self._candidates(batch)
-        keep = self._kept()
-        vectors = self._vectors(among.rows, keep)
-        with self._narrow():
-            events = self._vectors(batch.inputs, keep)
-            summary = model.user_states(
-                self._read(batch, events), batch.timestamps, batch.request_times
-            )
-        summary = batch.at_request(summary.float()).flatten(0, 1)
+        Args:
+            windows: (first event, end) [n, 2].
+
+        Returns:
+            tuple: the loss, and the sum of the target weights.
+        """
+        step = self.draw(windows)
+        batch = step.batch
+        with autocast(self._device, self._dtype):
+            events = self._item_vectors(batch.inputs, step.keep_id)
+        states = self._user_states(step, events).flatten(0, 1)
         loss = chunked_cross_entropy(
-            summary,
-            self._scales(summary),
-            vectors,
-            self._prior(among, keep),
-            # What stands in the padding need not be a candidate, and any column will do.
-            targets=(among.columns(batch.targets) * batch.valid).flatten(),
+            states,
+            self._count_scales(states),
+            step.vectors,
+            step.prior,
+            # An item in the padding need not have a column, and any column will do.
+            targets=(step.items.columns(batch.targets) * batch.valid).flatten(),
             target_weights=batch.target_weights.flatten(),
-            chunks=self._chunks(batch, among, keep),
+            chunks=self._chunks(step),
             dtype=self._dtype,
         )
         return loss, float(batch.target_weights.sum())
 
-    def attention(self, spans: NDArray[np.int64]) -> tuple[Tensor, float]:
-        """Mean cross-entropy of the whole score, and what its targets count together.
+    def attention(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
+        """Compute the mean cross-entropy of the whole score.
 
-        Only the target attention gets a gradient where there is an encoder. Each window is trained
-        on its own targets and on a sample of what the rest of the score thinks likely there.
+        With an encoder only the target attention gets a gradient. Each window is trained on its
+        own targets and on a sample of the items that the rest of the score ranks high there.
+
+        Args:
+            windows: (first event, end) [n, 2].
+
+        Returns:
+            tuple: the loss, and the sum of the target weights.
         """
-        batch, model = self.batch(spans), self._model
-        among = self._candidates(batch)
-        alone = model.encoder is None
-        with torch.set_grad_enabled(alone and torch.is_grad_enabled()):
-            keep = self._kept()
-            vectors = self._vectors(among.rows, keep)
-            events = self._vectors(batch.inputs, keep)
-            prior = self._prior(among, keep)
-            logits = self._rest(batch, among, events, vectors, keep) + prior
-            own = among.columns(batch.targets)
-            if self._hide_seen:
-                logits = logits.masked_fill(self._seen(batch, among, own), MASKED_LOGIT)
-        columns, correction = sample_columns(logits.detach(), own, batch.valid, _PICKED)
-        with self._narrow():
-            tables = model.project_items(vectors, prior)
+        model = self._model
+        attention = model.cross_attention
+        with torch.set_grad_enabled(model.encoder is None and torch.is_grad_enabled()):
+            step = self.draw(windows)
+            batch, own = step.batch, step.items.columns(step.batch.targets)
+            events = self._item_vectors(batch.inputs, step.keep_id)
+            logits = self._frozen_logits(step, events)
+            if self._exclude_seen:
+                logits = logits.masked_fill(seen_columns(batch, step.items, own), MASKED_LOGIT)
+        columns, correction = sample_columns(logits.detach(), own, batch.valid, ATTENTION_SAMPLE)
+        with autocast(self._device, self._dtype):
+            tables = model.project_items(step.vectors, step.prior)
             normed = model.item_norm(events)
-            keys = model.cross_attention.keys(normed)
-            values = keys if model.cross_attention.tied else model.cross_attention.values(normed)
-        place = torch.arange(batch.inputs.shape[1])
-        newest = place if batch.newest_visible is None else batch.newest_visible
-        distance = newest[..., None] - place  # (L, L), or for each window
-        latest = batch.at_request(batch.timestamps)
-        asked = torch.where(batch.request_times == NO_REQUEST_TIME, latest, batch.request_times)
-        bias = model.memory_bias(
-            distance,
-            asked[:, :, None] - batch.timestamps[:, None],
-            batch.log_weights[:, None],
-            batch.types[:, None],
-        )
-        future = (distance < 0).expand(bias.shape[1:])
-        bias = bias.transpose(0, 1).masked_fill(future[:, None], -torch.inf)  # (B, H, L, L)
-        with self._narrow():
+            keys = attention.keys(normed)
+            values = keys if attention.tied else attention.values(normed)
+        bias = self._memory_bias(batch)
+        with autocast(self._device, self._dtype):
             attended = target_attention_prefixes(
-                tables.queries[:, columns].transpose(0, 1),  # (B, H, C, d)
+                tables.queries[:, columns].transpose(0, 1),  # (B, H, P, d)
                 tables.outputs[:, columns].transpose(0, 1),
                 keys,
                 values,
                 bias,
             )
         width = batch.inputs.shape[1]
-        rest = logits.gather(2, columns[:, None].expand(-1, width, -1)) + correction[:, None]
+        frozen = logits.gather(2, columns[:, None].expand(-1, width, -1)) + correction[:, None]
         target = (columns[:, None] == own[:, :, None]).int().argmax(2)  # (B, L)
-        worth = batch.target_weights[batch.valid]
-        whole = (rest + attended)[batch.valid]
-        each = cross_entropy(whole, target[batch.valid], reduction="none")
-        return (each * worth).sum() / worth.sum().clamp(min=1e-30), float(worth.sum())
+        weights = batch.target_weights[batch.valid]
+        scores = (frozen + attended)[batch.valid]
+        losses = cross_entropy(scores, target[batch.valid], reduction="none")
+        return (losses * weights).sum() / weights.sum().clamp(min=1e-30), float(weights.sum())
 
-    # ------------------------------------------------------------------ the parts
+    # ------------------------------------------------------------------ a step's parts
 
-    def _narrow(self) -> torch.autocast:
-        """Matrix products in the dtype that the device is fast in."""
-        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32)
+    def draw(self, windows: NDArray[np.int64]) -> TrainingStep:
+        """Build the batch and draw its softmax items and dropped ids."""
+        batch = self._batches.batch(windows)
+        items = softmax_items(
+            self._log.n_items,
+            batch.targets[batch.valid],
+            self._full_softmax_items,
+            self._sampled_negatives,
+        )
+        keep_id = self._keep_ids()
+        prior = torch.where(
+            keep_id[items.rows], self._model.prior[items.rows], self._model.new_prior
+        )
+        vectors = self._item_vectors(items.rows, keep_id)
+        return TrainingStep(batch, items, keep_id, vectors, prior + items.correction)
 
-    def _placed(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _keep_ids(self) -> Tensor:
+        """Draw which items keep their id in this step, bool [N].
 
-    def _candidates(self, batch: WindowBatch) -> SoftmaxItems:
-        targets = batch.targets[batch.valid]
-        return softmax_items(self._log.n_items, targets, self._full_softmax, self._negatives)
-
-    def _kept(self) -> Tensor:
-        """Which items have their id in this step, bool [N].
-
-        The others are as new ones are: they have the prior of the new, and follow nothing, so that
-        texts are learned by what has to stand beside known items with nothing else.
+        The others are treated as new items, with the new items' prior and without transitions, so
+        that text embeddings are trained against known items on their own.
         """
-        return (torch.rand(self._log.n_items) >= self._drop_id) | ~self._described
+        return (torch.rand(self._log.n_items) >= self._id_dropout) | ~self._has_content
 
-    def _prior(self, candidates: SoftmaxItems, keep: Tensor) -> Tensor:
-        rows = candidates.rows
-        prior = torch.where(keep[rows], self._model.prior[rows], self._model.new_prior)
-        return prior + candidates.correction
+    def _item_vectors(self, rows: Tensor, keep_id: Tensor) -> Tensor:
+        return self._model.item_vectors(rows, self._content[rows], keep_id[rows])
 
-    def _vectors(self, rows: Tensor, keep: Tensor) -> Tensor:
-        return self._model.item_vectors(rows, self._content[rows], keep[rows])
+    def _user_states(self, step: TrainingStep, events: Tensor) -> Tensor:
+        """Encode the user state that each target sees, [B, L, dim], from its item vectors."""
+        batch, model = step.batch, self._model
+        with autocast(self._device, self._dtype):
+            inputs = model.event_inputs(events, batch.types, batch.log_weights)
+            states = model.user_states(inputs, batch.timestamps, batch.request_times)
+        return batch.visible_state(states.float())
 
-    def _read(self, batch: WindowBatch, events: Tensor) -> Tensor:
-        return self._model.event_inputs(events, batch.types, batch.log_weights)
+    def _frozen_logits(self, step: TrainingStep, events: Tensor) -> Tensor:
+        """Compute sequence + transitions + prior at each position, [B, L, C]."""
+        states = self._user_states(step, events)
+        logits = states @ step.vectors.T
+        scales = self._count_scales(states).unbind(-1)
+        for scale, counts in zip(scales, self._log_counts(step), strict=True):
+            logits = logits + scale[..., None] * counts.view_as(logits)
+        return logits + step.prior
 
-    def _rest(
-        self,
-        batch: WindowBatch,
-        candidates: SoftmaxItems,
-        events: Tensor,
-        vectors: Tensor,
-        keep: Tensor,
-    ) -> Tensor:
-        """Sequence + transitions of each position, [B, L, C]."""
+    def _memory_bias(self, batch: WindowBatch) -> Tensor:
+        """Compute the target attention's bias of each prefix, [B, H, L, L]; -inf hides a row."""
+        newest = batch.newest_inputs()
+        distance = newest[..., None] - torch.arange(batch.inputs.shape[1])  # (L, L) or (B, L, L)
+        latest = batch.visible_state(batch.timestamps)
+        times = torch.where(batch.request_times == NO_REQUEST_TIME, latest, batch.request_times)
+        bias = self._model.memory_bias(
+            distance,
+            times[:, :, None] - batch.timestamps[:, None],
+            batch.log_weights[:, None],
+            batch.types[:, None],
+        )
+        future = (distance < 0).expand(bias.shape[1:])
+        return bias.transpose(0, 1).masked_fill(future[:, None], -torch.inf)
+
+    def _count_scales(self, states: Tensor) -> Tensor:
+        """Return the factor of each of `_log_counts`, [..., S], from user states [..., dim]."""
         model = self._model
-        with self._narrow():
-            read = self._read(batch, events)
-            summary = model.user_states(read, batch.timestamps, batch.request_times).float()
-        summary = batch.at_request(summary)
-        logits = summary @ vectors.T
-        counted = self._counted(batch, candidates, keep)
-        for scale, each in zip(self._scales(summary).unbind(-1), counted, strict=True):
-            logits = logits + scale[..., None] * each.view_as(logits)
-        return logits
-
-    def _scales(self, summary: Tensor) -> Tensor:
-        """What each of `_counted` is multiplied by, [..., S], from summaries [..., dim]."""
-        model = self._model
-        parts = [] if self._counting is None else [model.transition_scale(summary)]
+        parts = [] if self._transitions is None else [model.transition_scale(states)]
         if model.recent_popularity_weight is not None:
-            parts.append(model.recent_popularity_weight.expand(*summary.shape[:-1], -1))
-        return torch.cat(parts, -1) if parts else summary[..., :0]
+            parts.append(model.recent_popularity_weight.expand(*states.shape[:-1], -1))
+        return torch.cat(parts, -1) if parts else states[..., :0]
 
-    def _counted(
-        self,
-        batch: WindowBatch,
-        candidates: SoftmaxItems,
-        keep: Tensor,
-        windows: slice = slice(None),
-    ) -> list[Tensor]:
-        """What is counted of every candidate at each position of some windows, S of [rows, C]."""
-        width, counted = len(candidates.rows), []
-        new = ~keep[candidates.rows]
-        if self._counting is not None:
-            items, events = batch.inputs[windows], batch.events[windows]
-            after = self._counting.log_counts(items, events, candidates.column, width)
-            counted.append(after.mul_(~new))  # many times faster than filling
+    def _log_counts(self, step: TrainingStep, windows: slice = slice(None)) -> list[Tensor]:
+        """Count every softmax item at each position of some windows, S of [positions, C]."""
+        batch, items, counts = step.batch, step.items, []
+        width, new = len(items.rows), ~step.keep_id[items.rows]
+        if self._transitions is not None:
+            inputs, events = batch.inputs[windows], batch.events[windows]
+            transitions = self._transitions.log_counts(inputs, events, items.column, width)
+            counts.append(transitions.mul_(~new))  # many times faster than masked_fill
             if self._model.counts_repeats:
-                took = is_liked(batch.types[windows], self._model.config.dislike_type).float()
-                counted.append(
-                    log_repeat_counts(
-                        candidates.columns(items), took, width, self._model.cooccurrence_window
-                    )
-                )
-        state = None if batch.newest_visible is None else batch.newest_visible[windows]
-        counted = [at_places(each, state).flatten(0, 1) for each in counted]
-        if self._trends is not None:
-            places = self._trends.steps(batch.popularity_times[windows].flatten())
-            # What has no id is as if nobody had taken it.
-            counted += self._trends.scores(places, torch.where(new, -1, candidates.rows)).unbind()
-        return counted
+                liked = is_liked(batch.types[windows], self._model.config.dislike_type).float()
+                depth = self._model.cooccurrence_window.depth
+                counts.append(log_repeat_counts(items.columns(inputs), liked, width, depth))
+        counts = [batch.visible_state(each, windows).flatten(0, 1) for each in counts]
+        if self._popularity is not None:
+            steps = self._popularity.steps(batch.popularity_times[windows].flatten())
+            counts += self._popularity.scores(steps, torch.where(new, -1, items.rows)).unbind()
+        return counts
 
-    def _chunks(self, batch: WindowBatch, candidates: SoftmaxItems, keep: Tensor) -> list[Chunk]:
-        """Whole windows together, about `_CHUNK` positions each."""
+    def _chunks(self, step: TrainingStep) -> list[Chunk]:
+        """Split the batch into chunks of whole windows, of about `CHUNK_ROWS` positions each."""
+        batch = step.batch
         count, length = batch.inputs.shape
-        width = len(candidates.rows)
-        each = max(1, _CHUNK // length)
-        place = torch.arange(length)
-        columns = candidates.columns(batch.inputs)
+        width = len(step.items.rows)
+        windows_each = max(1, CHUNK_ROWS // length)
+        columns = step.items.columns(batch.inputs)
         chunks = []
-        for first in range(0, count, each):
-            windows = slice(first, min(count, first + each))
+        for first in range(0, count, windows_each):
+            windows = slice(first, min(count, first + windows_each))
             hidden = torch.zeros(0, dtype=torch.int64)
-            if self._hide_seen:
-                newest = place if batch.newest_visible is None else batch.newest_visible[windows]
-                past = place <= newest[..., None]  # (L, L), or for each window
+            if self._exclude_seen:
+                newest = batch.newest_inputs(windows)
+                past = torch.arange(length) <= newest[..., None]  # (L, L) or (b, L, L)
                 seen = columns[windows, None, :].expand(-1, length, -1)  # (b, L, L)
                 row = torch.arange(len(seen) * length).view(-1, length, 1) * width
                 hidden = (row + seen)[past & (seen < width)]
-            counts = partial(self._counted, batch, candidates, keep, windows)
+            counts = partial(self._log_counts, step, windows)
             chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
         return chunks
 
-    @staticmethod
-    def _seen(batch: WindowBatch, candidates: SoftmaxItems, own: Tensor) -> Tensor:
-        """True at the columns a user has seen by each position [B, L, C], but for the target."""
-        count, length = batch.inputs.shape
-        width = len(candidates.rows)
-        place = torch.arange(length)
-        first = torch.full((count, width + 1), length)  # the position that first saw the column
-        columns = candidates.columns(batch.inputs)
-        first.scatter_reduce_(1, columns, place.expand(count, -1), "amin")
-        newest = place if batch.newest_visible is None else batch.newest_visible
-        seen = first[:, None] <= newest[..., None]  # (B, L, C + 1)
-        return seen.scatter_(2, own[:, :, None], False)[:, :, :width]
+
+def seen_columns(batch: WindowBatch, items: SoftmaxItems, own: Tensor) -> Tensor:
+    """Mark the columns that a user has seen by each position, bool [B, L, C], targets aside.
+
+    Args:
+        batch: B windows of L inputs.
+        items: C items of the softmax.
+        own: int64 [B, L], the targets' columns.
+    """
+    width, (count, length) = len(items.rows), batch.inputs.shape
+    first = torch.full((count, width + 1), length)  # the position that first saw a column
+    position = torch.arange(length).expand(count, -1)
+    first.scatter_reduce_(1, items.columns(batch.inputs), position, "amin")
+    seen = first[:, None] <= batch.newest_inputs()[..., None]  # (B, L, C + 1)
+    return seen.scatter_(2, own[:, :, None], False)[:, :, :width]

@@ -11,7 +11,7 @@ from models.data.interactions import Interactions
 from models.recommender.config import RecommenderConfig
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import transition_counts
+from models.recommender.transition_counts import count_transitions
 from models.training.fit import TrainConfig, TrainingResult, fit
 from models.training.log_profile import has_repeat_consumption
 from tests.support.small import DAY, DIMENSION, SECOND, encode, random_model
@@ -76,6 +76,6 @@ def counted_model(seed: int, log: Interactions, *, most: int = 4, **shape: Any) 
     if most:
         lately = RecentPopularity(log).latest if model.config.next_basket else None
         model.load_statistics(
-            transition_counts(log, most, model.cooccurrence_window), 2 * DAY, lately
+            count_transitions(log, most, model.cooccurrence_window), 2 * DAY, lately
         )
     return model

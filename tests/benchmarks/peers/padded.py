@@ -16,7 +16,6 @@ from models.attention.multihead import merge_heads
 from models.data.windows import window_start
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention
-from models.recommender.transition_counts import transition_sums
 
 
 class Padded:
@@ -104,9 +103,7 @@ class Padded:
         rows = []
         for row, length in zip(items, lengths.tolist(), strict=True):
             newest = row[:length].flip(0)[: model.cooccurrence_window.depth + 1]
-            counts = [
-                2 * transition_sums(model.transition_counts, newest, model.cooccurrence_window)
-            ]
+            counts = [2 * model.transition_counts.sums(newest)]
             if model.counts_repeats:
                 own = newest[: model.cooccurrence_window.depth]
                 counts.append(torch.bincount(own, minlength=model.config.n_items).float())

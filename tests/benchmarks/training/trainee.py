@@ -68,7 +68,7 @@ def heed(spec: dict[str, Any]) -> None:
     from models.data.interactions import Interactions
     from models.recommender.config import RecommenderConfig
     from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
-    from models.recommender.transition_counts import transition_counts
+    from models.recommender.transition_counts import count_transitions
     from models.training.fit import TrainConfig
     from models.training.losses import TrainingLosses
     from models.training.stage import Stage, StageSchedule, StageTrainer
@@ -86,7 +86,7 @@ def heed(spec: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Recommender(RecommenderConfig(**spec["shape"]))
     model.load_statistics(
-        transition_counts(log, model.config.transitions_per_item), MAX_REQUEST_GAP
+        count_transitions(log, model.config.transitions_per_item), MAX_REQUEST_GAP
     )
     losses = TrainingLosses(
         model,

@@ -12,7 +12,7 @@ import models.recommender.cooccurrence
 from models.data.interactions import Interactions
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import Ranker
-from models.recommender.cooccurrence import transition_matrix
+from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
 from tests.support.ranker_contract import RankerContract
 
 ALL = np.arange(3, dtype=np.int32)
@@ -75,16 +75,25 @@ def test_what_was_not_liked_counts_for_nothing(make: type[Popularity | Repeats |
     assert not np.array_equal(make.fit(replace(log, dislike_type=-1)).scores(log, users), expected)
 
 
+def dense(matrix: TransitionMatrix) -> NDArray[np.float32]:
+    """The matrix [n_items, n_items] with its zeros."""
+    out = np.zeros((matrix.n_items, matrix.n_items), dtype=np.float32)
+    out[np.repeat(np.arange(matrix.n_items), np.diff(matrix.offsets)), matrix.columns] = (
+        matrix.counts
+    )
+    return out
+
+
 def test_transitions_by_hand() -> None:
     """Each pair counts one over its distance, forwards only, and never across users."""
-    matrix = transition_matrix(small(), window=2).dense()
+    matrix = dense(transition_matrix(small(), window=2))
     expected = np.zeros((4, 4))
     expected[0, 1] = expected[2, 0] = 1
     expected[0, 2] = expected[1, 0] = 0.5
     expected[1, 2] = 2
     np.testing.assert_allclose(matrix, expected)
-    assert transition_matrix(small(), window=3).dense()[0, 0] == pytest.approx(1 / 3)
-    assert transition_matrix(small(), window=3, power=2).dense()[0, 0] == pytest.approx(1 / 9)
+    assert dense(transition_matrix(small(), window=3))[0, 0] == pytest.approx(1 / 3)
+    assert dense(transition_matrix(small(), window=3, power=2))[0, 0] == pytest.approx(1 / 9)
 
 
 def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.float64]:
@@ -106,7 +115,7 @@ def test_transitions_equal_counting_in_loops(chunk: int, monkeypatch: pytest.Mon
     for window, power in ((1, 1.0), (5, 0.5), (50, 2.0)):
         matrix = transition_matrix(log, window=window, power=power)
         np.testing.assert_allclose(
-            matrix.dense(), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
+            dense(matrix), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
         )
         rows = [
             matrix.columns[a:b]
@@ -125,7 +134,7 @@ def test_transitions_of_any_log_equal_loops(events: list[tuple[int, int]], windo
     log = Interactions.from_columns(
         [u for u, _ in events], [i for _, i in events], range(len(events)), n_users=4, n_items=5
     )
-    matrix = transition_matrix(log, window=window).dense()
+    matrix = dense(transition_matrix(log, window=window))
     np.testing.assert_allclose(matrix, count_in_loops(log, window, 1.0), rtol=1e-6, atol=1e-6)
 
 
@@ -138,7 +147,7 @@ def test_mixing_rows_is_a_matrix_product() -> None:
     left = np.zeros((4, 15))
     np.add.at(left, (batch, items), weights)
     np.testing.assert_allclose(
-        matrix.weighted_sums(batch, items, weights, 4), left @ matrix.dense(), rtol=1e-5, atol=1e-5
+        matrix.weighted_sums(batch, items, weights, 4), left @ dense(matrix), rtol=1e-5, atol=1e-5
     )
     nothing = np.empty(0, dtype=np.int64)
     empty = matrix.weighted_sums(nothing, nothing.astype(np.int32), nothing.astype(np.float32), 2)

@@ -300,7 +300,8 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
 
     Rows are the model's; they are the catalogue's too where that was made of i0, i1, … in order.
     """
-    columns, counts = (part.tolist() for part in snapshot.model.transition_counts)
+    items, weights, _ = snapshot.model.transition_counts
+    columns, counts = items.tolist(), weights.tolist()
     total: dict[int, float] = {}
     for k, item in enumerate(user.recent_items.tolist()[:8]):
         pairs = zip(columns[item], counts[item], strict=True) if item >= 0 else ()

@@ -225,14 +225,14 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
         WEIGHTS_FILE,
         weighed(lambda t: t.update({"item_norm.bias": t["item_norm.bias"].bfloat16()})),
     ),
-    ("no events", WEIGHTS_FILE, weighed(lambda t: t.pop("events"))),
-    ("fewer events", WEIGHTS_FILE, weighed(lambda t: t.update(events=t["events"][:-1].clone()))),
+    ("no events", WEIGHTS_FILE, weighed(lambda t: t.pop("item_counts"))),
+    ("fewer events", WEIGHTS_FILE, weighed(lambda t: t.update(item_counts=t["item_counts"][:-1].clone()))),
     (
         "events in fractions",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(events=t["events"].bfloat16())),
+        weighed(lambda t: t.update(item_counts=t["item_counts"].bfloat16())),
     ),
-    ("negative events", WEIGHTS_FILE, weighed(lambda t: t["events"].neg_())),
+    ("negative events", WEIGHTS_FILE, weighed(lambda t: t["item_counts"].neg_())),
     ("no counts of followers", WEIGHTS_FILE, weighed(lambda t: t.pop("transition_sums"))),
     ("no followers", WEIGHTS_FILE, weighed(lambda t: t.pop("transition_items"))),
     (
@@ -366,8 +366,8 @@ def test_parts_that_do_not_fit_are_refused(made: TrainedModel) -> None:
         TrainedModel(made.model, (*made.item_ids[:-1], "i0"), counts, "fake", {})
     told = random_model(1, **TOLD)
     for names, problem in (
-        (("view", "dislike"), "2 names of types, where the model has 3"),
-        (("view", "dislike", "view"), "types must be distinct"),
+        (("view", "dislike"), "2 event types, where the model has 3"),
+        (("view", "dislike", "view"), "event_types must be distinct"),
         (("dislike", "view", "buy"), "the model's dislikes are of type 1, not 0"),
         (("view", "hate", "buy"), "the model's dislikes are of type 1, not -1"),
     ):
@@ -380,11 +380,11 @@ def test_parts_that_do_not_fit_are_refused(made: TrainedModel) -> None:
         TrainedModel(broken, made.item_ids, counts, "fake", {})
     followed = random_model(1)
     followed.transition_items[2, 0] = 13
-    with pytest.raises(ValueError, match="followers must be rows of 12 items"):
+    with pytest.raises(ValueError, match=r"transition items must be in \[0, 12\]"):
         TrainedModel(followed, made.item_ids, counts, "fake", {})
     hasty = random_model(1)
     hasty.load_statistics(hasty.transition_counts, max_request_gap=-1)
-    with pytest.raises(ValueError, match="the horizon must be in"):
+    with pytest.raises(ValueError, match="max_request_gap must be in"):
         TrainedModel(hasty, made.item_ids, counts, "fake", {})
 
 

@@ -91,7 +91,7 @@ def test_what_happens_later_changes_nothing() -> None:
 
 def test_of_many_items_the_steps_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """No table is larger than it may be; what is recent still outweighs what is not."""
-    monkeypatch.setattr(models.recommender.recent_popularity, "_MOST", 10 * (ITEMS + 1))
+    monkeypatch.setattr(models.recommender.recent_popularity, "MAX_ENTRIES", 10 * (ITEMS + 1))
     log = Interactions.from_columns(
         [0] * 200, [0] * 100 + [1] * 100, np.arange(200) * DAY, n_users=1, n_items=ITEMS
     )

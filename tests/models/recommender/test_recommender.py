@@ -26,7 +26,6 @@ from models.recommender.target_attention import (
     target_attention,
     target_attention_prefixes,
 )
-from models.recommender.transition_counts import transition_sums
 from tests.support import reference
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import (
@@ -317,7 +316,7 @@ def test_transitions_equal_the_loop() -> None:
         summary = generator.normal(size=12)
         recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
         with torch.inference_mode():
-            total = transition_sums(model.transition_counts, torch.tensor(recent))
+            total = model.transition_counts.sums(torch.tensor(recent))
             got = model.transition_scores(torch.from_numpy(summary).float(), 2 * total[None])
         expected = [reference_.transitions(summary, recent, item) for item in range(12)]
         np.testing.assert_allclose(got, expected, atol=1e-5)

@@ -80,7 +80,7 @@ def test_it_learns_what_comes_next(shape: dict[str, Any], config: dict[str, Any]
 def test_the_counts_are_of_what_was_trained_on() -> None:
     """What follows each item in the log, to be served: the next one most, by hand."""
     fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, transitions_per_item=2))
-    columns, counts = fitted.model.transition_counts
+    columns, counts, _ = fitted.model.transition_counts
     for item in range(24):
         first, second = columns[item].tolist()
         assert (first, second) == ((item + 1) % 24, (item + 2) % 24)

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import models.training.losses
+import models.training.window_batch
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
 from models.training.log_profile import has_repeat_consumption, repeat_share
-from models.training.losses import TrainingLosses, WindowBatch
+from models.training.losses import TrainingLosses, seen_columns
 from models.training.negatives import SoftmaxItems
+from models.training.window_batch import WindowBatch
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
-from tests.support.small import DAY, SECOND, TOLD, cycle, random_model
+from tests.support.small import DAY, SECOND, TOLD, random_model
 from tests.support.training import content, counted_model, drawn_log
 
 ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
@@ -45,7 +47,7 @@ def _seeded() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trends as they were on the day, unless a test is about what they may be."""
-    monkeypatch.setattr(models.training.losses, "_STALE", 0)
+    monkeypatch.setattr(models.training.window_batch, "MAX_POPULARITY_AGE", 0)
 
 
 def in_dtype(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
@@ -72,14 +74,20 @@ def in_baskets(log: Interactions) -> Interactions:
     return replace(log, timestamps=np.concatenate(times))
 
 
-def losses(model: Recommender, log: Interactions, **more: Any) -> TrainingLosses:
+def losses(
+    model: Recommender,
+    log: Interactions,
+    texts: NDArray[np.float32] | None = None,
+    **more: Any,
+) -> TrainingLosses:
     given: dict[str, Any] = {
         "id_dropout": 0.0,
         "request_time_share": 0.0,
         "full_softmax_items": 1000,
         "sampled_negatives": 5,
     }
-    return TrainingLosses(model, log, content(log.n_items), **given | more)
+    texts = content(log.n_items) if texts is None else texts
+    return TrainingLosses(model, log, texts, **given | more)
 
 
 def mean(
@@ -130,7 +138,7 @@ def test_the_loss_of_the_sequence_equals_the_loop(
     Where people come back to what they had, nothing is hidden, and how often they had it counts;
     unless only what is new is asked for. A basket is asked for from what came before it.
     """
-    monkeypatch.setattr(models.training.losses, "_CHUNK", chunk)
+    monkeypatch.setattr(models.training.losses, "CHUNK_ROWS", chunk)
     log = log_of(1, again=again)
     log = in_baskets(log) if "next_basket" in kind else log
     assert (repeat_share(log) >= 0.01) == again
@@ -184,13 +192,13 @@ def test_items_without_their_id_are_as_new_ones(
     """By text alone in the events and the targets, of the new items' prior, following nothing."""
     log = log_of(5, again=False)
     model = counted_model(6, log)
-    kept = torch.tensor([item not in new for item in range(12)])
-    trained = losses(model, log)
-    monkeypatch.setattr(trained, "_kept", lambda: kept)
-    monkeypatch.setattr(models.training.losses, "_PICKED", 10**6)  # every item is drawn
+    texts = content(12)
+    texts[[item for item in range(12) if item not in new]] = 0  # without a text the id stays
+    trained = losses(model, log, texts, id_dropout=1.0)
+    monkeypatch.setattr(models.training.losses, "ATTENTION_SAMPLE", 10**6)  # every item is drawn
     with torch.inference_mode():
         loss, _ = getattr(trained, stage)(ALWAYS)
-    plain = PlainLosses(model, log, content(12), told=False, new=new)
+    plain = PlainLosses(model, log, texts, told=False, new=new)
     expected = [
         cross_entropy(first if stage == "sequence" else whole, target, seen)
         for begin, end in ALWAYS.tolist()
@@ -211,7 +219,7 @@ def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
         "sampled_negatives": 5,
     }
     drawing = TrainingLosses(model, log, texts, id_dropout=1.0, **given)
-    assert drawing._kept().nonzero().flatten().tolist() == [2, 7]
+    assert drawing.draw(ALWAYS).keep_id.nonzero().flatten().tolist() == [2, 7]
 
 
 def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
@@ -224,7 +232,7 @@ def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
         loss, _ = drawing.sequence(ALWAYS)
     again = losses(model, log, full_softmax_items=10)
     torch.set_rng_state(state)
-    drawn = again._candidates(again.batch(ALWAYS))
+    drawn = again.draw(ALWAYS).items
     assert len(drawn.rows) < 25
     worth = dict(zip(drawn.rows.tolist(), drawn.correction.exp().tolist(), strict=True))
     assert 0 not in worth, "the padding's item was to be none of them"
@@ -358,10 +366,10 @@ def test_the_attentions_gradient_is_on_average_that_of_all_items(
         flat: NDArray[np.float64] = torch.cat([each.flatten() for each in parts]).double().numpy()
         return flat
 
-    monkeypatch.setattr(models.training.losses, "_PICKED", 100 * items)
+    monkeypatch.setattr(models.training.losses, "ATTENTION_SAMPLE", 100 * items)
     exact = gradient()
     assert np.array_equal(exact, gradient())
-    monkeypatch.setattr(models.training.losses, "_PICKED", 20)
+    monkeypatch.setattr(models.training.losses, "ATTENTION_SAMPLE", 20)
     together, each = far(np.array([gradient() for _ in range(600)]), exact)
     assert together < 0.06
     assert each > 0.2
@@ -387,9 +395,7 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
     column = torch.full((items + 1,), len(rows))
     column[rows] = torch.arange(len(rows))
     candidates = SoftmaxItems(rows, column, torch.zeros(len(rows)))
-    hidden = TrainingLosses._seen(
-        batch_of(inputs, targets), candidates, candidates.columns(targets)
-    )
+    hidden = seen_columns(batch_of(inputs, targets), candidates, candidates.columns(targets))
     assert hidden.shape == (2, length, len(rows))
     for row, place, at in np.ndindex(2, length, len(rows)):
         item = int(rows[at])
@@ -419,23 +425,13 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
     assert float(loss) == pytest.approx(mean(expected, log, whole), abs=2e-5)
 
 
-def test_targets_in_the_padding_are_no_candidates() -> None:
-    """Nobody took what stands there."""
-    drawing = losses(
-        random_model(0, n_items=40), cycle(users=4, length=3, items=40), full_softmax_items=10
-    )
-    given = torch.tensor([[3, 7, 0]])
-    batch = batch_of(given, given)._replace(valid=torch.tensor([[True, True, False]]))
-    assert sorted(drawing._candidates(batch).rows.tolist())[:2] == [3, 7]
-
-
 def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window's are as old as the model may be by then, from none to all of it."""
     log = in_baskets(log_of(1, again=True))
     drawing = losses(counted_model(3, log, next_basket=True), log)
-    fresh = drawing.batch(ALWAYS).popularity_times
-    monkeypatch.setattr(models.training.losses, "_STALE", 14 * DAY)
-    ages = torch.stack([fresh - drawing.batch(ALWAYS).popularity_times for _ in range(200)])
+    fresh = drawing.draw(ALWAYS).batch.popularity_times
+    monkeypatch.setattr(models.training.window_batch, "MAX_POPULARITY_AGE", 14 * DAY)
+    ages = torch.stack([fresh - drawing.draw(ALWAYS).batch.popularity_times for _ in range(200)])
     assert (ages == ages[:, :, :1]).all(), "one age for a window"
     assert (ages >= 0).all()
     assert (ages < 14 * DAY).all()

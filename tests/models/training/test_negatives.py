@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.training.negatives import MASKED_LOGIT, SoftmaxItems, sample_columns, softmax_items
+from models.training.chunked_cross_entropy import MASKED_LOGIT
+from models.training.negatives import SoftmaxItems, sample_columns, softmax_items
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +105,12 @@ def test_what_is_likely_is_always_picked() -> None:
         sizes.append(len(weights))
     # So many are drawn on average, those that are certain counted once.
     assert np.mean(sizes) < 4 + 10
+
+
+def test_a_position_that_is_not_valid_may_have_no_column() -> None:
+    """Where nothing can be predicted yet, the target need not be among the softmax's items."""
+    own, valid = torch.tensor([[5, 2, 1]]), torch.tensor([[False, True, True]])
+    columns, correction = sample_columns(torch.zeros(1, 3, 5), own, valid, 1)
+    weights = dict(zip(columns[0].tolist(), correction[0].tolist(), strict=True))
+    assert weights[2] == weights[1] == 0
+    assert set(weights) <= set(range(5))

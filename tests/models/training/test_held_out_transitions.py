@@ -1,0 +1,142 @@
+"""Leave-one-out transition counts: a user's own pairs are really subtracted, against loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.data.interactions import Interactions
+from models.recommender.transition_counts import count_transitions
+from models.training.held_out_transitions import HeldOutTransitions, OwnTransitions
+from tests.support.transition_logs import (
+    ITEMS,
+    Counts,
+    counted,
+    histories,
+    history,
+    logs,
+    quick,
+    table,
+)
+
+
+def own(log: Interactions, user: int) -> Counts:
+    return counted([history(log, user)])
+
+
+@quick
+@given(log=logs())
+def test_own_pairs_are_those_of_the_user_alone(log: Interactions) -> None:
+    """For each event, every follower of its item in that user's history, once."""
+    events = np.random.default_rng(0).permutation(len(log))
+    place, column, count = OwnTransitions(log).starting_at(events)
+    found = list(zip(place.tolist(), column.tolist(), strict=True))
+    assert len(set(found)) == len(found)
+    values = dict(zip(found, count.tolist(), strict=True))
+    expected = {
+        (at, follower): weight
+        for at, event in enumerate(events.tolist())
+        for (item, follower), weight in own(log, int(log.users[event])).items()
+        if item == log.items[event]
+    }
+    assert values.keys() == expected.keys()
+    for pair, weight in expected.items():
+        assert values[pair] == pytest.approx(weight, rel=1e-5)
+
+
+def rectangle(log: Interactions, spans: list[tuple[int, int]]) -> tuple[Tensor, NDArray[np.int64]]:
+    """Items and events [B, L] of stretches of one user each; padding reads the last event again."""
+    length = max(end - first for first, end in spans)
+    events = np.array([
+        [min(first + at, end - 1) for at in range(length)] for first, end in spans
+    ])  # fmt: skip
+    return torch.from_numpy(log.items[events].astype(np.int64)), events
+
+
+def stretches(log: Interactions, data: st.DataObject) -> list[tuple[int, int]]:
+    """Windows as training takes them: of one user each, from anywhere on."""
+    users = [user for user in range(log.n_users) if log.lengths[user]]
+    spans = []
+    for user in data.draw(st.lists(st.sampled_from(users), min_size=1, max_size=3)):
+        begin, end = int(log.offsets[user]), int(log.offsets[user + 1])
+        first = data.draw(st.integers(begin, end - 1))
+        spans.append((first, data.draw(st.integers(first + 1, end))))
+    return spans
+
+
+def expected_at(log: Interactions, most: int, first: int, place: int) -> list[float]:
+    """log(1 + 2F) of every item at an event of a window, counted in a log without its user.
+
+    Of the pairs that were kept: what others hold of another is not known.
+    """
+    kept = table(count_transitions(log, most))
+    user = int(log.users[first])
+    others = counted([items for other, items in enumerate(histories(log)) if other != user])
+    totals = [0.0] * ITEMS
+    for k in range(min(8, place + 1)):
+        for target in range(ITEMS):
+            pair = (int(log.items[first + place - k]), target)
+            if pair in kept:
+                totals[target] += 0.3**k * others.get(pair, 0.0)
+    return [math.log1p(2 * total) for total in totals]
+
+
+@quick
+@given(log=logs().filter(len), most=st.integers(1, ITEMS), data=st.data())
+def test_each_position_counts_what_others_did(
+    log: Interactions, most: int, data: st.DataObject
+) -> None:
+    """The user's own pairs really removed, with items that come again; an item's column its row."""
+    spans = stretches(log, data)
+    items, events = rectangle(log, spans)
+    counting = HeldOutTransitions(count_transitions(log, most), log)
+    found = counting.log_counts(items, events, None, ITEMS)
+    assert found.shape == (*items.shape, ITEMS)
+    for row, (first, end) in enumerate(spans):
+        for place in range(end - first):
+            expected = expected_at(log, most, first, place)
+            np.testing.assert_allclose(found[row, place], expected, atol=1e-5)
+
+
+@quick
+@given(log=logs().filter(len), most=st.integers(1, ITEMS), data=st.data())
+def test_columns_may_be_of_some_items_only(
+    log: Interactions, most: int, data: st.DataObject
+) -> None:
+    """In any order: the same numbers in other places, and what has no column adds nothing."""
+    spans = stretches(log, data)
+    items, events = rectangle(log, spans)
+    chosen = data.draw(st.lists(st.integers(0, ITEMS - 1), unique=True, min_size=1))
+    column = torch.full((ITEMS + 1,), len(chosen))
+    column[torch.tensor(chosen)] = torch.arange(len(chosen))
+    counting = HeldOutTransitions(count_transitions(log, most), log)
+    found = counting.log_counts(items, events, column, len(chosen))
+    whole = counting.log_counts(items, events, None, ITEMS)
+    np.testing.assert_allclose(found, whole[:, :, chosen], atol=1e-6)
+
+
+def test_who_is_alone_learns_from_no_one() -> None:
+    """With one user in the log nothing is left; with a twin exactly the twin's pairs are."""
+    taken = [0, 1, 0, 2, 2, 1, 0, 0, 3, 1]
+    alone = Interactions.from_columns([0] * 10, taken, range(10), n_users=1, n_items=4)
+    twins = Interactions.from_columns(
+        [0] * 10 + [1] * 10, taken * 2, [*range(10)] * 2, n_users=2, n_items=4
+    )
+    for log, left in ((alone, False), (twins, True)):
+        items, events = rectangle(log, [(0, 10)])
+        found = HeldOutTransitions(count_transitions(log, 4), log).log_counts(
+            items, events, None, 4
+        )
+        if not left:
+            np.testing.assert_allclose(found, 0, atol=1e-6)
+            continue
+        kept = count_transitions(alone, 4)
+        for place in range(10):
+            recent = torch.tensor(taken[: place + 1][::-1])
+            expected = torch.log1p(2 * kept.sums(recent))
+            np.testing.assert_allclose(found[0, place], expected, atol=1e-5)
