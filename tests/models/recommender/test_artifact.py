@@ -226,7 +226,11 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
         weighed(lambda t: t.update({"item_norm.bias": t["item_norm.bias"].bfloat16()})),
     ),
     ("no events", WEIGHTS_FILE, weighed(lambda t: t.pop("item_counts"))),
-    ("fewer events", WEIGHTS_FILE, weighed(lambda t: t.update(item_counts=t["item_counts"][:-1].clone()))),
+    (
+        "fewer events",
+        WEIGHTS_FILE,
+        weighed(lambda t: t.update(item_counts=t["item_counts"][:-1].clone())),
+    ),
     (
         "events in fractions",
         WEIGHTS_FILE,
