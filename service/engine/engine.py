@@ -102,6 +102,10 @@ class Engine:
         """State, progress and result of a job. Raises `NotFound`."""
         return job_document(await self._jobs.get(job_id))
 
+    async def cancel_job(self, job_id: str) -> Mapping[str, Any]:
+        """Request that a job be stopped; return it as it is now. Raises `NotFound`."""
+        return job_document(await self._jobs.cancel(job_id))
+
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""
         loop = asyncio.get_running_loop()

@@ -116,14 +116,14 @@ class JobRunner:
             await asyncio.sleep(_POLL)
 
     async def cancel(self, job_id: str) -> Job:
-        """Stop a job, whichever process runs it; return it when it has ended. Raises NotFound.
+        """Request that a job be stopped, whichever process runs it; return it. Raises NotFound.
 
         An ended job does not change, and a training that completes meanwhile has succeeded.
         """
         job = await self.get(job_id)
         if not job.is_final:
             await asyncio.to_thread(self._store.request_cancellation, job_id)
-        return await self.wait(job_id)
+        return job
 
     async def close(self) -> None:
         """Stop the training that this process runs: SIGTERM, and SIGKILL after `grace` seconds."""

@@ -194,6 +194,9 @@ class FakeEngine:
             raise NotFound(f"There is no job {job_id!r}.")
         return {"job_id": job_id, "state": "running", "progress": 0.5}
 
+    async def cancel_job(self, job_id: str) -> Mapping[str, Any]:
+        return await self.job(job_id)
+
     async def models(self) -> list[Mapping[str, Any]]:
         return [{"version": "v1", "active": True, "metrics": {"ndcg@10": 0.2}}]
 

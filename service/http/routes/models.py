@@ -10,7 +10,7 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import ActivatedOut, JobDocument, JobOut, ModelsOut
 from service.http.schemas.scalars import PathName
-from service.http.schemas.write import ActivateIn, TrainIn
+from service.http.schemas.write import EmptyIn, TrainIn
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 
@@ -30,6 +30,24 @@ async def get_job(job_id: PathName, context: Context) -> Response:
     return Json(dict(await context.engine.job(job_id)))
 
 
+@router.post(
+    "/v1/jobs/{job_id}/cancel",
+    status_code=202,
+    responses={202: {"model": JobDocument}, **documented(404)},
+)
+async def cancel_job(
+    job_id: PathName,
+    context: Context,
+    body: EmptyIn | None = None,  # noqa: ARG001  # refuses what it does not name
+) -> Response:
+    """Request that a training be stopped. An ended job does not change.
+
+    The answer is the job as it is now; it is `cancelled` within some seconds, or `succeeded` if the
+    training completes before.
+    """
+    return Json(dict(await context.engine.cancel_job(job_id)), 202)
+
+
 @router.get("/v1/models", responses={200: {"model": ModelsOut}})
 async def list_models(context: Context) -> Response:
     """The versions that exist, with their metrics."""
@@ -44,7 +62,7 @@ async def list_models(context: Context) -> Response:
 async def activate(
     version: PathName,
     context: Context,
-    body: ActivateIn | None = None,  # noqa: ARG001  # refuses what it does not name
+    body: EmptyIn | None = None,  # noqa: ARG001  # refuses what it does not name
 ) -> Response:
     """Serve this version from now on, forward or back; requests in flight finish on theirs.
 

@@ -155,5 +155,5 @@ class TrainIn(Body):
     )
 
 
-class ActivateIn(Body):
-    """Nothing: the path names the version."""
+class EmptyIn(Body):
+    """An empty body: the path names the resource."""

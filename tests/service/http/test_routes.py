@@ -298,6 +298,9 @@ def test_training_and_models(client: Client) -> None:
     assert again.status_code == 409
     assert client.get("/v1/jobs/job-1").json()["progress"] == 0.5
     assert client.get("/v1/jobs/job-2").status_code == 404
+    cancelled = client.post("/v1/jobs/job-1/cancel", json={})
+    assert (cancelled.status_code, cancelled.json()["job_id"]) == (202, "job-1")
+    assert client.post("/v1/jobs/job-2/cancel", json={}).status_code == 404
     assert client.get("/v1/models").json()["models"][0]["version"] == "v1"
     assert client.post("/v1/models/v1/activate", json={}).json() == {"version": "v1"}
     assert client.post("/v1/models/v2/activate", json={}).status_code == 404
@@ -309,6 +312,7 @@ def test_names_that_could_be_paths_never_reach_the_engine(client: Client, versio
     client.engine.raises = AssertionError("the engine was asked")
     assert client.post(f"/v1/models/{version}/activate", json={}).status_code == 422
     assert client.get(f"/v1/jobs/{version}").status_code == 422
+    assert client.post(f"/v1/jobs/{version}/cancel", json={}).status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,8 @@ def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
     async def main() -> None:
         jobs = JobRunner(tmp_path, argv, grace=0.2)
         job_id, pid = await hanging(jobs, code)
-        job = await (JobRunner(tmp_path, argv) if elsewhere else jobs).cancel(job_id)
+        await (JobRunner(tmp_path, argv) if elsewhere else jobs).cancel(job_id)
+        job = await jobs.wait(job_id)
         assert (job.state, job.error) == ("cancelled", "cancelled on request")
         assert job.exit_code == (-signal.SIGKILL if code == DEAF else -signal.SIGTERM)
         assert is_reaped(pid)
@@ -313,7 +314,8 @@ def test_a_success_cannot_be_cancelled_away(tmp_path: Path) -> None:
     async def main() -> None:
         jobs = JobRunner(tmp_path, argv)
         job_id, _ = await hanging(jobs, code)
-        assert (await jobs.cancel(job_id)).state == "succeeded"
+        await jobs.cancel(job_id)
+        assert (await jobs.wait(job_id)).state == "succeeded"
 
     asyncio.run(main())
 
