@@ -22,19 +22,19 @@ from models.text.bm25 import BM25Index, BM25Writer, Document
 Vectors = NDArray[np.float32]
 
 _NEVER = np.iinfo(np.int64).min  # published_at of items without one
-_TRACKED_VIEWS = 4  # views that a later one knows its changes since
+_TRACKED_VERSIONS = 4  # earlier versions that a version knows its changes since
 
 
 class _Change(NamedTuple):
-    """From one view to the next."""
+    """The step from one version of the catalogue to the next."""
 
-    view: weakref.ref[Catalogue]  # the one before
-    rows: NDArray[np.int64]  # that are other ones in the next
+    previous: weakref.ref[Catalogue]
+    rows: NDArray[np.int64]  # item rows that the step changed
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Catalogue:
-    """A frozen view of all items; `updated` gives the next one.
+    """A frozen version of all items; `updated` returns the next one.
 
     Rows are the vocabulary's and never change meaning. An item that was deleted, or that is only
     known from events, has a row that is not `visible`.
@@ -45,7 +45,7 @@ class Catalogue:
     content_rows: CowArray[np.float32]  # [N, D] see `content`
     has_content: NDArray[np.bool_]  # [N] has a content vector
     present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
-    deleted: NDArray[np.bool_]  # [N] was removed from it
+    deleted: NDArray[np.bool_]  # [N] was removed from the catalogue
     visible: NDArray[np.bool_]  # [N] is present and not hidden
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: FieldKeys  # what search compares a query with
@@ -63,12 +63,12 @@ class Catalogue:
         vocabulary: Vocabulary | None = None,
         bm25_writer: BM25Writer | None = None,
     ) -> Catalogue:
-        """A catalogue whose vocabulary is known but whose items are not.
+        """Return a catalogue without items.
 
         Args:
             dimension: of the text embeddings.
-            vocabulary: whose rows the items have, and are given.
-            bm25_writer: an empty one, where the words of the items are wanted too.
+            vocabulary: gives items their rows; by default a new one.
+            bm25_writer: an empty one, where items are to be found by their words too.
         """
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
@@ -95,7 +95,7 @@ class Catalogue:
 
     @property
     def dimension(self) -> int:
-        """D, of the text embeddings."""
+        """D, the dimension of the text embeddings."""
         return int(self.content.shape[1])
 
     @property
@@ -104,12 +104,12 @@ class Catalogue:
         return self.content_rows.array
 
     def row(self, item_id: str) -> int:
-        """The row of an item in this view, or -1."""
+        """Return the row of an item, or -1 where this version has none."""
         row = self.vocabulary.row(item_id)
         return row if row < len(self) else -1
 
     def rows(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
-        """The rows of items in this view, int32 [n], or -1."""
+        """Return the rows of items, int32 [n]; -1 for items that this version does not have."""
         rows = self.vocabulary.rows(item_ids)
         if len(self.vocabulary) == len(self):
             return rows
@@ -118,7 +118,7 @@ class Catalogue:
     # ------------------------------------------------------------------ growing
 
     def with_items(self, item_ids: Iterable[str]) -> Catalogue:
-        """This catalogue with a row for each of these ids; new ones are not visible."""
+        """Return this catalogue with a row for each of these ids; new rows are not visible."""
         for item_id in item_ids:
             self.vocabulary.add(item_id)
         return self._extended_to(len(self.vocabulary))
@@ -126,10 +126,10 @@ class Catalogue:
     def updated(
         self, entries: Iterable[ItemEntry], removed: Iterable[str], encode: Encode
     ) -> Catalogue:
-        """The catalogue after upserts and removals. This view stays as it was.
+        """Return the catalogue after upserts and removals.
 
         Args:
-            entries: new or changed items; of several with one id the last counts.
+            entries: new or changed items; the last of several with one id counts.
             removed: ids that are no longer in the catalogue; their rows stay, invisible.
             encode: texts -> unit vectors [n, D].
 
@@ -157,27 +157,27 @@ class Catalogue:
         )
 
     def changed_since(self, other: Catalogue) -> NDArray[np.int64] | None:
-        """The rows [n] that are not as in an earlier view, those it has not among them.
+        """Return the rows [n] that were changed or added since an earlier version.
 
-        None where that is not known, as of a view from long before.
+        None where they are not known, as for a version from long before.
         """
         if other is self:
             return np.zeros(0, np.int64)
         for at, step in enumerate(self._history):
-            if step.view() is other:
+            if step.previous() is other:
                 rows = np.concatenate([later.rows for later in self._history[at:]])
                 return np.union1d(rows, np.arange(len(other), len(self)))
         return None
 
     def with_keys(self, keys: FieldKeys) -> Catalogue:
-        """This catalogue with the same keys at other places."""
+        """Return this catalogue with the same keys at other places."""
         if keys is self.keys:
             return self
         return replace(self, keys=keys, _history=self._history_after(np.zeros(0, np.int64)))
 
     def _history_after(self, rows: NDArray[np.int64]) -> tuple[_Change, ...]:
-        """What the view knows that follows this one with other rows."""
-        return (*self._history, _Change(weakref.ref(self), rows))[-_TRACKED_VIEWS:]
+        """The tracked steps of the version that follows this one with changed rows."""
+        return (*self._history, _Change(weakref.ref(self), rows))[-_TRACKED_VERSIONS:]
 
     def _text_columns(
         self,
@@ -186,7 +186,7 @@ class Catalogue:
         touched: NDArray[np.int64],
         encode: Encode,
     ) -> dict[str, Any]:
-        """What follows from the texts of entries, of which one is at each of `rows`."""
+        """Columns that follow from the texts of entries, which are at `rows`."""
         keys, names = keys_of_entries(entries, rows, self.keys.names, encode)
         content = np.zeros((len(touched), self.dimension), np.float32)
         owners, begins = np.unique(keys.owners, return_index=True)
@@ -208,7 +208,7 @@ class Catalogue:
     def _metadata_columns(
         self, entries: Collection[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """What entries say beside texts, of which one is at each of `rows`."""
+        """Columns that follow from the other fields of entries, which are at `rows`."""
         touched = np.concatenate([rows, lost])
         present, deleted = self.present.copy(), self.deleted.copy()
         visible, published = self.visible.copy(), self.published.copy()
@@ -239,7 +239,7 @@ class Catalogue:
     def _updated_postings(
         self, touched: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
     ) -> dict[str, NDArray[np.int32]]:
-        """The postings once each of these items has these categories, and no others."""
+        """Move items from the postings of their old categories to those of the new ones."""
         postings = dict(self.postings)
         left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for row, now in zip(touched.tolist(), categories, strict=True):
@@ -257,7 +257,7 @@ class Catalogue:
     def _updated_bm25(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
     ) -> BM25Index | None:
-        """The words after these upserts and removals."""
+        """Apply upserts and removals to the BM25 index."""
         if self.bm25_writer is None:
             return None
         documents = (
@@ -269,7 +269,7 @@ class Catalogue:
         return self.bm25_writer.update(documents, lost.tolist())
 
     def _extended_to(self, size: int) -> Catalogue:
-        """This view with empty rows up to `size`."""
+        """Return this catalogue with empty rows up to `size`."""
         more = size - len(self)
         if more <= 0:
             return self
@@ -294,14 +294,14 @@ class Catalogue:
 
     @property
     def servable(self) -> NDArray[np.bool_]:
-        """What may be answered, bool [N]: the visible items.
+        """Items that may be answered, bool [N]: the visible ones.
 
         Without any catalogue, the items are those of the events: all of them.
         """
         return self.visible if self.present.any() else ~self.deleted
 
     def allowed(self, wanted: ItemFilter) -> NDArray[np.bool_]:
-        """The servable items that pass a filter, bool [N]; exact however narrow.
+        """Return the servable items that pass a filter, bool [N]; exact however narrow.
 
         An attribute passes when it equals the wanted value, is one of the wanted values (when
         those are a list) or is a list that holds one of them.
@@ -327,7 +327,7 @@ class Catalogue:
         return allowed
 
     def in_categories(self, categories: Iterable[str]) -> NDArray[np.bool_]:
-        """The items in at least one of the categories, bool [N]."""
+        """Return the items in at least one of the categories, bool [N]."""
         inside = np.zeros(len(self), dtype=np.bool_)
         for category in categories:
             if category in self.postings:

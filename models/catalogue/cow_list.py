@@ -1,4 +1,4 @@
-"""`CowList`: a long sequence of Python objects of which a later state costs what changed."""
+"""`CowList`: a long sequence of Python objects whose next version costs what changed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from models.catalogue.cow_array import CowArray
 
 T = TypeVar("T")
 
-_SPARE = 1_000  # objects that no view may need any more, before they are left behind
+_SPARE = 1_000  # objects that no version may need any more, before the list is copied
 
 
 class CowList(Sequence[T], Generic[T]):
-    """A frozen sequence; `updated` gives the next one.
+    """A frozen sequence; `updated` returns the next version.
 
-    All views of one line share a list that only grows, and each knows the slots of its own.
+    All versions of one line share a list that only grows, and each has an array of its own slots.
     """
 
     __slots__ = ("_lock", "_shared", "_slots")
@@ -44,20 +44,20 @@ class CowList(Sequence[T], Generic[T]):
         return self._shared[int(self._slots.array[at])]
 
     def take(self, at: NDArray[np.int32] | NDArray[np.int64]) -> list[T]:
-        """The objects at some places [n]: one look for all of them."""
+        """Return the objects at some places [n], which is faster than one by one."""
         shared = self._shared
         return [shared[slot] for slot in self._slots.array[at].tolist()]
 
     def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T]) -> CowList[T]:
-        """This sequence with other objects at some places, and more objects after it.
+        """Return this sequence with other objects at some places, and more objects after it.
 
         Args:
             at: the places [c], distinct.
-            objects: what is there then, c of them.
-            more: what follows.
+            objects: their new objects, c of them.
+            more: objects to append.
         """
         if len(self._shared) > 2 * len(self) + _SPARE:
-            # What only earlier views need stays with them.
+            # Objects of earlier versions alone are left to those.
             return CowList(self[:]).updated(at, objects, more)
         new: CowList[T] = CowList()
         new._shared, new._lock = self._shared, self._lock

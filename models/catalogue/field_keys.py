@@ -1,4 +1,4 @@
-"""The keys of search: a unit vector for each text field of each item, and whose it is."""
+"""The keys of search: a unit vector for each text field of each item, and its owner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINEAR_SCAN_TEXTS = 64  # distinct texts up to which each is looked for on its 
 
 
 class NewKeys(NamedTuple):
-    """The keys of items, those of one item side by side."""
+    """New keys of items, those of one item side by side."""
 
     vectors: Vectors  # [F, D] of unit length
     owners: NDArray[np.int32]  # [F] item rows
@@ -28,7 +28,7 @@ class NewKeys(NamedTuple):
 
 
 class KeySample(NamedTuple):
-    """Keys that are nobody's are among them."""
+    """A stratified sample of the keys, those without an owner included."""
 
     positions: Positions  # [m] rising
     vectors: Vectors  # [m, D]
@@ -36,10 +36,10 @@ class KeySample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldKeys:
-    """A frozen view of all keys; `updated` gives the next one.
+    """A frozen version of all keys; `updated` returns the next one.
 
     A key never moves: one that its item no longer has stays where it was and is `NO_OWNER`'s, so
-    that an index over the first keys of a view holds for every later view. `compacted` leaves
+    that an index over the first keys of a version holds for every later one. `compacted` leaves
     those out.
     """
 
@@ -50,14 +50,14 @@ class FieldKeys:
     _texts: CowArray[np.int64]  # [F] hash of each key's vector: equal texts are equal keys
     _log_frequency: CowArray[np.float32]  # [F]
     _spans: CowArray[np.int64]  # [N, 2] the first key of each item, and how many it has
-    orphans: int  # how many are nobody's
-    # What most questions ask for again, made when it is first asked for.
+    orphans: int  # number of keys without an owner
+    # Caches of what most requests ask for, filled by the first one.
     _mask_cache: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = field(default_factory=list)
     _sample_cache: list[KeySample] = field(default_factory=list)
 
     @classmethod
     def empty(cls, dimension: int) -> FieldKeys:
-        """No keys of no items.
+        """Return the keys of a catalogue without items.
 
         Args:
             dimension: of the keys.
@@ -74,7 +74,7 @@ class FieldKeys:
         )
 
     def __len__(self) -> int:
-        """How many keys there are, those that are nobody's among them."""
+        """Number of keys, those without an owner included."""
         return len(self._owners)
 
     @property
@@ -98,9 +98,7 @@ class FieldKeys:
         return self._log_frequency.array
 
     def positions_of(self, rows: NDArray[np.int64]) -> tuple[Positions, NDArray[np.int64]]:
-        """The places of all keys of some items, and of each the place of its item among these.
-
-        Of the first item's, then of the second's.
+        """Return the places of the keys of some items, item by item, and the item of each key.
 
         Args:
             rows: item rows [n].
@@ -111,7 +109,7 @@ class FieldKeys:
         return places, np.repeat(np.arange(len(rows)), counts)
 
     def mask(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which keys are of items that may be answered, bool [F]; not to be written to.
+        """Return which keys are of allowed items, bool [F]; not to be written to.
 
         Args:
             allowed: bool [N].
@@ -128,7 +126,7 @@ class FieldKeys:
         return owned
 
     def sample(self) -> KeySample:
-        """Some keys that stand for all: one from each of so many equal stretches."""
+        """Return a sample of the keys: one from each of so many equal stretches."""
         for sample in self._sample_cache:
             return sample
         places = stratified_rows(len(self)).numpy()
@@ -136,7 +134,7 @@ class FieldKeys:
         return self._sample_cache[0]
 
     def extended_to(self, size: int) -> FieldKeys:
-        """This view with room for the keys of `size` items, N; those that are new have none."""
+        """Return this version with room for the keys of `size` items, N; new items have none."""
         more = size - len(self._spans)
         if more <= 0:
             return self
@@ -144,19 +142,19 @@ class FieldKeys:
         return replace(self, _spans=self._spans.updated(none, room[:0], room), _mask_cache=[])
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
-        """The keys after some items changed.
+        """Return the keys after some items changed.
 
         Args:
-            rows: the items whose keys so far are no longer theirs, distinct.
-            new: the keys that some of them have instead.
-            names: of the fields: those so far, then new ones.
+            rows: items that lose their present keys, distinct.
+            new: keys that some of them have instead.
+            names: of the fields: the present ones, then new ones.
         """
         first, nothing = len(self), np.zeros(0, np.int64)
         left, _ = self.positions_of(rows)
         texts = _hashes(new.vectors)
         all_texts = self._texts.updated(nothing, nothing, texts)
-        nobodys = np.full(len(left), NO_OWNER, np.int32)
-        owners = self._owners.updated(left, nobodys, new.owners)
+        no_owners = np.full(len(left), NO_OWNER, np.int32)
+        owners = self._owners.updated(left, no_owners, new.owners)
         affected = np.unique(np.concatenate([self._texts.array[left], texts]))
         places, common = _log_frequencies(all_texts.array, owners.array, affected)
         old = places < first
@@ -172,7 +170,7 @@ class FieldKeys:
         )
 
     def _spans_after(self, rows: NDArray[np.int64], owners: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Where the new keys of items begin, and how many each has, [n, 2]."""
+        """Return the first place and the number of the new keys of each item, [n, 2]."""
         items, begins, counts = np.unique(owners, return_index=True, return_counts=True)
         spans = np.zeros((len(rows), 2), np.int64)
         order = np.argsort(rows)
@@ -181,17 +179,17 @@ class FieldKeys:
         return spans
 
     def compacted(self) -> FieldKeys:
-        """The same keys without those that are nobody's, at other places."""
+        """Return the keys that have an owner, at new places."""
         stay = np.flatnonzero(self.owners != NO_OWNER)
         new = NewKeys(self.vectors[stay], self.owners[stay], self.codes[stay])
         empty = FieldKeys.empty(self.vectors.shape[1]).extended_to(len(self._spans))
         return empty.updated(np.arange(len(self._spans)), new, self.names)
 
     def rebased(self, base: FieldKeys, moved: FieldKeys) -> FieldKeys:
-        """This view, had `moved` been where it came from.
+        """Return this version as it would be, had it come from `moved`.
 
         Args:
-            base: an earlier view of this line.
+            base: an earlier version of this line.
             moved: the same keys at other places, as `compacted` gives.
         """
         if moved is base:
@@ -207,7 +205,7 @@ class FieldKeys:
 def _log_frequencies(
     texts: NDArray[np.int64], owners: NDArray[np.int32], affected: NDArray[np.int64]
 ) -> tuple[Positions, NDArray[np.float32]]:
-    """Where these texts are keys of items, rising, and the log of how often each is."""
+    """Return the places of the keys of these texts, ascending, and the log of each one's count."""
     if len(affected) <= _LINEAR_SCAN_TEXTS:  # passes over all that sort nothing
         found = np.zeros(len(texts), dtype=np.bool_)
         for text in affected.tolist():
@@ -221,7 +219,7 @@ def _log_frequencies(
 
 
 def _hashes(keys: Vectors) -> NDArray[np.int64]:
-    """A hash of each key's bits, [F]."""
+    """Hash the bits of each key, [F]."""
     odd = np.random.default_rng(0).integers(1, 2**62, keys.shape[1], dtype=np.int64) * 2 + 1
     hashes = np.zeros(len(keys), np.int64)
     for at in range(0, len(keys), _BLOCK):

@@ -20,7 +20,7 @@ EMBEDDING = "embedding"  # the field name of a vector that the client brought
 
 @dataclass(frozen=True, slots=True)
 class ItemEntry:
-    """What the catalogue keeps of one item."""
+    """One item as the catalogue holds it."""
 
     item_id: str
     title: str = ""
@@ -38,11 +38,11 @@ def keys_of_entries(
     known_names: tuple[str, ...],
     encode: Encode,
 ) -> tuple[NewKeys, tuple[str, ...]]:
-    """The keys of entries and all field names; those of one are side by side, as `rows` are.
+    """Return the keys of entries, those of one side by side, and the names of all fields.
 
     Args:
-        entries: items.
-        rows: of each, its row in the catalogue [n].
+        entries: the items.
+        rows: of the entries in the catalogue [n].
         known_names: of fields that have codes already.
         encode: texts -> unit vectors [k, D].
 

@@ -1,4 +1,4 @@
-"""Which items may be answered."""
+"""Conditions on the items of an answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ItemFilter:
-    """Which items may be answered; an empty one lets every servable item pass."""
+    """Conditions that an item must meet; an empty filter lets every servable item pass."""
 
     any: frozenset[str] = frozenset()  # categories: at least one of these
     all: frozenset[str] = frozenset()  # categories: every one of these
@@ -20,7 +20,7 @@ class ItemFilter:
 
 
 def attribute_matches(value: Any, wanted: Any) -> bool:
-    """Whether an attribute has the wanted value: is it, or one of a list, on either side."""
+    """Whether an attribute is the wanted value; a list stands for any of its values."""
     values = value if isinstance(value, list) else [value]
     accepted = wanted if isinstance(wanted, list) else [wanted]
     # 1 == True in Python, but not in JSON.

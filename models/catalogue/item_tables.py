@@ -1,4 +1,4 @@
-"""The tables of all items, kept so that those of a later catalogue cost what changed."""
+"""The model's tables of all items, of which the next version costs what changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK = 32_768  # items whose tables are made at once: making takes several tim
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CowItemTables:
-    """Two arrays that the tables are parts of, by what is read together.
+    """Item tables packed into two arrays, by what is read together.
 
     Everything is read by item but `candidate_keys`, which candidates are compared in.
     """
@@ -37,7 +37,7 @@ class CowItemTables:
 
     @classmethod
     def build(cls, make: MakeTables, count: int, *, tied: bool) -> CowItemTables:
-        """The tables of all items.
+        """Compute the tables of all items.
 
         Args:
             make: item rows -> their tables.
@@ -54,7 +54,7 @@ class CowItemTables:
         return pages
 
     def updated(self, make: MakeTables, rows: NDArray[np.int64]) -> CowItemTables:
-        """The tables after some items changed, or were added.
+        """Return the tables after some items changed or were added.
 
         Args:
             make: item rows -> their tables.
@@ -79,7 +79,7 @@ class CowItemTables:
 
     @property
     def tables(self) -> ItemTables:
-        """The tables themselves, which nobody may write to."""
+        """The tables, as views that may not be written to."""
         offered = torch.from_numpy(self._candidate_keys.array)
         attended = torch.from_numpy(self._attended_rows.array)
         width = attended.shape[1] // (2 if self.tied else 3)
@@ -96,7 +96,7 @@ class CowItemTables:
         )
 
     def candidate_keys(self, rows: slice = slice(None)) -> Tensor:
-        """Of some items what `candidate_keys` has but for the prior, [n, dim + H·d]."""
+        """The candidate keys of some items without the prior, [n, dim + H·d]."""
         return torch.from_numpy(self._candidate_keys.array[rows])
 
 

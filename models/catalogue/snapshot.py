@@ -1,4 +1,4 @@
-"""`Snapshot`: everything one answer needs, frozen."""
+"""`Snapshot`: a model version over one version of the catalogue, frozen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNINDEXED_SHARE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """One model version over one state of the catalogue. A request reads one and passes it down.
+    """One model version over one version of the catalogue. A request reads one and passes it down.
 
     Rows are the catalogue's, whatever the model: a model finds its own ids among them.
     """
@@ -51,7 +51,7 @@ class Snapshot:
     indexed_items: int
     key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
     indexed_keys: int
-    changed_indexed: int  # how many of the indexed items have changed since
+    changed_indexed: int  # number of indexed items that changed since
     stepper: NumpyEncoder | None  # one more event through the encoder, where there is one
 
     @classmethod
@@ -64,14 +64,14 @@ class Snapshot:
         *,
         index_from: int = INDEX_FROM,
     ) -> Snapshot:
-        """Project the whole catalogue and index it where it is large.
+        """Compute the tables of the whole catalogue, and index it where it is large.
 
         Args:
-            version: what answers call this model.
+            version: name of the model in answers.
             trained: a trained model, or None for the identity on content.
             catalogue: the items.
             counts: live popularity [≤ N].
-            index_from: how many rows make an index worth it.
+            index_from: number of rows from which on an index is built.
 
         Raises:
             ValueError: when the model reads vectors of another dimension.
@@ -114,10 +114,10 @@ class Snapshot:
         return bare.reindexed(index_from=index_from)
 
     def reindexed(self, *, index_from: int = INDEX_FROM) -> Snapshot:
-        """This snapshot with new indexes of all that it holds; small ones need none.
+        """Return this snapshot with new indexes of everything in it.
 
         Args:
-            index_from: how many rows make an index worth it.
+            index_from: number of rows from which on an index is built.
         """
         index = key_index = None
         fields = self.catalogue.keys
@@ -141,7 +141,7 @@ class Snapshot:
         )
 
     def needs_reindex(self, *, index_from: int = INDEX_FROM) -> bool:
-        """Whether so much is beside the indexes, or changed under them, that new ones are due."""
+        """Whether too many rows are outside the indexes, or changed since they were built."""
         fresh = len(self.catalogue) - self.indexed_items + self.changed_indexed
         keys = self.catalogue.keys
         fresh_keys = len(keys) - self.indexed_keys + keys.orphans
@@ -151,11 +151,11 @@ class Snapshot:
         )
 
     def with_indexes(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
-        """This snapshot with indexes that were made meanwhile.
+        """Return this snapshot with indexes that were built meanwhile.
 
         Args:
-            base: the earlier snapshot that they were made from, of the same model.
-            indexed: what `reindexed` made of it.
+            base: the earlier snapshot that they were built from, of the same model.
+            indexed: `base` with the new indexes, from `reindexed`.
         """
         keys = self.catalogue.keys.rebased(base.catalogue.keys, indexed.catalogue.keys)
         return replace(
@@ -169,7 +169,7 @@ class Snapshot:
         )
 
     def refreshed(self, catalogue: Catalogue, counts: ItemCounts) -> Snapshot:
-        """This version over a later state of its catalogue, or with later popularity.
+        """Return this model over a later version of its catalogue, or with later popularity.
 
         The indexes stay: items and keys that they do not hold are searched exactly beside them.
         """
@@ -201,12 +201,12 @@ class Snapshot:
 
     @torch.inference_mode()
     def projected(self, content: NDArray[np.float32]) -> ItemTables:
-        """The tables of things that are no items, from their content vectors [D] or [p, D]."""
+        """Compute the tables of content vectors [D] or [p, D] that belong to no item."""
         vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
         return self.model.item_tables(torch.full((len(vectors),), -1), vectors)
 
     def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
-        """The model's own numbers of types of events [n].
+        """Return the model's rows of event types [n].
 
         `UNKNOWN` for a type it does not know; for dislikes then `MASKED`, which are not attended.
         """
@@ -216,7 +216,7 @@ class Snapshot:
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
     def is_scorable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which of some items [n] can be asked for: they have a vector and were not removed.
+        """Whether each of some items [n] can be scored: it has a vector and was not deleted.
 
         Row -1 is no item.
         """
@@ -229,12 +229,12 @@ class Snapshot:
 
     @property
     def memory_reason(self) -> str:
-        """The reason an answer from someone's memory gives."""
+        """The reason given for items ranked by a user's memory."""
         return "personal" if self.trained else "content"
 
 
 def item_index(pages: CowItemTables) -> CoarseIndex:
-    """An index of all items under `candidate_query`, whose last dimension is the prior's.
+    """Build an index of all items under `candidate_query`, whose last dimension is the prior's.
 
     Args:
         pages: the items.
@@ -244,7 +244,7 @@ def item_index(pages: CowItemTables) -> CoarseIndex:
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-    """The rows by falling popularity, ties by row."""
+    """Return the rows by falling popularity, ties by row."""
     rows = np.asarray(rows, dtype=np.int64)
     return rows[np.argsort(-snapshot.counts[rows], kind="stable")]
 
@@ -263,7 +263,7 @@ def _padded(counts: ItemCounts, size: int) -> ItemCounts:
 
 
 def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> MakeTables:
-    """Item rows -> their tables, of this catalogue."""
+    """Return the function from item rows to their tables."""
 
     @torch.inference_mode()
     def make(items: NDArray[np.int64]) -> ItemTables:
@@ -277,11 +277,11 @@ def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make
 def _with_prior(
     pages: CowItemTables, trained: TrainedModel | None, counts: ItemCounts
 ) -> CowItemTables:
-    """The pages with the prior that holds before any training, where there was none."""
+    """Return the tables with the popularity prior, where there is no trained one."""
     return pages if trained else replace(pages, prior=_popularity_prior(counts))
 
 
 def _popularity_prior(counts: ItemCounts) -> Tensor:
-    """The prior before any training: it decides only among items that content cannot tell apart."""
+    """The prior of the untrained model, small enough to decide only between equal content."""
     share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
     return torch.from_numpy(0.05 * share).float()

@@ -1,4 +1,4 @@
-"""Versions of the model on disk and the one that is served: registry, embeddings, live snapshot.
+"""Model versions on disk and the served snapshot: registry, embeddings, refreshes.
 
 The store's items and a published artifact go in; a `Snapshot` that follows both comes out.
 """

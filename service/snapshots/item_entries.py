@@ -1,4 +1,4 @@
-"""Stored items as the catalogue keeps them."""
+"""Conversion of stored items to entries of the catalogue."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _FIELDS = ("title", "description", "tags", "categories")
 
 
 def to_entry(item: Item, dimension: int) -> ItemEntry:
-    """An item as the catalogue keeps it: its texts by field, and its embedding if it fits.
+    """Convert an item to an entry of the catalogue.
 
-    One of another dimension was stored for another encoder, and says nothing to this one.
+    An embedding of another dimension belongs to another encoder, and is left out.
     """
     own = item.embedding
     if own is not None and len(own) != dimension:

@@ -1,4 +1,4 @@
-"""What a version directory must contain, to the byte, and the check that it does.
+"""The sealed description of a version directory, and the check of every byte against it.
 
 `manifest.json` names every file with its size and SHA-256, and is sealed: it carries the SHA-256
 of itself, and only one spelling of it is accepted. So a change of any byte in a version directory
@@ -51,7 +51,7 @@ class Manifest:
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
-    """JSON with the SHA-256 of the rest in its field `sha256`.
+    """Encode as JSON with the SHA-256 of the rest in the field `sha256`.
 
     Raises:
         TypeError, ValueError: `body` has something that JSON has not, such as NaN.
@@ -62,7 +62,7 @@ def seal(body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """The body that `seal` was given.
+    """Decode and verify what `seal` encoded.
 
     Raises:
         Corrupt: any byte differs from what `seal` wrote; the message names `name`.
@@ -94,7 +94,7 @@ def check_files(files: Mapping[str, bytes]) -> None:
 
 
 def compose(manifest: Manifest) -> bytes:
-    """The bytes of `manifest.json`.
+    """Encode `manifest.json`.
 
     Raises:
         Invalid: the metadata are not JSON, or too large.
@@ -119,7 +119,7 @@ def compose(manifest: Manifest) -> bytes:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a version directory, whose files are all there in the right size.
+    """Read the manifest of a version directory, and check the names and sizes of its files.
 
     The contents of the files are not read: see `read_files`.
 
@@ -145,7 +145,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_files(directory: Path, manifest: Manifest) -> Iterator[tuple[str, bytes]]:
-    """Each file's name and verified bytes, one at a time.
+    """Yield each file's name and verified bytes.
 
     Raises:
         Corrupt: naming the file whose bytes are not those that were published.
@@ -158,7 +158,7 @@ def read_files(directory: Path, manifest: Manifest) -> Iterator[tuple[str, bytes
 
 
 def read_file(directory: Path, name: str, size: int | None = None) -> bytes:
-    """The bytes of a regular file of `size` bytes, or of any size that a sealed file may have.
+    """Read a regular file of `size` bytes, or of any size that a sealed file may have.
 
     Raises:
         Corrupt: it is missing, not regular, of another size, or the disk cannot read it.
@@ -180,7 +180,7 @@ def read_file(directory: Path, name: str, size: int | None = None) -> bytes:
 
 
 def signature(directory: Path) -> tuple[tuple[str, int, int, int, int], ...]:
-    """A value that changes when any entry of `directory` is written, replaced, added or removed."""
+    """Return a value that differs after any change of an entry of `directory`."""
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     return tuple(

@@ -40,7 +40,7 @@ PointerToken = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One entry of the registry. A broken one has what could still be read of it."""
+    """One entry of the registry. A broken one has the fields that could still be read."""
 
     version: str
     current: bool
@@ -129,7 +129,7 @@ class Registry:
         return version
 
     def load(self, version: str | None = None) -> tuple[str, dict[str, bytes], Mapping[str, Any]]:
-        """The files of `version` (by default of the current one), every byte verified.
+        """Load the files of `version` (by default of the current one), every byte verified.
 
         Returns: the version's name, name to content, metadata.
 
@@ -164,7 +164,7 @@ class Registry:
             self._point(version)
 
     def current(self) -> str | None:
-        """The active version's name; None when there is none.
+        """Return the active version's name; None when there is none.
 
         Raises:
             Corrupt: the pointer is damaged.
@@ -180,7 +180,7 @@ class Registry:
         return self._current[1]
 
     def current_token(self) -> PointerToken | None:
-        """A value that differs after each activation by any process; one `stat`, for polling.
+        """Return a value that differs after each activation by any process; one `stat`.
 
         None when no version was ever activated.
         """
@@ -191,7 +191,7 @@ class Registry:
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def versions(self) -> list[Version]:
-        """All versions, oldest first; those that cannot be loaded say why and stand first.
+        """List all versions, oldest first; those that cannot be loaded come first, with the reason.
 
         Every byte is verified, once: a version whose files have not changed since (by inode, size
         and times) is not read again.
@@ -298,7 +298,7 @@ class Registry:
 
 
 def _verified_version(directory: Path) -> Version:
-    """Everything that can be known of a version directory, read to the last byte."""
+    """Read a version directory to the last byte, and describe it."""
     manifest, broken = None, None
     try:
         manifest = read_manifest(directory)

@@ -1,4 +1,4 @@
-"""The parameters that searches are served with: those fitted on judgments, where there are some."""
+"""Search parameters fitted on judgments, one set for each text encoder, in a file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
-    """What `heed tune-search` kept for a text encoder, or the defaults where there is nothing.
+    """Load the parameters that `heed tune-search` fitted for a text encoder, or the defaults.
 
     What was fitted to the cosines of one encoder says nothing of another's: each has its own.
 
     Args:
-        path: where they are kept.
+        path: of the file.
         encoder: the name of the encoder that searches are read with.
 
     Raises:
@@ -41,7 +41,7 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
 
 
 def save_search_parameters(path: Path, encoder: str, fitted: SearchParameters) -> None:
-    """Keep the parameters of a text encoder, and those of others as they are.
+    """Save the parameters of a text encoder; those of other encoders stay as they are.
 
     Raises:
         Corrupt: as `parameters`.
@@ -55,7 +55,7 @@ def save_search_parameters(path: Path, encoder: str, fitted: SearchParameters) -
 
 
 def _read_parameters(path: Path) -> Mapping[str, SearchParameters]:
-    """By the name of their encoder."""
+    """Read the parameters by encoder name; none where the file is missing."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

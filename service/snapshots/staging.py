@@ -1,4 +1,4 @@
-"""Where things are written before they are whole, and removed after they are not.
+"""A directory for files that are incomplete, or about to be deleted.
 
 A directory here is locked by the process that writes it, so whatever is not locked was left by one
 that was killed, however long ago, and may be removed.
@@ -45,7 +45,7 @@ class Staging:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """An empty directory to fill and to rename out of here; removed when it was not."""
+        """Create an empty directory to fill and rename; it is deleted where it was not renamed."""
         path = self._path / uuid.uuid4().hex
         with self.locked():  # no cleaner may see it before it is locked
             path.mkdir()
@@ -59,12 +59,12 @@ class Staging:
                 os.close(held)
 
     def discard(self, path: Path) -> None:
-        """Take a directory away in one step; `clean` frees its space. Call it under the lock."""
+        """Take a directory away atomically; `clean` frees its space. Call it under the lock."""
         os.rename(path, self._path / uuid.uuid4().hex)
         durable_files.sync_directory(path.parent)
 
     def clean(self) -> None:
-        """Remove what nobody is writing. When another has the lock, that is left to the next."""
+        """Delete what no process is writing; skipped while another process has the lock."""
         with contextlib.suppress(TimeoutError), durable_files.locked(self._lock, 0):
             for path in list(self._path.iterdir()):
                 # Gone, or no directory: the one was removed by its owner, the other is not ours.

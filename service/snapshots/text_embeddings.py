@@ -1,4 +1,4 @@
-"""Text embeddings, computed once for each text: in memory for queries, on disk for items."""
+"""Text embeddings, computed once for each text: cached in memory for queries, on disk for items."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _CHUNK = 128  # texts between two tellings; a transformer takes seconds for them
 
 
 class EmbeddingCache:
-    """An encoder that remembers.
+    """A text encoder with a cache of its embeddings.
 
-    What is kept on disk is derived: it is rebuilt when it is missing, damaged or of another
-    encoder, and losing it costs time only.
+    The file is derived: it is rebuilt when it is missing, damaged or of another encoder, and losing
+    it costs time only.
     """
 
     def __init__(self, encoder: TextEncoder, path: Path | None = None) -> None:
@@ -50,32 +50,32 @@ class EmbeddingCache:
 
     @property
     def encoder(self) -> TextEncoder:
-        """What reads the texts."""
+        """The text encoder."""
         return self._encoder
 
     @property
     def name(self) -> str:
-        """What identifies the space of the vectors."""
+        """Name of the encoder, which identifies the space of the vectors."""
         return self._encoder.name
 
     @property
     def quick(self) -> bool:
-        """Whether a query is encoded in less time than it takes to wake another thread."""
+        """Whether a query is encoded faster than another thread is woken."""
         return self._encoder.quick
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """D, the dimension of the vectors."""
         return self._encoder.dimension
 
     def query(self, text: str) -> Vectors:
-        """The unit vector [D] of a query; of the latest few thousand the answer is remembered."""
+        """Return the unit vector [D] of a query; the latest few thousand are cached."""
         return self._query(text)
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
     ) -> Vectors:
-        """Unit vectors [n, D] of item texts; those seen before are not encoded again.
+        """Return unit vectors [n, D] of item texts; texts encoded before are not encoded again.
 
         Args:
             texts: of items.
@@ -93,11 +93,11 @@ class EmbeddingCache:
         return self._known(keys)
 
     def known(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors [n, D] of the texts encoded before; zero for the others."""
+        """Return unit vectors [n, D] of the texts encoded before; zero for the others."""
         return self._known([_digest(text) for text in texts])
 
     def missing(self, texts: Iterable[str]) -> set[str]:
-        """The texts that `encode` would encode."""
+        """Return the texts that `encode` would encode."""
         return {text for text in texts if _digest(text) not in self._rows}
 
     def _encode_missing(self, chunk: dict[bytes, str]) -> None:
@@ -120,7 +120,7 @@ class EmbeddingCache:
         return found
 
     def save(self) -> None:
-        """Write what is new to disk: a new file beside the old, then renamed over it.
+        """Write new embeddings to disk: a new file beside the old one, then renamed over it.
 
         Where that is not possible, the log says so, and the texts are encoded again another time.
         """

@@ -13,7 +13,7 @@ from service.domain.settings import PREFIX, STATIC_ENCODER
 
 
 def open_encoder(setting: str) -> TextEncoder:
-    """What reads texts. Nothing is fetched for it: what is not here is refused.
+    """Open a text encoder. Nothing is downloaded: an encoder that is not installed is refused.
 
     Args:
         setting: `static`; or the name of an installed package that carries a
@@ -40,7 +40,7 @@ def open_encoder(setting: str) -> TextEncoder:
 
 
 def _folder(setting: str) -> Path:
-    """Where the model is. Raises ValueError where there is none."""
+    """Return the model's folder. Raises ValueError where there is none."""
     if os.sep in setting or setting in {".", ".."}:
         return Path(setting).expanduser().absolute()
     try:
