@@ -54,12 +54,18 @@ def run(console: Console, options: Options) -> dict[str, Any]:
             "options": options.as_dict(),
             "mix": shares,
             "distinct_requests": PREPARED,
-            "machine": _machine(),
+            "machine": {
+                "system": platform.platform(),
+                "cores": os.cpu_count(),
+                "load_average": os.getloadavg()[0],
+                "python": platform.python_version(),
+                "heed": __version__,
+            },
             "data": sample.as_dict(),
         }
         try:
             report["data"]["model"] = uvloop.run(_try_each_kind(target, requests, options))
-            terminal.show_setup(console, report)
+            terminal.print_table(console, content.setup(report))
             load = _Load(console, options, shares, requests, target)
             interval = max(1.0, options.duration / _READINGS)
             with MemorySampler(open_http(options), interval) as memory:
@@ -168,12 +174,12 @@ async def _try_each_kind(target: Target, requests: Requests, options: Options) -
     Raises `Unavailable` where one is refused.
     """
     model = None
-    for kind in requests.kinds:
-        request = target.encode_post(f"/v1/{kind}", requests.body(kind), options.headers)
+    encoded = requests.encode(target, options.headers)
+    for number, kind in enumerate(requests.kinds):
         try:
             async with asyncio.timeout(options.timeout):
                 connection = await target.connect()
-                response = await connection.send(request)
+                response = await connection.send(encoded(number, 0))
                 connection.close()
         except TimeoutError:
             raise Unavailable(
@@ -211,18 +217,6 @@ def _clean(console: Console, http: httpx.Client, requests: Requests, *, keep: bo
         "of": "users of the service" if requests.writes_to_users else "users of its own",
         "kept": keep,
         "left": left,
-    }
-
-
-def _machine() -> dict[str, Any]:
-    """The machine and the versions of the load generator."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "heed": __version__,
     }
 
 

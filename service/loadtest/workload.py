@@ -141,15 +141,6 @@ class Requests:
         self._bodies = {kind: [draw[kind]() for _ in range(PREPARED)] for kind in kinds}
         self.written: dict[str, str] = {}  # user by event id
 
-    def body(self, kind: str, pick: int = 0) -> dict[str, Any]:
-        """Return one of the prepared bodies of a kind; an event is recorded as written."""
-        body = self._bodies[kind][pick]
-        return (
-            {"events": [body["events"][0] | {"event_id": self._write(pick)}]}
-            if (kind == "events")
-            else body
-        )
-
     def encode(
         self, target: Target, headers: Sequence[tuple[str, str]] = ()
     ) -> Callable[[int, int], bytes]:
@@ -163,11 +154,9 @@ class Requests:
 
         def request(kind: int, pick: int) -> bytes:
             content = encoded[kind][pick]
-            return (
-                content.replace(placeholder, self._write(pick).encode())
-                if kind == events
-                else content
-            )
+            if kind == events:
+                return content.replace(placeholder, self._write(pick).encode())
+            return content
 
         return request
 

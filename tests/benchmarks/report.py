@@ -211,7 +211,7 @@ def ingestion(console: Console, found: IngestResults) -> None:
 
 
 def memory(console: Console, found: Mapping[str, Mapping[str, int] | None]) -> None:
-    """What the serving process held."""
+    """Print the memory of the serving process."""
     table(
         console,
         "Memory of the serving process",

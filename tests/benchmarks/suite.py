@@ -35,7 +35,7 @@ from tests.benchmarks.workload.questions import LIMIT, TARGETS, questions
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """Sizes and repeats of a run."""
 
     items: int = 4_000  # of a generated data set
     users: int = 500
@@ -221,7 +221,7 @@ def run_workers(
 def _over_http(
     console: Console, ground: BenchmarkData, own: LoadedData, cores: Cores, effort: Effort
 ) -> dict[str, Any]:
-    """What needs a server."""
+    """Measure ingestion and requests, which need a server."""
     memory = {}
     with serve_data(ground, cores) as heed:
         memory["started"] = heed.memory()
@@ -259,7 +259,7 @@ def _questions(
     *,
     working: Path | None = None,
 ) -> dict[str, Any]:
-    """What is asked of a server, beside the floor and the job alone."""
+    """Measure requests to a server, beside the floor and the job alone."""
     asked = questions(ground)
     with stage(console, "questions") as progress:
         cases = latency.measure(

@@ -57,11 +57,6 @@ def print_table(console: Console, table: ReportTable) -> None:
     console.print(grid, highlight=False)
 
 
-def show_setup(console: Console, report: Report) -> None:
-    """Print what is loaded, and by what."""
-    print_table(console, content.setup(report))
-
-
 def show_step(console: Console, step: Mapping[str, Any], slo: Slo) -> None:
     """Print a line about one step of a ramp."""
     verdict = "[green]holds[/]" if step["held"] else "[red]breaks[/]"

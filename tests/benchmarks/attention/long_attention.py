@@ -65,7 +65,7 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """How far contexts are from the exact ones."""
+    """Errors of contexts and scores against the exact ones."""
 
     score_median: float  # of the targets' scores, over the standard deviation of the exact ones
     score_p99: float
@@ -75,7 +75,7 @@ class Off:
 
     @classmethod
     def of(cls, contexts: Tensor, exact: Tensor, outputs: Tensor) -> Off:
-        """Of contexts [H, T, d_v], against float64."""
+        """Compare contexts [H, T, d_v] with float64."""
         scores, wanted = ((x.double() * outputs).sum((0, 2)) for x in (contexts, exact))
         off = (scores - wanted).abs() / wanted.std().clamp(min=1e-30) if len(wanted) > 1 else None
         away = (contexts.double() - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-30)

@@ -86,7 +86,7 @@ def show(console: Console, cases: Sequence[Case]) -> None:
 
 
 def claims(cases: Sequence[Case]) -> Iterator[str]:
-    """What the cases say of each claim that is made of them."""
+    """Return a sentence for each claim, with the figures of the cases."""
     cells = [each for each in cases if each.path == "cells"]
     pairs, kept = sum(each.pairs for each in cells), sum(each.kept for each in cells)
     if pairs:

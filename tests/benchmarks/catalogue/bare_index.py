@@ -21,7 +21,7 @@ _SHARE = 4  # of the catalogue: an index asked for more of it than 1 in so many 
 
 @dataclass(frozen=True, slots=True)
 class Recalls:
-    """How much of the best of users, had every item been scored, is found."""
+    """Recall of the best items of users, had every item been scored."""
 
     users: int  # that these are a mean of
     answers: float
@@ -42,7 +42,7 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
 
 
 def wanted(snapshot: Snapshot, user: UserMemory) -> int:
-    """How many candidates recommending asks for."""
+    """Return the number of candidates that recommending takes from the index."""
     return candidate_count(user, LIMIT, len(snapshot.catalogue))
 
 

@@ -81,7 +81,7 @@ class CandidateResults:
         return found
 
     def exact_work_seconds(self) -> float:
-        """What `EXACT_WORK` pairs take, at the median of the sizes measured."""
+        """Seconds of `EXACT_WORK` pairs, at the median of the measured sizes."""
         return EXACT_WORK * float(np.median([each.pair for each in self.works]))
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def measure(
 
 
 def _copies(snapshot: Snapshot, sizes: Sequence[int]) -> list[int]:
-    """How often each trained item is there in the least catalogues that reach those sizes."""
+    """Copies of each trained item in the smallest catalogues that reach these sizes."""
     n = snapshot.trained.model.config.n_items if snapshot.trained else 0
     wanted = {-(-size // n) for size in sizes if size >= INDEX_FROM} if n > 1 else set()
     return sorted(wanted - {1})
@@ -222,7 +222,7 @@ class _Pair:
 
     @property
     def served(self) -> Snapshot:
-        """What a service would answer from."""
+        """The snapshot that a service would answer from."""
         return self.indexed if len(self.keys) >= INDEX_FROM else self.bare
 
 

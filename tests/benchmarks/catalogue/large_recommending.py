@@ -154,7 +154,7 @@ def measure(
 
 
 def shown(found: RecommendingResults) -> Table:
-    """What was found, for people."""
+    """Return the results as a table."""
     recalls = found.recalls
     table = Table(
         title=f"Recommending {LIMIT} of {found.items:,} items over HTTP, one at a time",

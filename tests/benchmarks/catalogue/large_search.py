@@ -136,7 +136,7 @@ def measure(
 
 
 def shown(found: SearchResults) -> Table:
-    """What was found, for people."""
+    """Return the results as a table."""
     table = Table(
         title=f"Search over {found.items:,} items, {found.keys:,} keys", show_header=False
     )
@@ -216,7 +216,7 @@ class _Asked:
         return spread(bare), spread(ratio), spread(whole)
 
     def recall(self, queries: Sequence[str]) -> tuple[float, float]:
-        """Of exact search's ten best items, and of the exact nearest keys."""
+        """Recall of exact search's ten best items, and of the exact nearest keys."""
         found, near = [], []
         keys = self._snapshot.catalogue.keys.vectors
         for query in queries:

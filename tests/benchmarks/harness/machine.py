@@ -35,7 +35,7 @@ def describe_machine(folder: Path, cores: Cores) -> dict[str, Any]:
 
 
 def describe_host() -> dict[str, Any]:
-    """What holds of any program that measures on this machine."""
+    """Describe the machine and the installed versions."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0))

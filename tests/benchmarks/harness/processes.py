@@ -30,7 +30,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Where the server runs and where the client does; the same core where there is only one."""
+    """Cores of the server and of the client; the same one where there is only one."""
 
     server: int | None  # None: this system does not pin
     client: int | None

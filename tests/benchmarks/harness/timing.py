@@ -48,11 +48,11 @@ class Timed:
     samples: Mapping[str, Sequence[float]]
 
     def seconds(self, name: str) -> Spread:
-        """How long one call takes."""
+        """Return the seconds of one call."""
         return spread(self.samples[name])
 
     def ratio(self, name: str, reference: str) -> Spread:
-        """How many times as long as the reference."""
+        """Return the time of one call as a multiple of the reference's."""
         return ratios(self.samples[name], self.samples[reference])
 
 

@@ -84,7 +84,7 @@ def rate(seconds: Sequence[float]) -> Spread: ...
 @overload
 def rate(seconds: Sequence[float] | None) -> Spread | None: ...
 def rate(seconds: Sequence[float] | None) -> Spread | None:
-    """How many a second, from the seconds of one; None where they are not known."""
+    """Return events a second from seconds an event; None where these are unknown."""
     return None if seconds is None else spread([1 / each for each in seconds])
 
 

@@ -38,7 +38,7 @@ _PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What was measured of one question at one concurrency. Servers: heed, plain, typed."""
+    """Loads of one question at one concurrency, by server: heed, plain, typed."""
 
     question: str
     events: int
@@ -173,7 +173,7 @@ def measure(
 
 
 async def _answers(heed: Server, asked: Sequence[Question]) -> dict[str, dict[str, Any]]:
-    """What the floor must answer: what Heed does."""
+    """Return Heed's answers, which the floor must give too."""
     found = {}
     async with connected(heed.port, 1) as (connection,):
         for question in asked:

@@ -20,6 +20,7 @@ from typing import Any
 
 from locust import HttpUser, between, events, task
 
+from service.loadtest.client import Target
 from service.loadtest.options import DEFAULT_MIX, Options, parse_headers, parse_mix
 from service.loadtest.workload import PREPARED, Requests, delete_all, draw_sample, open_http
 
@@ -30,32 +31,33 @@ HEADERS = parse_headers(os.environ.get("HEED_LOADTEST_HEADERS", "").splitlines()
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]  # Locust is not installed
 def prepare(environment: Any, **_: Any) -> None:
-    """Find out what to ask about."""
+    """Sample users and items of the service."""
     options = Options(environment.host, headers=HEADERS)
     with open_http(options) as http:
         sample = draw_sample(http, options.users, options.seed)
     environment.heed = Requests(list(SHARES), sample, options)
+    environment.encoded = environment.heed.encode(Target.parse(environment.host))
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
-def forget(environment: Any, **_: Any) -> None:
-    """Take away what was written."""
+def clean(environment: Any, **_: Any) -> None:
+    """Remove the events that were written."""
     with open_http(Options(environment.host, headers=HEADERS)) as http:
         delete_all(http, environment.heed.written_paths())
 
 
 class Requester(HttpUser):  # type: ignore[misc]
-    """Asks one kind after the other, by their shares, about once a second."""
+    """Sends a request about once a second, of a kind drawn by the shares of the mix."""
 
     wait_time = between(0.5, 1.5)
 
     def on_start(self) -> None:
-        """Send the headers that were given with everything."""
-        self.client.headers.update(dict(HEADERS))
+        """Send the given headers with every request."""
+        self.client.headers.update({"Content-Type": "application/json", **dict(HEADERS)})
 
     @task  # type: ignore[untyped-decorator]
-    def ask(self) -> None:
-        """One request."""
-        (kind,) = random.choices(list(SHARES), list(SHARES.values()))
-        body = self.environment.heed.body(kind, random.randrange(PREPARED))
-        self.client.post(f"/v1/{kind}", json=body)
+    def request(self) -> None:
+        """Send one request."""
+        (kind,) = random.choices(range(len(SHARES)), list(SHARES.values()))
+        request = self.environment.encoded(kind, random.randrange(PREPARED))
+        self.client.post(f"/v1/{list(SHARES)[kind]}", data=request.partition(b"\r\n\r\n")[2])

@@ -43,7 +43,7 @@ class Setup:
 
 
 class Round(NamedTuple):
-    """What one setup did in one round, and what it took: processor seconds."""
+    """Responses of one setup in one round, with processor seconds."""
 
     load: Load
     served: float  # of the server
@@ -57,7 +57,7 @@ class Round(NamedTuple):
 
     @property
     def quiet(self) -> bool:
-        """Whether the machine did hardly anything else."""
+        """Whether other processes kept the machine almost idle."""
         return self.others is not None and self.others < _QUIET * self.load.seconds
 
 
@@ -96,7 +96,7 @@ class Case:
         return seconds / sum(len(each.load.answers) for each in rounds)
 
     def busy(self, of: str, setup: str) -> float:
-        """How many cores `served`, `client` or `others` kept busy."""
+        """Return the cores that `served`, `client` or `others` kept busy."""
         rounds = self.rounds[setup]
         seconds: float = sum(getattr(each, of) or 0.0 for each in rounds)
         return seconds / sum(each.load.seconds for each in rounds)
@@ -131,7 +131,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResults:
-    """What several workers gave and held."""
+    """Cases, and memory of each process, of all setups."""
 
     client: frozenset[int]  # the cores that it could use
     cases: Sequence[Case]
@@ -254,7 +254,7 @@ async def _round(server: Server, sent: Sequence[bytes]) -> Round:
 
 
 def shown(found: WorkerResults) -> list[Table]:
-    """What was found, for people."""
+    """Return the results as tables."""
     speed = Table(title=f"Requests a second, {CONNECTIONS} connections in a closed loop")
     for heading in (
         *("question", "served by", "a second", "ratio", "in quiet rounds", "CPU each", "cores"),

@@ -72,7 +72,7 @@ def ran(
     console: Console,
     threads: int = 1,
 ) -> str:
-    """What a module of this folder writes to stdout; what it writes to stderr is progress.
+    """Run a module of this folder and return its stdout; its stderr is progress.
 
     Raises:
         Unavailable: when it fails, with its last words.

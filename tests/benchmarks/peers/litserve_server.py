@@ -53,7 +53,7 @@ class Model(litserve.LitAPI):  # type: ignore[misc]  # it is not installed where
         return output
 
     def predict(self, asked: Any) -> Any:
-        """Of a list of requests, or of one where batches are off."""
+        """Predict for a list of requests, or for one where batches are off."""
         if isinstance(asked, dict):
             return self._answers([asked])[0]
         out: list[dict[str, Any]] = [{}] * len(asked)

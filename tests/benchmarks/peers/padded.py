@@ -96,7 +96,7 @@ class Padded:
         return model.user_states(seen, when, request_times)[batch, last]
 
     def _counted(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """What `Recommender.transitions` counts, [B, S, N], by newest events first."""
+        """Return the counts of `Recommender.transitions`, [B, S, N], newest events first."""
         model = self._model
         if not model.has_transitions:
             return torch.zeros(len(items), 0, model.config.n_items)

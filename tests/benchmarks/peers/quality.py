@@ -17,7 +17,7 @@ ABSENT = 2**31  # a rank far beyond all that is counted
 
 
 def ranks(lists: Rows, targets: ArrayLike) -> NDArray[np.int64]:
-    """Where each target stands in its list, from 0; `ABSENT` where it does not.
+    """Return the rank of each target in its list, from 0; `ABSENT` where it is missing.
 
     Args:
         lists: M lists of item rows, best first, of any lengths.

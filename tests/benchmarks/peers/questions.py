@@ -29,7 +29,7 @@ _SAME = 1e-3  # by how much the same model's scores may differ
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How good a peer's lists are, by what each user did next."""
+    """Quality of a peer's lists, judged by each user's next event."""
 
     hr: float  # at 10
     ndcg: float  # at 10

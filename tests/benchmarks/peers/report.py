@@ -14,7 +14,7 @@ from tests.benchmarks.peers.turns import HEED, Case, Peer, verdict
 
 
 def settings(console: Console, title: str, stated: Mapping[str, str]) -> None:
-    """Who is compared, by which version and settings."""
+    """Print the version and settings of each peer."""
     table(console, title, ("", "version and settings"), stated.items(), left=2)
 
 
@@ -37,7 +37,7 @@ def cases(console: Console, title: str, found: Sequence[Case], caption: str) -> 
 
 
 def quality(console: Console, title: str, found: Mapping[str, Quality]) -> None:
-    """How good the lists of everybody are."""
+    """Print the quality of each peer's lists."""
     rows = [
         (name, f"{each.hr:.3f} ±{each.errors[0]:.3f}", f"{each.ndcg:.3f} ±{each.errors[1]:.3f}",
          f"{each.cases:,}")
@@ -68,7 +68,7 @@ def everyone(console: Console, rates: Mapping[str, Sequence[float]]) -> None:
 
 
 def recalls(console: Console, found: Mapping[str, float]) -> None:
-    """Of the exact best ten, over HTTP."""
+    """Print the recall of the exact best ten, over HTTP."""
     rows = [(name, f"{share:.3f}") for name, share in found.items()]
     caption = (
         "Of the ten nearest keys by all products, on queries that no effort was chosen on; of "
@@ -97,7 +97,7 @@ def indexes(console: Console, title: str, found: Mapping[str, Mapping[str, Any]]
 
 
 def slower(console: Console, found: Iterable[str]) -> None:
-    """Where Heed is not the faster one, by how much and why."""
+    """Print where Heed is not the faster one, by how much and why."""
     slower = list(found)
     console.print(
         "Where Heed is slower" if slower else "Heed is slower nowhere here.", style="bold"
@@ -134,7 +134,7 @@ def lost(
 
 
 def times(found: Spread) -> str:
-    """How many times as fast Heed is, in words; below 1, how many times as fast the other is."""
+    """Say how many times as fast Heed is, or, below 1, the other."""
     low, median, high = (f"{each:.2f}" if each >= 0.1 else f"{each:.1g}"
                          for each in (found.low, found.median, found.high))  # fmt: skip
     spelt = f"{median} ({low}–{high}) times as fast"

@@ -103,7 +103,7 @@ def catalogue(
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was measured over HTTP."""
+    """Results over HTTP."""
 
     peers: Sequence[Peer]
     cases: Sequence[Case]
@@ -226,7 +226,7 @@ def _attend(searched: Searched, at: int) -> bytes:
 
 
 def _of_itself(exact: Peer, peer: Peer, searched: Searched, later: Sequence[int]) -> float:
-    """Of the ten best items by an exact search, words and meaning, how many are answered."""
+    """Recall of the ten best items of an exact search by words and meaning."""
     best, found = (
         [[item["item_id"] for item in answer.json()["items"]] for answer in answers(each, asks)]
         for each, asks in (

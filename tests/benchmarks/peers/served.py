@@ -26,7 +26,7 @@ class Question(BaseModel):
 
 
 class Lists(NamedTuple):
-    """How a library answers."""
+    """Functions by which a library answers."""
 
     answer: Callable[[Question], tuple[Sequence[int], Sequence[float]]]
     everyone: Callable[[int], int]  # lists for all users in one call; how many users

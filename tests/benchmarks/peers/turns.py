@@ -46,7 +46,7 @@ class Case:
         return sum(map(len, self.latencies[name])) / sum(self.seconds[name])
 
     def times(self, name: str) -> Spread:
-        """How many times as fast as this one Heed answers the same questions, round by round."""
+        """Ratio of another's time to Heed's for the same questions, round by round."""
         return ratios(self.seconds[name], self.seconds[HEED])
 
     def as_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def measure(
 def answers(
     peer: Peer, requests: Sequence[bytes], progress: ProgressCallback = no_progress
 ) -> list[Response]:
-    """What a peer answers to each, in order, one at a time. Raises as `measure`."""
+    """Return a peer's answers to requests, in order, one at a time. Raises as `measure`."""
 
     async def ask() -> list[Response]:
         found = []
@@ -165,7 +165,7 @@ def _check(peer: Peer, answer: Response) -> None:
 
 
 def verdict(times: Spread) -> str:
-    """Whether Heed is faster, in a word; quartiles on both sides of 1 decide nothing."""
+    """Say in a word whether Heed is faster; quartiles on both sides of 1 decide nothing."""
     if times.low > 1:
         return "faster"
     return "slower" if times.high < 1 else "as fast"

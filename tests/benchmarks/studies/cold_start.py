@@ -164,7 +164,7 @@ def new_users(task: EvaluationTask, rankers: Mapping[str, Ranker]) -> dict[int |
 
 
 def _snapshot(cold: ColdItems, trained: TrainedModel, content: NDArray[np.float32]) -> Snapshot:
-    """What would be served: all items with their texts, the hidden ones without training."""
+    """Build the snapshot to serve: all items with texts, the hidden ones without training."""
     ids = [str(row) for row in range(len(content))]
     entries = [
         ItemEntry(id_, embedding=vector)

@@ -131,7 +131,7 @@ class AtRandom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Likeness:
-    """How much an item's text is like the texts of the user's newest items."""
+    """Similarity of an item's text to the texts of the user's newest items."""
 
     content: NDArray[np.float32]  # [N, D] unit vectors, zero without a text
     name: str = "likeness of texts"

@@ -45,7 +45,7 @@ _EVERY = 20  # cases between two words of progress
 
 
 class Cases(NamedTuple):
-    """What is asked for, and by whom: items are rows of the catalogue."""
+    """Held-out cases and their queries; items are rows of the catalogue."""
 
     holdout: Holdout
     queries: tuple[str, ...]  # [M]
@@ -54,7 +54,7 @@ class Cases(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Where the targets of M cases stood."""
+    """Ranks of the targets of M cases."""
 
     nobody: Ranks
     memory: Mapping[float, Ranks]  # by what one standard deviation of the memory's scores is worth
@@ -67,7 +67,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What is chosen by the validation cases, and what the test cases say of it."""
+    """The weight chosen on the validation cases, and the ranks of the test cases."""
 
     validation: Ranked
     test: Ranked

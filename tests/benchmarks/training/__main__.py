@@ -45,7 +45,7 @@ _STOP = 15.0  # seconds to end in
 
 @dataclass(slots=True)
 class Trained:
-    """What one contestant did, turn by turn."""
+    """Figures of one contestant, turn by turn."""
 
     described: Mapping[str, Any]  # by itself
     turns: list[Mapping[str, float]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """How to start one."""
+    """Command that starts a contestant."""
 
     name: str
     python: str
@@ -236,7 +236,7 @@ class _Running:
         self._name, self._tells, self._hears, self._words = name, tells, hears, words
 
     def hear(self) -> Any:
-        """What it says next. Raises `Unavailable` when it ended instead."""
+        """Read the next message. Raises `Unavailable` when the process ended instead."""
         line = self._hears.readline()
         if not line:
             said = self._words.read_text(errors="replace").strip()[-500:]
@@ -244,7 +244,7 @@ class _Running:
         return json.loads(line)
 
     def turn(self, seconds: float) -> Any:
-        """What it does in so many seconds."""
+        """Let it train for a number of seconds and return its figures."""
         with suppress(BrokenPipeError):  # it ended: what it said last is heard next
             self._tells.write(f"{seconds}\n")
             self._tells.flush()
@@ -286,7 +286,7 @@ def _started(each: Contestant, data: Path) -> Iterator[_Running]:
 
 
 def _times(found: Mapping[str, Trained], name: str) -> Spread:
-    """How many times as many targets as this one Heed trains on, round by round."""
+    """Ratio of Heed's targets a second to another's, round by round."""
     return ratios(found[HEED].rates(), found[name].rates())
 
 

@@ -56,7 +56,7 @@ class BenchmarkData:
     model: str | None  # the version that serves
 
     def as_dict(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """Return plain values for the report."""
         return {
             "source": self.source,
             "items": self.items,
@@ -94,7 +94,7 @@ def prepare_data(
 
 
 def describe_data(target: Path, source: str) -> BenchmarkData:
-    """What is in a data directory.
+    """Describe a data directory.
 
     Args:
         target: the directory.

@@ -27,7 +27,7 @@ class LoadedUser:
 
 @dataclass(frozen=True, slots=True)
 class LoadedData:
-    """What the service would serve, and whom."""
+    """The snapshot that the service would serve, and users' memories."""
 
     snapshot: Snapshot
     embeddings: EmbeddingCache

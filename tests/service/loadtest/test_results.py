@@ -320,7 +320,7 @@ def _report() -> dict[str, Any]:
         "heed": "1", "items": 5, "users": 5, "sampled_items": 5, "sampled_users": 5,
         "history_lengths": {"least": 1, "median": 2.0, "most": 3},
     }  # fmt: skip
-    machine = {"processor": "p", "cores": 2, "system": "s", "load_average": 1.0}
+    machine = {"cores": 2, "system": "s", "load_average": 1.0}
     machine |= {"heed": "1", "python": "3"}
     return {
         "options": options, "data": data, "machine": machine, "load": load, "ended": "completed",
