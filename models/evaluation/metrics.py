@@ -1,4 +1,4 @@
-"""What a rank is worth, and whether a difference between two rankers is more than luck.
+"""Ranking metrics, and bootstrap intervals of the difference between two rankers.
 
 A rank counts from 0: how many other candidates stand at or above the target.
 """

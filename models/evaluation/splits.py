@@ -1,4 +1,4 @@
-"""How a log is thinned, split and held out: what to fit on, and cases to judge by."""
+"""Filters and splits of a log: events to fit on, and held-out cases to evaluate on."""
 
 from __future__ import annotations
 

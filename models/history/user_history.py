@@ -1,4 +1,4 @@
-"""What the requester did, as rows of the catalogue."""
+"""History of one user, as rows of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a target scored as it did: contributions that add up, and the score without a row.
+"""Explanation of a score: additive contributions of memory rows, and the score without a row.
 
 After the softmax everything is linear. With α the weights, v the values, and o what a value must
 point at to raise the score, the attention part of a score is Σ_h Σ_j α^h_j ⟨v^h_j, o^h⟩: row j

@@ -1,4 +1,4 @@
-"""What a match of a search is worth: numbers that can be fitted on judgments."""
+"""Parameters of search scores, which can be fitted on judgments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an item was found, for the eye: its texts with the words of the query marked."""
+"""Highlights of search results: texts of an item with the words of the query marked."""
 
 from __future__ import annotations
 

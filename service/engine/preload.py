@@ -1,4 +1,4 @@
-"""What several workers share: loaded by one process, which then is fit to be forked."""
+"""Data that several workers share: loaded by one process, which is then safe to fork."""
 
 from __future__ import annotations
 

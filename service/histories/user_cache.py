@@ -1,4 +1,4 @@
-"""What is held in memory of each user, within one budget in bytes."""
+"""Cache of per-user state, within one budget in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a request went: one stage clock feeds the header and the histograms.
+"""Request telemetry: one stage clock feeds the `Server-Timing` header and the histograms.
 
 Every response gets `X-Request-ID` (the caller's own where it sent a plain one) and
 `Server-Timing` (https://www.w3.org/TR/server-timing/), so that whoever reads a slow answer can
