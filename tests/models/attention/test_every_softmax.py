@@ -317,13 +317,18 @@ EVERY: dict[str, Softmax] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("path", EVERY)
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (path, name)
+        for path, softmax in EVERY.items()
+        for name, made in CASES.items()
+        if made.rows >= softmax.least and (softmax.blind or "blind" not in name)
+    ],
+)
 def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
     """Masks, biases, temperatures, no rows, one row, and heads that see nothing."""
     softmax, made = EVERY[path], CASES[name]
-    if made.rows < softmax.least or ("blind" in name and not softmax.blind):
-        pytest.skip("outside of what the path promises")
     wanted = softmax.wanted(made).numpy()
     found = softmax.run(made).double().numpy()
     assert found.shape == wanted.shape
