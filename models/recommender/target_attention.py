@@ -98,28 +98,24 @@ def target_attention_prefixes(
     return (weighted / total.clamp(min=1e-30)).sum(1).mT  # (B, N, T) -> (B, T, N)
 
 
-def candidate_keys(tables: ItemTables) -> Tensor:
-    """Return keys [N, dim + H·d + 1] whose product with `candidate_query` approximates s(u, c)."""
-    return torch.cat([tables.vectors, merge_heads(tables.outputs), tables.prior[:, None]], 1)
-
-
 def candidate_query(
     user_state: Tensor, values: Tensor, bias: Tensor, recent_partial: PartialSoftmax | None = None
 ) -> Tensor:
     """Return one vector for the user, [dim + H·d + 1], in place of every target's attention.
 
-    It omits the target-dependent part of the logits, so each head's context is the mean of the
-    values under the softmax of the biases alone.
+    Its product with an item's vector, outputs and prior approximates the item's score. It omits the
+    target-dependent part of the logits, so each head's context is the mean of the values under the
+    softmax of the biases alone.
 
     Args:
-        summary: h_u, [dim].
+        user_state: h_u, [dim].
         values: [H, n, d].
         bias: [H, n]; -inf hides a row.
-        beside: the same of other rows, [H, 1].
+        recent_partial: attention by the biases alone over other rows, one target.
     """
     nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
     pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
     if recent_partial is not None:
-        mass = bias.logsumexp(1, keepdim=True)
-        pooled = merge_partials(PartialSoftmax(pooled, mass), recent_partial).context
+        own = PartialSoftmax(pooled, bias.logsumexp(1, keepdim=True))
+        pooled = merge_partials(own, recent_partial).context
     return torch.cat([user_state, merge_heads(pooled)[0], user_state.new_ones(1)])

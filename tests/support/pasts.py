@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,6 +19,7 @@ from models.encoder.history_encoder import EncoderCache
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from models.recommender.target_attention import ItemTables
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, encode, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
@@ -42,6 +44,12 @@ def basket_snapshot() -> Snapshot:
     """The same once more, of baskets that people come back to."""
     model = random_model(11, window=WINDOW, next_basket=True, repeat_consumption=True)
     return small_snapshot(ITEMS, model)
+
+
+def candidate_keys(tables: ItemTables) -> Tensor:
+    """Keys [N, dim + H·d + 1] whose products with `candidate_query` approximate scores."""
+    outputs = tables.outputs.transpose(0, 1).flatten(1)  # heads side by side
+    return torch.cat([tables.vectors, outputs, tables.prior[:, None]], 1)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, candidates, recommend
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import candidate_keys, candidate_query
+from models.recommender.target_attention import candidate_query
+from tests.support.pasts import candidate_keys
 from tests.support.small import (
     DAY,
     DIMENSION,

@@ -21,12 +21,12 @@ from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender, content_only_model
 from models.recommender.target_attention import (
     ItemTables,
-    candidate_keys,
     candidate_query,
     target_attention,
     target_attention_prefixes,
 )
 from tests.support import reference
+from tests.support.pasts import candidate_keys
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import (
     DAY,
