@@ -51,7 +51,7 @@ def select_kernel(operators: Any) -> Kernel:
     def fused_attention(
         query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if query.device.type != "cpu":
+        if not query.is_cpu:
             return plain_attention(query, keys, values, bias)
         mask = bias[None].expand(1, *query.shape[:2], -1)
         found = operator(

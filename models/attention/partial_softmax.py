@@ -66,9 +66,8 @@ def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
         bias = block.bias.clamp(min=_HIDDEN)
         bias = bias[:, None] if bias.dim() == 2 else bias
         context, logsumexp = attention_with_logsumexp(query, block.keys, block.values, bias)
-        blind = logsumexp <= _HIDDEN / 2
-        if bool(blind.any()):  # the kernel weighs rows that are all hidden alike
-            context = context.masked_fill(blind[..., None], 0.0)
+        if logsumexp.amin().item() <= _HIDDEN / 2:  # the kernel weighs rows all hidden alike
+            context = context.masked_fill((logsumexp <= _HIDDEN / 2)[..., None], 0.0)
         part = PartialSoftmax(context, logsumexp)
         total = part if total is None else merge_partials(total, part)
     if total is None:

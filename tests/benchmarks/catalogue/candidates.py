@@ -20,10 +20,16 @@ from models.index import ann_index
 from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidates
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
-from models.recommender.target_attention import candidate_keys, candidate_query
+from models.recommender.target_attention import candidate_query
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
-from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
+from tests.benchmarks.harness.timing import (
+    ProgressCallback,
+    Spread,
+    alternate,
+    no_progress,
+)
 from tests.benchmarks.workload.data import random_model
+from tests.support.pasts import candidate_keys
 
 TOP = 20
 _CONTENT = 8  # of the text vectors, which play no part here

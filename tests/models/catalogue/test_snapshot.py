@@ -12,7 +12,7 @@ from models.ranking.field_matches import match_fields
 from models.ranking.recommend import recommend
 from models.ranking.search import search
 from models.recommender.artifact import TrainedModel
-from models.recommender.target_attention import candidate_keys
+from tests.support.pasts import candidate_keys
 from tests.support.small import DIMENSION, catalogue, encode, entries, past, random_model, trained
 from tests.support.small import snapshot as small_snapshot
 
