@@ -55,7 +55,7 @@ class Paths:
 
 
 def segment(part: str) -> str:
-    """What a segment of a path rewritten by `Paths` stands for."""
+    """Decode one segment of a path that `Paths` rewrote."""
     return part.replace("%2F", "/").replace("%25", "%")
 
 
@@ -64,7 +64,7 @@ class Bodies:
 
     All bodies that are held at one time share `max_held` bytes, so that many slow senders cannot
     fill the memory either. Streams (for which `is_stream(scope)` is true) pass through chunk by
-    chunk, each within that time; whoever reads them bounds their lines.
+    chunk, each within that time; their reader bounds the lines.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Bodies:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that hands the whole body over once, then what the server still has to say."""
+    """A `receive` that returns the whole body once, then the server's later messages."""
     handed_over = False
 
     async def replay() -> Message:
@@ -162,7 +162,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class Traffic:
-    """How much is in flight, and whether the service is on its way out.
+    """Counts of the requests and streams in flight, and whether the service is stopping.
 
     One for each app, shared by `Admission`, the readiness route and shutdown.
     """
@@ -252,7 +252,7 @@ class Admission:
             async with timer:
                 await self._app(scope, receive, send)
         except TimeoutError as error:
-            if not timer.expired():  # somebody else's timeout
+            if not timer.expired():  # a timeout inside the app
                 raise
             detail = f"Not done within {self._deadline:g} s (HEED_DEADLINE)."
             raise DeadlineExceeded(detail) from error

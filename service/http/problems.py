@@ -84,7 +84,7 @@ def problem(
 
 
 def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
-    """The problem response for any exception; those nobody foresaw are logged and say nothing."""
+    """The problem response for any exception; an unexpected one is logged and not described."""
     if isinstance(error, errors.HeedError):
         return _domain(scope, error, **extensions)
     if isinstance(error, RequestValidationError):
@@ -94,7 +94,7 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
         return _http(scope, error, **extensions)
     request_id = scope.get(REQUEST_ID, "")
     _log.error("request %s failed: %r", request_id, error, exc_info=error)
-    detail = "An unforeseen error; the service's log tells more under this request_id."
+    detail = "An unexpected error; the service's log has it under this request_id."
     return problem(scope, 500, "Internal Server Error", detail, **extensions)
 
 
@@ -128,7 +128,7 @@ class Problems:
         try:
             await self._app(scope, receive, watch)
         except ClientDisconnect:
-            return  # there is nobody left to tell
+            return  # no client is left to answer
         except Exception as error:
             if begun:
                 raise

@@ -1,4 +1,4 @@
-"""uvicorn around the app, and what a person reads when it is up."""
+"""Serving the app with uvicorn, in one process or in workers that share the port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import orjson
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
@@ -36,7 +35,7 @@ _GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, and what to try, once it does."""
+    """uvicorn's server, which prints its address and example requests once it listens."""
 
     def __init__(
         self, config: uvicorn.Config, console: Console | None, examples: list[str]
@@ -46,24 +45,24 @@ class _Server(uvicorn.Server):
         self._examples = examples
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
-        """Stop. Told twice by Ctrl-C, stop at once.
+        """Stop; at the second Ctrl-C, at once.
 
-        Unlike uvicorn's own, it does not end the process by the same signal afterwards: to have
-        stopped when told to is a success.
+        Unlike uvicorn's own, it does not end the process by the same signal afterwards: a stop on
+        request is a success.
         """
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Bind, then speak."""
+        """Listen, then print."""
         await super().startup(sockets=sockets)
         if not self.started or self._console is None:
             return
         port = self.servers[0].sockets[0].getsockname()[1]
         host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
         base = f"http://{host}:{port}"
-        told = "open it in a browser; the API is at /docs"
-        self._console.print(f"\n[bold]Heed serves on {base}[/]  ({told})")
+        hint = "open it in a browser; the API is at /docs"
+        self._console.print(f"\n[bold]Heed serves on {base}[/]  ({hint})")
         for example in self._examples:
             self._console.print(
                 example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True
@@ -104,15 +103,15 @@ async def _serve(
     loaded: PreloadedSnapshot | None = None,
     peers: WorkerPeers | None = None,
 ) -> None:
-    """One process' part: all of it, unless it has peers.
+    """Serve in this process, which may be one of several workers.
 
     Args:
-        settings: of the service.
-        console: where a person reads that it listens; None says nothing.
+        settings: the service's.
+        console: where the address is printed; None prints nothing.
         sockets: to listen on.
-        examples: whether to say what to try.
-        loaded: what it was forked with.
-        peers: with whom.
+        examples: whether to print example requests.
+        loaded: the snapshot that was loaded before the fork.
+        peers: the other workers.
     """
     engine = await open_engine(settings, preloaded=loaded)
     tries = await suggest(engine) if examples and console else []
@@ -142,10 +141,9 @@ async def _serve(
         await engine.live.catch_up()
         return b"refreshed"
 
-    async def measured() -> bytes:
-        return orjson.dumps(await health.measured(app))
-
-    answering = await peers.listen({"follow": follow, "refresh": refresh, "metrics": measured})
+    answering = await peers.listen(
+        {"follow": follow, "refresh": refresh, "metrics": partial(health.render_metrics, app)}
+    )
     try:
         await server.serve(sockets)
     finally:
@@ -153,10 +151,10 @@ async def _serve(
 
 
 def _share(settings: Settings, console: Console, *, examples: bool) -> None:
-    """Load once, and fork processes that share what was loaded and the port.
+    """Load once, and fork workers that share the memory of the model and the port.
 
-    Each listens on a socket of its own, and the system spreads connections evenly over those. Of
-    one socket that all listen on, whoever wakes first would take all connections of a burst.
+    Each worker listens on a socket of its own, over which the kernel spreads connections evenly.
+    Were one socket shared, the worker that wakes first would accept all connections of a burst.
     """
     if sys.platform != "linux":
         raise Invalid("", f"{PREFIX}WORKERS is {settings.workers}, but only Linux can share so: 1")

@@ -1,8 +1,8 @@
-"""Request telemetry: one stage clock feeds the `Server-Timing` header and the histograms.
+"""Request ids, stage timings and Prometheus metrics.
 
-Every response gets `X-Request-ID` (the caller's own where it sent a plain one) and
-`Server-Timing` (https://www.w3.org/TR/server-timing/), so that whoever reads a slow answer can
-see which stage was slow. The same clock feeds Prometheus, in a registry of its own for each app.
+Every response has `X-Request-ID` (the client's own if that is plain) and `Server-Timing`
+(https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow. The same
+stage clock feeds the histograms, in a registry of its own for each app.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from prometheus_client import (
@@ -23,6 +23,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,9 +35,7 @@ STAGES = "heed.stages"
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
-# Name, documentation, type, and of each sample its name, labels and value.
-Family = tuple[str, str, str, Sequence[tuple[str, Mapping[str, str], float]]]
-# Anything else a client invents is one label, or each would be a new time series.
+# Any other method is counted as OTHER, for each label value makes a new time series.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -105,64 +104,46 @@ class Metrics:
             self._stage_seconds(route, stage).observe(seconds)
 
     def render(self, gauges: Mapping[str, float]) -> bytes:
-        """Everything in the text format of Prometheus, with the engine's `gauges` of now."""
-        now = CollectorRegistry()
-        now.register(_Gauges(gauges))
-        return generate_latest(self.registry) + generate_latest(now)
-
-    def families(self, gauges: Mapping[str, float]) -> list[Family]:
-        """Everything as plain values, for another process to show."""
-        return [
-            (
-                family.name,
-                family.documentation,
-                family.type,
-                [(each.name, dict(each.labels), each.value) for each in family.samples],
+        """All metrics in the text format of Prometheus, with the engine's current `gauges`."""
+        families = [
+            GaugeMetricFamily(
+                "heed_" + re.sub(r"[^a-zA-Z0-9_]", "_", name),
+                f"The engine's {name} now.",
+                value=value,
             )
-            for family in (*self.registry.collect(), *_Gauges(gauges).collect())
+            for name, value in sorted(gauges.items())
         ]
+        return generate_latest(self.registry) + generate_latest(_Families(families))
 
 
-def together(workers: Mapping[int, Sequence[Family]]) -> bytes:
-    """What several workers measured, in the text format: each series with its `worker`.
+def merge_workers(texts: Mapping[int, bytes]) -> bytes:
+    """Merge the metrics of several workers into one text; each series gets its `worker` label.
 
-    They are not added up here: a worker that is started again counts from 0, which whoever reads
-    the sum of them could not tell from a worker that is gone.
+    Workers are not summed up: a worker that is started again counts from 0, which a reader of the
+    sums could not tell from a worker that has ended.
 
     Args:
-        workers: of each its `families`, by number.
+        texts: what each worker renders, by its number.
     """
-    found: dict[str, Metric] = {}
-    for number, families in sorted(workers.items()):
-        for name, documentation, kind, samples in families:
-            metric = found.setdefault(name, Metric(name, documentation, kind))
-            for sample, labels, value in samples:
-                metric.add_sample(sample, {**labels, "worker": str(number)}, value)
-    registry = CollectorRegistry()
-    registry.register(_Given(found.values()))
-    return generate_latest(registry)
+    merged: dict[str, Metric] = {}
+    for number, text in sorted(texts.items()):
+        for family in text_string_to_metric_families(text.decode()):
+            described = Metric(family.name, family.documentation, family.type)
+            metric = merged.setdefault(family.name, described)
+            for sample in family.samples:
+                labels = {**sample.labels, "worker": str(number)}
+                metric.add_sample(sample.name, labels, sample.value)
+    return generate_latest(_Families(merged.values()))
 
 
-class _Given(Collector):
-    """What is known already."""
+class _Families(Collector):
+    """Metric families with their values, as a collector."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
-class _Gauges(Collector):
-    """Values that are asked for at each scrape, not counted along the way."""
-
-    def __init__(self, values: Mapping[str, float]) -> None:
-        self._values = values
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        for name, value in sorted(self._values.items()):
-            clean = re.sub(r"[^a-zA-Z0-9_]", "_", name)
-            yield GaugeMetricFamily(f"heed_{clean}", f"The engine's {name} now.", value=value)
+        return self._families
 
 
 class Telemetry:

@@ -1,4 +1,4 @@
-"""uvicorn as Heed runs it."""
+"""Configuration of uvicorn."""
 
 from __future__ import annotations
 

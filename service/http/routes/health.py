@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import orjson
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -16,7 +15,7 @@ from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import LiveOut, ReadyOut
-from service.http.telemetry import Family, Metrics, together
+from service.http.telemetry import Metrics, merge_workers
 from service.runtime.worker_messages import WorkerPeers
 
 router = APIRouter(route_class=JsonRoute, tags=["run"])
@@ -64,20 +63,17 @@ async def ready(context: Context) -> Response:
 async def metrics(context: Context) -> Response:
     """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
     peers: WorkerPeers | None = context.app.state.peers
-    if peers is None:
-        own: Metrics = context.app.state.metrics
-        text = own.render(await _gauges(context.engine))
-    else:
+    text = await render_metrics(context.app)
+    if peers is not None:
         others = await peers.ask("metrics", _PATIENCE)
-        all_of_them = {number: orjson.loads(told) for number, told in others.items()}
-        text = together({**all_of_them, peers.number: await measured(context.app)})
+        text = merge_workers({**others, peers.number: text})
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-async def measured(app: FastAPI) -> list[Family]:
-    """What this process measured."""
-    own: Metrics = app.state.metrics
-    return own.families(await _gauges(app.state.engine))
+async def render_metrics(app: FastAPI) -> bytes:
+    """The metrics of this process, in the text format of Prometheus."""
+    metrics: Metrics = app.state.metrics
+    return metrics.render(await _gauges(app.state.engine))
 
 
 async def _gauges(engine: Engine) -> dict[str, float]:
