@@ -1,4 +1,4 @@
-"""Where a training stands, as bytes: what is needed to go on as if it had not been killed."""
+"""Checkpoints of a training as bytes: resuming gives the same model as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout
 
-_MAGIC = b"heed training 2\n"  # 2: of what `Checkpoint` and its trainer's state are made of
+_MAGIC = b"heed training 3\n"  # the number changes with the fields of a checkpoint
 _DIGEST = hashlib.sha256().digest_size
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or of another training."""
+    """Raised for a checkpoint that is damaged or of another training."""
 
 
 @dataclass(frozen=True, slots=True)
 class BestEpoch:
-    """The best weights so far, and what they reached."""
+    """The best weights so far, and their validation metrics."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)  # parameters by name
     epoch: int = 0
@@ -37,10 +37,10 @@ class BestEpoch:
 class Checkpoint:
     """The state of a training after an epoch."""
 
-    run: str  # what is trained on and how: `fingerprint`
+    run: str  # the `fingerprint` of its data and settings
     stage: str
-    epoch: int  # of the stage, those done
-    validations_since_best: int  # validations since the best
+    epoch: int  # epochs of the stage that are done
+    validations_since_best: int
     weights: dict[str, Tensor]  # parameters by name
     ema: dict[str, Tensor]
     optimiser: dict[str, Any]  # the optimiser and its step
@@ -49,7 +49,7 @@ class Checkpoint:
     history: list[dict[str, float]]
 
     def to_bytes(self) -> bytes:
-        """Tensors and plain values, nothing that runs code when it is read, and their digest."""
+        """Serialise to tensors and plain values, which run no code when read, with a digest."""
         out = io.BytesIO()
         torch.save(
             {
@@ -68,19 +68,19 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
-        """What `to_bytes` gave. Raises `CannotResume` for anything else."""
+        """Read what `to_bytes` wrote. Raises `CheckpointError` for anything else."""
         start = len(_MAGIC) + _DIGEST
         if not data.startswith(_MAGIC):
             raise CheckpointError("this is no checkpoint, or one of another version")
-        # The archive's own checksums are not looked at when it is read.
+        # torch.load does not verify the archive's own checksums.
         if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
             raise CheckpointError("the checkpoint is damaged")
         try:
             read = torch.load(io.BytesIO(data[start:]), map_location="cpu", weights_only=True)
             best = read.pop("best")
             latest = _metrics(read.pop("latest"))
-            kept = BestEpoch(best["weights"], best["epoch"], _metrics(best["metrics"]))
-            return cls(best=kept, latest=latest, **read)
+            best_epoch = BestEpoch(best["weights"], best["epoch"], _metrics(best["metrics"]))
+            return cls(best=best_epoch, latest=latest, **read)
         except Exception as error:
             raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
 
@@ -88,7 +88,7 @@ class Checkpoint:
 def fingerprint(
     log: Interactions, content: NDArray[np.float32], cases: Holdout | None, *settings: object
 ) -> str:
-    """A name for training on this with these settings, the same in every process."""
+    """Hash the data and settings of a training, identically in every process."""
     digest = hashlib.sha256(repr(settings).encode())
     columns: list[NDArray[Any]] = [content, *_columns(log)]
     if cases is not None:

@@ -1,4 +1,4 @@
-"""A stopwatch for long work: how long it took, and how long it will."""
+"""A stopwatch that estimates the remaining time of long work."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 
 
 class Stopwatch:
-    """How long it took since a start, in seconds of `time.monotonic`, and how long it will."""
+    """Measures elapsed time in seconds of `time.monotonic`, and estimates what remains."""
 
     def __init__(self, started: float | None = None) -> None:
         self._started = time.monotonic() if started is None else started
-        self._offset: tuple[float, float] | None = None  # share and time first heard of
+        self._offset: tuple[float, float] | None = None  # share and time at the first estimate
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def remaining(self, share: float) -> float:
-        """Seconds to the end at the pace since the first asking, with this share done."""
+        """Estimate the seconds to the end, at the pace since the first call."""
         if self._offset is None:
             self._offset = (share, self.seconds)
         done, since = share - self._offset[0], self.seconds - self._offset[1]

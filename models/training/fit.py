@@ -1,11 +1,10 @@
-"""`fit`: trains a recommender on an event log, with validation, early stop and progress."""
+"""Trains a recommender on an event log, with validation, early stopping and checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,54 +24,15 @@ from models.training.count_statistics import fit_statistics
 from models.training.eta import Stopwatch
 from models.training.log_profile import prediction_task
 from models.training.losses import TrainingLosses
-from models.training.stage import Stage, StageSchedule, StageTrainer
+from models.training.stage import Stage, StageTrainer
+from models.training.train_config import TrainConfig
 
-_CASES = 64  # of the validation at once, few enough for the members of a team to have alike many
-_ALIKE = 4  # times smaller batches are where targets come in baskets
-
-
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """How to train. Every default was chosen on validation data."""
-
-    epochs: int = 20  # of the encoder, the item tower and the transitions
-    attention_epochs: int = 1  # of the target attention, the rest held still
-    patience: int = 3  # validations without a better NDCG before training stops
-    validate_every: int = 2  # epochs
-    validation_users: int = 3_000  # at most, drawn once under the seed
-    learning_rate: float = 1e-3
-    warmup_steps: int = 200  # steps
-    batch_tokens: int = 6_400  # padded positions
-    attention_batch_tokens: int = 1_600  # the same while the target attention is trained
-    id_dropout: float = 0.1  # items that lose their id for one step, so that text alone works
-    request_time_share: float = (
-        0.75  # share of windows that see the target's own time, as a service does
-    )
-    ema_decay: float = 0.998  # decay of the running mean of the weights, which is what is served
-    sampled_negatives: int = 4_096  # sampled beyond `full_softmax` items
-    full_softmax_items: int = 20_000
-
-    def for_next_basket(self) -> TrainConfig:
-        """The same for a model that is asked for baskets.
-
-        Targets of one basket ask one question, so that a batch of the same size asks fewer: they
-        are smaller, and with the more steps that makes, half of the epochs do.
-        """
-        return replace(
-            self,
-            epochs=max(1, self.epochs // 2),
-            validate_every=1,
-            batch_tokens=max(1, self.batch_tokens // _ALIKE),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+_VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where training stands; handed to the callback after every step."""
+    """The state of a running training, passed to the callback after every step."""
 
     epoch: int  # from 1
     epochs: int
@@ -86,11 +46,11 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A trained model and how it got there."""
+    """A trained model and its validation history."""
 
-    model: Recommender  # the best epoch's weights, in eval mode
-    validation: RankingMetrics | None
-    epoch: int  # the one whose weights these are
+    model: Recommender  # with the best epoch's weights, in eval mode
+    validation: RankingMetrics | None  # of the best epoch
+    epoch: int  # the best one
     history: list[dict[str, float]]
     seconds: float
 
@@ -100,7 +60,7 @@ def fit(
     content: NDArray[np.float32],
     *,
     model_config: RecommenderConfig | None = None,
-    train_config: TrainConfig = TrainConfig(),
+    train_config: TrainConfig | None = None,
     validation: Holdout | None = None,
     seed: int = 0,
     progress: Callable[[TrainingProgress], None] | None = None,
@@ -110,27 +70,28 @@ def fit(
 ) -> TrainingResult:
     """Train a recommender by full cross-entropy over the catalogue at every event.
 
-    First the encoder, the item tower and the transitions; then the target attention on top, the
-    rest held still. Beyond `config.full_softmax` items the partition function is estimated from
-    uniform negatives and the batch's own targets, each stratum with its exact weight.
+    First the encoder, the item tower and the transitions; then the target attention, with
+    everything else frozen. Beyond `train_config.full_softmax_items` items the partition function
+    is estimated from uniform negatives and the batch's own targets, each stratum with its exact
+    weight.
 
     Args:
-        log: the events to learn from.
+        log: the training events.
         content: text embeddings of all items [log.n_items, d]; zero rows for items without text.
-        shape: the model's shape; by default one for this number of items and this d. The types of
-            events are the log's, whatever it says of them.
-        config: how to train.
-        validation: cases to choose the epoch on; without them the last epoch is taken.
-        seed: the same seed, data, thread count and size of the team give the same model.
-        progress: called after every step, in the leader alone.
-        save: called after every epoch with what `resume` takes, in the leader alone.
-        resume: goes on from there, to the same model as if it had not been interrupted.
-        team: the processes that train together, each with the same arguments.
+        model_config: by default one for this number of items and this d. Its event types and
+            prediction task are replaced by those of the log and the validation cases.
+        train_config: hyperparameters; by default those of `TrainConfig`.
+        validation: cases that choose the epoch; without them the last epoch is taken.
+        seed: the same seed, data, thread count and world size give the same model.
+        progress: called after every step, on rank zero alone.
+        save: called after every epoch with bytes for `resume`, on rank zero alone.
+        resume: a checkpoint, to continue to the same model as an uninterrupted training.
+        group: the data-parallel processes, each called with the same arguments.
 
     Raises:
-        ValueError: when no user has two events, the later of them liked, content or shape do not
-            fit the log, content is not finite, or a weight is not greater than 0.
-        CannotResume: when `resume` is damaged or of another training.
+        ValueError: if no user has two events, the later of them liked; if content or
+            `model_config` do not fit the log; if content is not finite or a weight not above 0.
+        CheckpointError: if `resume` is damaged or of another training.
     """
     width = model_config.content_dim if model_config else content.shape[-1]
     if content.shape != (log.n_items, width):
@@ -139,11 +100,12 @@ def fit(
         raise ValueError("content must be finite")
     model_config = model_config or RecommenderConfig(n_items=log.n_items, content_dim=width)
     if model_config.n_items != log.n_items:
-        raise ValueError(f"the shape has {model_config.n_items} items, the log {log.n_items}")
+        raise ValueError(f"the model has {model_config.n_items} items, the log {log.n_items}")
     model_config = model_config.with_event_types(
         log.n_types, dislike_type=log.dislike_type, has_dislikes=bool(log.disliked.any())
     )
     model_config = replace(model_config, **prediction_task(log, validation)._asdict())
+    train_config = train_config or TrainConfig()
     train_config = train_config.for_next_basket() if model_config.next_basket else train_config
     if np.any(log.weights <= 0):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
@@ -151,23 +113,23 @@ def fit(
         raise ValueError("no user has two events: there is nothing to learn an order from")
     device = training_device(group.rank)
     on_gpu = device.type == "cuda"
-    # As a context a device costs every call a little: only where it is not the default anyway.
+    # A default device costs every call a little, so the context is entered for a GPU only.
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():
         torch.manual_seed(seed)
-        run = _Run(
+        run = _TrainingRun(
             log, content, model_config, train_config, validation, seed, progress, save, group
         )
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))
 
 
-class _Run:
-    """One training run."""
+class _TrainingRun:
+    """One training: its model, losses and best epoch so far."""
 
     def __init__(
         self,
         log: Interactions,
         content: NDArray[np.float32],
-        shape: RecommenderConfig,
+        model_config: RecommenderConfig,
         config: TrainConfig,
         validation: Holdout | None,
         seed: int,
@@ -176,50 +138,45 @@ class _Run:
         group: DataParallelGroup,
     ) -> None:
         self._log, self._content, self._config = log, content, config
-        self._seed, self._team = seed, group
+        self._seed, self._group = seed, group
         self._progress = progress if group.is_rank_zero else None
         self._save = save if group.is_rank_zero else None
-        self._name = fingerprint(log, content, validation, shape, config, seed)
-        with torch.device("cpu"):  # drawn there, so that the seed means the same everywhere
-            self._model = Recommender(shape)
+        self._fingerprint = fingerprint(log, content, validation, model_config, config, seed)
+        with torch.device("cpu"):  # so that a seed gives the same initial weights on any device
+            self._model = Recommender(model_config)
             fit_statistics(self._model, log)
         self._model.to(training_device(group.rank))
-        self._losses = TrainingLosses(
-            self._model,
-            log,
-            content,
-            id_dropout=config.id_dropout,
-            request_time_share=config.request_time_share,
-            full_softmax_items=config.full_softmax_items,
-            sampled_negatives=config.sampled_negatives,
-        )
+        self._losses = TrainingLosses(self._model, log, content, config)
         if validation is not None and len(validation) > config.validation_users:
             chosen = np.zeros(len(validation), dtype=np.bool_)
             drawn = np.random.default_rng(seed).permutation(len(validation))
             chosen[drawn[: config.validation_users]] = True
             validation = validation.where(chosen)
-        # Of no cases every figure is nan, and no epoch the best.
+        # Without cases every metric is nan, and no epoch would be the best.
         self._validation = validation if validation is not None and len(validation) else None
         self._best = BestEpoch()
         self._latest: RankingMetrics | None = None
         self._history: list[dict[str, float]] = []
-        self._clock = Stopwatch()
+        self._stopwatch = Stopwatch()
 
     def fit(self, resume: Checkpoint | None) -> TrainingResult:
-        """All stages, from the checkpoint on. Raises `CannotResume` for one of another run."""
-        if resume is not None and resume.run != self._name:
+        """Train all stages, or those from the checkpoint on.
+
+        Raises `CheckpointError` for a checkpoint of another training.
+        """
+        if resume is not None and resume.run != self._fingerprint:
             raise CheckpointError("the checkpoint is of another training: other events or settings")
         stages = self._stages()
         names = [stage.name for stage in stages]
         for stage in stages[names.index(resume.stage) if resume is not None else 0 :]:
-            self._stage(stage, stages, resume)
+            self._train(stage, stages, resume)
             resume = None
         return TrainingResult(
             model=self._model.requires_grad_(True).eval().cpu(),
             validation=self._best.metrics,
             epoch=self._best.epoch,
             history=self._history,
-            seconds=self._clock.seconds,
+            seconds=self._stopwatch.seconds,
         )
 
     def _stages(self) -> list[Stage]:
@@ -228,101 +185,95 @@ class _Run:
         if model.type_bias is not None:
             attention.append(model.type_bias)
         rest = [part for part in model.children() if part not in attention]
+        tokens = config.attention_batch_tokens
         if model.encoder is None:
-            tokens = config.attention_batch_tokens
-            return [
-                Stage("attention", config.epochs, tokens, [*rest, *attention], trains_prior=True)
-            ]
+            parts = [*rest, *attention]
+            return [Stage("attention", config.epochs, tokens, parts, trains_prior=True)]
         stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, trains_prior=True)]
         if config.attention_epochs:
-            epochs, tokens = config.attention_epochs, config.attention_batch_tokens
+            epochs = config.attention_epochs
             stages.append(Stage("attention", epochs, tokens, attention, trains_prior=False))
         return stages
 
-    def _stage(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
-        """Train what the stage learns; the model ends as the best epoch so far left it."""
-        config, model = self._config, self._model
+    def _train(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
+        """Train one stage; the model ends with the weights of the best epoch so far."""
+        config, model, number = self._config, self._model, stages.index(stage)
         model.requires_grad_(False)
         for part in stage.modules:
             part.requires_grad_(True)
         for prior in (model.prior, model.new_prior, model.recent_popularity_weight):
             if prior is not None:
                 prior.requires_grad_(stage.trains_prior)
-        pace = StageSchedule(config.learning_rate, config.warmup_steps, config.ema_decay)
-        streams = (self._seed, stages.index(stage))
-        trainer = StageTrainer(model, self._log, stage, pace, streams, self._team)
-        before = sum(earlier.epochs for earlier in stages[: stages.index(stage)])
+        trainer = StageTrainer(model, self._log, stage, config, (self._seed, number), self._group)
+        before = sum(earlier.epochs for earlier in stages[:number])
         total = sum(each.epochs for each in stages)
-        first, stale = 1, 0
+        first, validations_since_best = 1, 0
         if resume is not None:
-            first, stale = resume.epoch + 1, resume.validations_since_best
+            first, validations_since_best = resume.epoch + 1, resume.validations_since_best
             self._restore(trainer, resume)
-        loss_of = self._losses.sequence if stage.name == "sequence" else self._losses.attention
+        loss = self._losses.sequence if stage.name == "sequence" else self._losses.attention
         for epoch in range(first, stage.epochs + 1):
-            if stale >= config.patience:
+            if validations_since_best >= config.patience:
                 break
-            loss = 0.0
-            for step, steps, loss in trainer.epoch(epoch, loss_of):
-                if self._progress is not None:
-                    share = (before + epoch - 1 + step / steps) / total
-                    self._progress(
-                        TrainingProgress(
-                            before + epoch,
-                            total,
-                            step,
-                            steps,
-                            loss,
-                            self._clock.seconds,
-                            self._clock.remaining(share),
-                            self._latest,
-                        )
-                    )
-            record = {"epoch": float(before + epoch), "loss": loss}
+            mean = 0.0
+            for step, steps, mean in trainer.epoch(epoch, loss):
+                self._report(before + epoch, total, step, steps, mean)
+            record = {"epoch": float(before + epoch), "loss": mean}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and (due or stage.name == "attention"):
                 self._latest = metrics = self._validate(trainer.ema, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
                     self._best = BestEpoch(_weights(trainer.ema), before + epoch, metrics)
-                    stale = 0
+                    validations_since_best = 0
                 else:
-                    stale += 1
+                    validations_since_best += 1
             elif self._validation is None:
                 self._best = BestEpoch(_weights(trainer.ema), before + epoch, None)
             self._history.append(record)
             if self._save is not None:
-                self._save(self._checkpoint(stage, epoch, stale, trainer).to_bytes())
+                self._save(
+                    Checkpoint(
+                        run=self._fingerprint,
+                        stage=stage.name,
+                        epoch=epoch,
+                        validations_since_best=validations_since_best,
+                        weights=_weights(model),
+                        ema=_weights(trainer.ema),
+                        optimiser=trainer.state(),
+                        best=self._best,
+                        latest=self._latest,
+                        history=self._history,
+                    ).to_bytes()
+                )
         model.load_state_dict(self._best.weights, strict=False)
 
-    def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
-        ranker = ModelRanker(model, self._content, reduced_precision=True)
-        new = not model.config.repeat_consumption
-        return evaluate(ranker, cases, exclude_seen=new, batch_size=_CASES, group=self._team)
-
-    def _checkpoint(
-        self, stage: Stage, epoch: int, stale: int, trainer: StageTrainer
-    ) -> Checkpoint:
-        return Checkpoint(
-            run=self._name,
-            stage=stage.name,
-            epoch=epoch,
-            validations_since_best=stale,
-            weights=_weights(self._model),
-            ema=_weights(trainer.ema),
-            optimiser=trainer.state(),
-            best=self._best,
-            latest=self._latest,
-            history=self._history,
+    def _report(self, epoch: int, epochs: int, step: int, steps: int, loss: float) -> None:
+        if self._progress is None:
+            return
+        remaining = self._stopwatch.remaining((epoch - 1 + step / steps) / epochs)
+        seconds = self._stopwatch.seconds
+        self._progress(
+            TrainingProgress(epoch, epochs, step, steps, loss, seconds, remaining, self._latest)
         )
 
-    def _restore(self, trainer: StageTrainer, kept: Checkpoint) -> None:
-        self._model.load_state_dict(kept.weights, strict=False)
-        trainer.ema.load_state_dict(kept.ema, strict=False)
-        trainer.restore(kept.optimiser)
-        self._best, self._latest = kept.best, kept.latest
-        self._history = list(kept.history)
+    def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
+        return evaluate(
+            ModelRanker(model, self._content, reduced_precision=True),
+            cases,
+            exclude_seen=not model.config.repeat_consumption,
+            batch_size=_VALIDATION_BATCH,
+            group=self._group,
+        )
+
+    def _restore(self, trainer: StageTrainer, checkpoint: Checkpoint) -> None:
+        self._model.load_state_dict(checkpoint.weights, strict=False)
+        trainer.ema.load_state_dict(checkpoint.ema, strict=False)
+        trainer.restore(checkpoint.optimiser)
+        self._best, self._latest = checkpoint.best, checkpoint.latest
+        self._history = list(checkpoint.history)
 
 
 def _weights(model: Recommender) -> dict[str, Tensor]:
-    """A copy of the parameters by name; what was counted is counted again."""
+    """Copy the parameters by name; buffers are counted from the log again."""
     return {name: part.detach().clone() for name, part in model.named_parameters()}

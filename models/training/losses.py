@@ -21,6 +21,7 @@ from models.recommender.target_attention import target_attention_prefixes
 from models.training.chunked_cross_entropy import MASKED_LOGIT, Chunk, chunked_cross_entropy
 from models.training.held_out_transitions import HeldOutTransitions, log_repeat_counts
 from models.training.negatives import SoftmaxItems, sample_columns, softmax_items
+from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch, WindowBatches
 
 CHUNK_ROWS = 384  # rows of logits at once, few enough to stay in the cache
@@ -49,11 +50,7 @@ class TrainingLosses:
         model: Recommender,
         log: Interactions,
         content: NDArray[np.float32],
-        *,
-        id_dropout: float,
-        request_time_share: float,
-        full_softmax_items: int,
-        sampled_negatives: int,
+        config: TrainConfig,
     ) -> None:
         """Count what the losses need of the log.
 
@@ -61,30 +58,24 @@ class TrainingLosses:
             model: on the device of the training, with its statistics loaded.
             log: the training log.
             content: text embeddings [N, D].
-            id_dropout: share of items that lose their id in a step.
-            request_time_share: share of windows that see their targets' times.
-            full_softmax_items: catalogues up to this size take the softmax over all items.
-            sampled_negatives: items drawn for the softmax of a larger catalogue.
+            config: hyperparameters.
         """
-        config = model.config
-        self._model, self._log = model, log
+        self._model, self._log, self._config = model, log, config
         self._device = device = model.prior.device
         self._content = torch.from_numpy(content).to(device)
         # Without a text nothing would be left of an item that loses its id.
         self._has_content = self._content.any(1)
-        self._id_dropout = id_dropout
-        self._full_softmax_items, self._sampled_negatives = full_softmax_items, sampled_negatives
         self._transitions = (
             HeldOutTransitions(model.transition_counts, log) if model.has_transitions else None
         )
-        self._popularity = RecentPopularity(log, device) if config.next_basket else None
-        self._exclude_seen = not config.repeat_consumption
+        self._popularity = RecentPopularity(log, device) if model.config.next_basket else None
+        self._exclude_seen = not model.config.repeat_consumption
         self._batches = WindowBatches(
             log,
             device,
-            next_basket=config.next_basket,
+            next_basket=model.config.next_basket,
             exclude_seen=self._exclude_seen,
-            request_time_share=request_time_share,
+            request_time_share=config.request_time_share,
         )
         self._dtype = product_dtype(device)
 
@@ -167,8 +158,8 @@ class TrainingLosses:
         items = softmax_items(
             self._log.n_items,
             batch.targets[batch.valid],
-            self._full_softmax_items,
-            self._sampled_negatives,
+            self._config.full_softmax_items,
+            self._config.sampled_negatives,
         )
         keep_id = self._keep_ids()
         prior = torch.where(
@@ -183,7 +174,7 @@ class TrainingLosses:
         The others are treated as new items, with the new items' prior and without transitions, so
         that text embeddings are trained against known items on their own.
         """
-        return (torch.rand(self._log.n_items) >= self._id_dropout) | ~self._has_content
+        return (torch.rand(self._log.n_items) >= self._config.id_dropout) | ~self._has_content
 
     def _item_vectors(self, rows: Tensor, keep_id: Tensor) -> Tensor:
         return self._model.item_vectors(rows, self._content[rows], keep_id[rows])

@@ -1,4 +1,4 @@
-"""How to train a data set of a given size: the shape of the model and the pace of its training."""
+"""Presets: model configuration and hyperparameters for a log of a given size."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from models.recommender.config import RecommenderConfig
-from models.training.fit import TrainConfig
+from models.training.train_config import TrainConfig
 
 PresetName = Literal["quick", "best"]
 PRESET_NAMES = get_args(PresetName)
 
-SMALL_LOG = 300_000  # events: up to here the small model is not beaten by the large one
-_QUICK_TOKENS = 7_000_000  # inputs in all, over a catalogue of `_ITEMS`
+SMALL_LOG = 300_000  # events, up to which the small model is as good as the large one
+_QUICK_TOKENS = 7_000_000  # inputs in all epochs, at a catalogue of `_ITEMS`
 _BEST_TOKENS = 18_000_000
-_ITEMS = 3_500  # the loss costs in proportion to the items, the rest of the model does not
+_ITEMS = 3_500  # at which the loss takes 0.6 of the cost; it grows in proportion
 _EPOCHS = 20
-_FEW = 50_000  # events: with fewer a model overfits sooner, and has the time for more epochs
+_FEW = 50_000  # events, below which a model overfits sooner and has time for more epochs
 _STEPS = 60  # of an epoch at least: small batches matter more than full ones
-_FOLLOWERS = 512  # kept of each item, fewer of many:
-_KEPT = 16_000_000  # in all, 8 bytes each in the model and as many again while it is trained
-_MOST = 6_400  # padded inputs of a batch
+_TRANSITIONS_PER_ITEM = 512  # at most
+_TRANSITIONS = 16_000_000  # in all: 8 bytes each in the model, and as many again in training
+_MAX_BATCH_TOKENS = 6_400  # padded inputs of a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model's shape and its training."""
+    """A model's size and its training."""
 
     name: str
     dim: int
@@ -35,7 +35,12 @@ class Preset:
     train_config: TrainConfig
 
     def model_config(self, items: int, content: int) -> RecommenderConfig:
-        """For a catalogue of this many items, with text embeddings of this dimension."""
+        """Return the configuration for a catalogue.
+
+        Args:
+            items: size of the catalogue.
+            content: dimension of the text embeddings.
+        """
         return RecommenderConfig(
             n_items=items,
             content_dim=content,
@@ -53,11 +58,11 @@ class Preset:
 def choose_preset(
     events: int, items: int, name: str | None = None, *, epochs: int | None = None
 ) -> Preset:
-    """The preset for a log of this size.
+    """Choose the preset for a log.
 
     Args:
-        events: of the log.
-        items: of the log.
+        events: number of events in the log.
+        items: number of items in the log.
         name: `quick` or `best`; None takes quick up to `SMALL` events and best beyond.
         epochs: instead of the preset's own number.
 
@@ -74,22 +79,22 @@ def choose_preset(
     few = events < _FEW
     config = TrainConfig(
         epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
-        # Judging takes a third of an epoch, and a model of a large log overfits late if ever.
+        # Validation takes a third of an epoch, and a model of a large log overfits late if ever.
         validate_every=2 if events <= SMALL_LOG else 4,
-        batch_tokens=min(_MOST, max(400, events // _STEPS)),
+        batch_tokens=min(_MAX_BATCH_TOKENS, max(400, events // _STEPS)),
     )
     config = replace(
         config, attention_batch_tokens=min(config.attention_batch_tokens, config.batch_tokens)
     )
     dropout = 0.5 if few else 0.3
-    followers = max_transitions_per_item(items)
+    transitions = max_transitions_per_item(items)
     if name == "quick":
         # An epoch of the attention takes as long as two of the rest.
         config = replace(config, attention_epochs=2 if events <= SMALL_LOG else 1)
-        return Preset("quick", 64, 2, dropout, followers, config)
-    return Preset("best", 128, 3, dropout, followers, config)
+        return Preset("quick", 64, 2, dropout, transitions, config)
+    return Preset("best", 128, 3, dropout, transitions, config)
 
 
 def max_transitions_per_item(items: int) -> int:
-    """How many followers a model of so many items keeps of each."""
-    return min(_FOLLOWERS, max(1, _KEPT // max(1, items)))
+    """Return the number of transition counts that a model of `items` items keeps of each."""
+    return min(_TRANSITIONS_PER_ITEM, max(1, _TRANSITIONS // max(1, items)))

@@ -1,4 +1,4 @@
-"""One stage of training: its optimiser, the running mean of the weights, and its batches."""
+"""One stage of training: its optimiser, the moving average of the weights, and its batches."""
 
 from __future__ import annotations
 
@@ -18,18 +18,10 @@ from models.data.interactions import Interactions
 from models.data.windows import batch_windows, tile_windows
 from models.encoder.dropout import PooledDropout
 from models.recommender.recommender import Recommender
+from models.training.train_config import TrainConfig
 
 LossFunction = Callable[[NDArray[np.int64]], tuple[Tensor, float]]
-"""Windows (first event, end) [n, 2] to their mean loss and what its targets count together."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageSchedule:
-    """How fast a stage learns."""
-
-    learning_rate: float
-    warmup_steps: int  # steps
-    ema_decay: float  # decay of the running mean of the weights
+"""Maps windows (first event, end) [n, 2] to their mean loss and the sum of the target weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,15 +31,15 @@ class Stage:
     name: str
     epochs: int
     batch_tokens: int  # padded positions of a batch
-    modules: list[nn.Module]
-    trains_prior: bool  # whether the prior learns too
+    modules: list[nn.Module]  # that are trained
+    trains_prior: bool
 
 
 class StageTrainer:
-    """Trains what requires a gradient, as one member of a team.
+    """Trains the parameters that require a gradient, on one rank.
 
-    What chance decides follows from the seed, the epoch and the rank alone, so that a training can
-    go on from any epoch's end.
+    All random draws follow from the seed, the epoch and the rank alone, so that a training can
+    resume from the end of any epoch.
     """
 
     def __init__(
@@ -55,87 +47,87 @@ class StageTrainer:
         model: Recommender,
         log: Interactions,
         stage: Stage,
-        schedule: StageSchedule,
+        config: TrainConfig,
         seed: tuple[int, ...],
         group: DataParallelGroup = SINGLE_PROCESS,
     ) -> None:
-        self._model, self._log, self._stage, self._pace = model, log, stage, schedule
-        self._seed, self._team = seed, group
-        self._learning: list[Tensor] = [part for part in model.parameters() if part.requires_grad]
+        self._model, self._log, self._stage, self._config = model, log, stage, config
+        self._seed, self._group = seed, group
+        self._trained: list[Tensor] = [part for part in model.parameters() if part.requires_grad]
         self._optimiser = torch.optim.AdamW(
-            self._learning, schedule.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+            self._trained, config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
-        self.ema = copy.deepcopy(model).eval()  # the running mean of the weights
-        self._means: list[Tensor] = [
-            mean
-            for mean, part in zip(self.ema.parameters(), model.parameters(), strict=True)
+        self.ema = copy.deepcopy(model).eval()  # exponential moving average of the weights
+        self._averages: list[Tensor] = [
+            average
+            for average, part in zip(self.ema.parameters(), model.parameters(), strict=True)
             if part.requires_grad
         ]
         self._step = 0
         self._steps = stage.epochs * max(1, len(self._batches(0)))
 
-    def epoch(self, number: int, loss_of: LossFunction) -> Iterator[tuple[int, int, float]]:
-        """Train one pass, the `number`th; yields (step, steps, mean loss so far)."""
-        parts = self._batches(number)
-        torch.manual_seed(self._drawn(number, 1 + self._team.rank))
-        for module in self._model.children():  # what is held still drops nothing
+    def epoch(self, number: int, loss: LossFunction) -> Iterator[tuple[int, int, float]]:
+        """Train epoch `number`, yielding (step, steps, mean loss so far) after every step."""
+        batches = self._batches(number)
+        torch.manual_seed(self._derive_seed(number, 1 + self._group.rank))
+        for module in self._model.children():  # frozen modules run without dropout
             module.train(any(part.requires_grad for part in module.parameters()))
         for module in self._model.modules():
             if isinstance(module, PooledDropout):
                 module.redraw()
         total = weight = 0.0
-        for step, spans in enumerate(parts, 1):
-            loss, worth = self._descend(spans, loss_of)
-            total, weight = total + loss * worth, weight + worth
-            yield step, len(parts), total / weight if weight else 0.0
+        for step, windows in enumerate(batches, 1):
+            step_loss, step_weight = self._descend(windows, loss)
+            total, weight = total + step_loss * step_weight, weight + step_weight
+            yield step, len(batches), total / weight if weight else 0.0
 
-    def _descend(self, spans: NDArray[np.int64], loss_of: LossFunction) -> tuple[float, float]:
-        """One step; the loss of the whole batch and what its targets count together."""
+    def _descend(self, windows: NDArray[np.int64], loss: LossFunction) -> tuple[float, float]:
+        """Take one step; returns the loss over all ranks and the sum of their target weights."""
         self._optimiser.zero_grad(set_to_none=True)
-        own = self._team.shard(spans)
-        told, worth = torch.zeros(()), 0.0
-        if len(own):
-            loss, worth = loss_of(own)
-            loss.backward()  # type: ignore[no-untyped-call]
-            told = loss.detach().float()
-        if self._team.world_size > 1:
-            for part in self._learning:  # all members must send the same tensors
+        shard = self._group.shard(windows)
+        reported, weight = torch.zeros(()), 0.0
+        if len(shard):
+            own_loss, weight = loss(shard)
+            own_loss.backward()  # type: ignore[no-untyped-call]
+            reported = own_loss.detach().float()
+        if self._group.world_size > 1:
+            for part in self._trained:  # all ranks must reduce the same tensors
                 if part.grad is None:
                     part.grad = torch.zeros_like(part)
-        gradients = [part.grad for part in self._learning if part.grad is not None]
-        everything = self._team.all_reduce_mean([*gradients, told], worth)
-        nn.utils.clip_grad_norm_(self._learning, 1.0)
+        gradients = [part.grad for part in self._trained if part.grad is not None]
+        total = self._group.all_reduce_mean([*gradients, reported], weight)
+        nn.utils.clip_grad_norm_(self._trained, 1.0)
         for group in self._optimiser.param_groups:
-            group["lr"] = self._pace.learning_rate * self._schedule()
+            group["lr"] = self._config.learning_rate * self._schedule()
         self._optimiser.step()
         self._step += 1
-        kept = min(self._pace.ema_decay, self._step / (9 + self._step))
+        decay = min(self._config.ema_decay, self._step / (9 + self._step))
         with torch.no_grad():
-            torch._foreach_lerp_(self._means, self._learning, 1 - kept)
-        return float(told), everything
+            torch._foreach_lerp_(self._averages, self._trained, 1 - decay)
+        return float(reported), total
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes."""
+        """Return the optimiser's state, for `restore`."""
         return {"step": self._step, "optimiser": self._optimiser.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state` returned."""
         self._step = state["step"]
         self._optimiser.load_state_dict(state["optimiser"])
 
     def _schedule(self) -> float:
-        """Linear warm-up, then a cosine to 5 %."""
-        warmup = min(self._pace.warmup_steps, max(1, self._steps // 10))
+        """Return the learning rate's factor: linear warm-up, then a cosine to 5 %."""
+        warmup = min(self._config.warmup_steps, max(1, self._steps // 10))
         decay = 0.5 * (1 + math.cos(math.pi * min(1.0, self._step / self._steps)))
         return min(1.0, (self._step + 1) / warmup) * (0.05 + 0.95 * decay)
 
-    def _batches(self, number: int) -> list[NDArray[np.int64]]:
-        """Of an epoch, the same for all members."""
-        generator = np.random.default_rng(self._drawn(number, 0))
-        spans = tile_windows(self._log, self._model.config.window + 1, generator)
-        return batch_windows(spans, self._stage.batch_tokens, generator)
+    def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Draw the batches of an epoch, the same on all ranks."""
+        generator = np.random.default_rng(self._derive_seed(epoch, 0))
+        windows = tile_windows(self._log, self._model.config.window + 1, generator)
+        return batch_windows(windows, self._stage.batch_tokens, generator)
 
-    def _drawn(self, number: int, stream: int) -> int:
-        """A seed for what is drawn in an epoch."""
-        drawn = np.random.SeedSequence((*self._seed, number, stream)).generate_state(1, np.uint64)
-        return int(drawn[0])
+    def _derive_seed(self, epoch: int, stream: int) -> int:
+        """Derive the seed of a random stream of an epoch."""
+        sequence = np.random.SeedSequence((*self._seed, epoch, stream))
+        return int(sequence.generate_state(1, np.uint64)[0])

@@ -69,9 +69,9 @@ def heed(spec: dict[str, Any]) -> None:
     from models.recommender.config import RecommenderConfig
     from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
     from models.recommender.transition_counts import count_transitions
-    from models.training.fit import TrainConfig
     from models.training.losses import TrainingLosses
-    from models.training.stage import Stage, StageSchedule, StageTrainer
+    from models.training.stage import Stage, StageTrainer
+    from models.training.train_config import TrainConfig
 
     torch.set_num_threads(1)
     data = np.load(spec["data"])
@@ -88,18 +88,9 @@ def heed(spec: dict[str, Any]) -> None:
     model.load_statistics(
         count_transitions(log, model.config.transitions_per_item), MAX_REQUEST_GAP
     )
-    losses = TrainingLosses(
-        model,
-        log,
-        content,
-        id_dropout=config.id_dropout,
-        request_time_share=config.request_time_share,
-        full_softmax_items=config.full_softmax_items,
-        sampled_negatives=config.sampled_negatives,
-    )
+    losses = TrainingLosses(model, log, content, config)
     stage = Stage("sequence", config.epochs, config.batch_tokens, [model], trains_prior=True)
-    pace = StageSchedule(config.learning_rate, config.warmup_steps, config.ema_decay)
-    trainer = StageTrainer(model, log, stage, pace, (0,))
+    trainer = StageTrainer(model, log, stage, config, (0,))
     targets = 0
 
     def loss_of(spans: Any) -> Any:

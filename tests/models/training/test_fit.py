@@ -27,10 +27,11 @@ from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.training.fit import TrainConfig, TrainingProgress, TrainingResult, fit
+from models.training.fit import TrainingProgress, TrainingResult, fit
 from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
-from models.training.stage import Stage, StageSchedule, StageTrainer
+from models.training.stage import Stage, StageTrainer
+from models.training.train_config import TrainConfig
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 
@@ -345,8 +346,7 @@ def trainer_of(
     torch.manual_seed(0)
     model = Recommender(tiny(log.n_items, **shape))
     stage = Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
-    pace = StageSchedule(config.learning_rate, config.warmup_steps, config.ema_decay)
-    return StageTrainer(model, log, stage, pace, (0,)), model
+    return StageTrainer(model, log, stage, config, (0,)), model
 
 
 def distance(model: Recommender) -> tuple[Tensor, int]:

@@ -22,6 +22,7 @@ from models.recommender.recommender import Recommender
 from models.training.log_profile import has_repeat_consumption, repeat_share
 from models.training.losses import TrainingLosses, seen_columns
 from models.training.negatives import SoftmaxItems
+from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
 from tests.support.small import DAY, SECOND, TOLD, random_model
@@ -87,7 +88,7 @@ def losses(
         "sampled_negatives": 5,
     }
     texts = content(log.n_items) if texts is None else texts
-    return TrainingLosses(model, log, texts, **given | more)
+    return TrainingLosses(model, log, texts, TrainConfig(**given | more))
 
 
 def mean(
@@ -218,7 +219,7 @@ def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
         "full_softmax_items": 1000,
         "sampled_negatives": 5,
     }
-    drawing = TrainingLosses(model, log, texts, id_dropout=1.0, **given)
+    drawing = TrainingLosses(model, log, texts, TrainConfig(id_dropout=1.0, **given))
     assert drawing.draw(ALWAYS).keep_id.nonzero().flatten().tolist() == [2, 7]
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from models.training.fit import TrainConfig
 from models.training.presets import PRESET_NAMES, SMALL_LOG, choose_preset
+from models.training.train_config import TrainConfig
 
 ITEMS = [500, 3_500, 20_000, 100_000, 500_000]
 EVENTS = [10**power for power in range(2, 9)]

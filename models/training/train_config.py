@@ -1,0 +1,45 @@
+"""Hyperparameters of a training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+_BASKET_BATCH_DIVISOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Hyperparameters of a training. Every default was chosen on validation data."""
+
+    epochs: int = 20  # of the encoder, the item tower and the transitions
+    attention_epochs: int = 1  # of the target attention, with everything else frozen
+    patience: int = 3  # validations without a better NDCG before training stops
+    validate_every: int = 2  # epochs
+    validation_users: int = 3_000  # at most, drawn once under the seed
+    learning_rate: float = 1e-3
+    warmup_steps: int = 200
+    batch_tokens: int = 6_400  # padded positions
+    attention_batch_tokens: int = 1_600  # padded positions while the target attention is trained
+    id_dropout: float = 0.1  # share of items that lose their id in a step, so that text must work
+    request_time_share: float = 0.75  # of windows that see their targets' times, as a service does
+    ema_decay: float = 0.998  # of the exponential moving average of the weights, which is served
+    sampled_negatives: int = 4_096  # for catalogues beyond `full_softmax_items`
+    full_softmax_items: int = 20_000
+
+    def for_next_basket(self) -> TrainConfig:
+        """Return the hyperparameters for a next-basket model.
+
+        The targets of one basket share one prediction, so a batch of the same size has fewer:
+        batches are smaller, and with more steps an epoch half of the epochs suffice.
+        """
+        return replace(
+            self,
+            epochs=max(1, self.epochs // 2),
+            validate_every=1,
+            batch_tokens=max(1, self.batch_tokens // _BASKET_BATCH_DIVISOR),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
