@@ -16,7 +16,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout
 
-_MAGIC = b"heed training 3\n"  # the number changes with the fields of a checkpoint
+HEADER = b"heed training 3\n"  # the number changes with the fields of a checkpoint
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -64,16 +64,16 @@ class Checkpoint:
             out,
         )
         body = out.getvalue()
-        return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+        return b"".join((HEADER, hashlib.sha256(body).digest(), body))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
         """Read what `to_bytes` wrote. Raises `CheckpointError` for anything else."""
-        start = len(_MAGIC) + _DIGEST
-        if not data.startswith(_MAGIC):
+        start = len(HEADER) + _DIGEST
+        if not data.startswith(HEADER):
             raise CheckpointError("this is no checkpoint, or one of another version")
         # torch.load does not verify the archive's own checksums.
-        if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
+        if hashlib.sha256(data[start:]).digest() != data[len(HEADER) : start]:
             raise CheckpointError("the checkpoint is damaged")
         try:
             read = torch.load(io.BytesIO(data[start:]), map_location="cpu", weights_only=True)

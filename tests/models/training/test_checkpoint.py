@@ -16,7 +16,7 @@ import torch
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout, leave_one_out
-from models.training.checkpoint import _MAGIC, Checkpoint, CheckpointError
+from models.training.checkpoint import HEADER, Checkpoint, CheckpointError
 from models.training.fit import TrainingProgress, TrainingResult, fit
 from models.training.train_config import TrainConfig
 from tests.support.small import SECOND, cycle
@@ -270,7 +270,7 @@ class Bomb:
 
 def sealed(body: bytes) -> bytes:
     """Bytes that look like a checkpoint's, digest and all."""
-    return _MAGIC + hashlib.sha256(body).digest() + body
+    return HEADER + hashlib.sha256(body).digest() + body
 
 
 def archived(value: object) -> bytes:
@@ -295,5 +295,5 @@ def test_what_is_foreign_is_refused(saved: bytes) -> None:
     for foreign in (b"", b"{}", b"PK\3\4", archived({}), archived([1, 2]), archived(None)):
         assert "no checkpoint" in cannot_resume(foreign)
         assert "cannot be read" in cannot_resume(sealed(foreign))
-    newer = _MAGIC.replace(b"2", b"3") + saved[len(_MAGIC) :]
+    newer = HEADER.replace(b"3", b"4") + saved[len(HEADER) :]
     assert "another version" in cannot_resume(newer)
