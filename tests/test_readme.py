@@ -1,4 +1,4 @@
-"""The README's requests are run, and what it shows is compared with what comes back."""
+"""Requests of all READMEs are run, and what is shown is compared with what comes back."""
 
 import json
 import os
@@ -18,11 +18,16 @@ import pytest
 from service.domain.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PORT = 8000  # as the README writes it
+PORT = 8000  # as the READMEs write it
+MOST_WORDS = 1_500  # of the first README, code and tables included
+# In the order in which their requests are run.
+READMES = {
+    path: (ROOT / path).read_text()
+    for path in ("README.md", "models/README.md", "service/README.md", "tests/benchmarks/README.md")
+}
 
 # A console block: commands after "$ ", continued by a backslash, and what each answers.
-BLOCKS = re.findall(r"(?:<!-- (\w+) -->\n)?```console\n(.*?)```", README, re.DOTALL)
+BLOCK = re.compile(r"(?:<!-- (\w+) -->\n)?```console\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 # What depends on the model that was trained: compared in kind, not in value.
@@ -30,10 +35,11 @@ TRAINED = {"item_id", "title", "event_id", "timestamp", "model_version", "type"}
 
 
 def requests() -> list[tuple[str, str, str]]:
-    """How to compare, the command, the answer shown; in the README's order."""
+    """How to compare, the command, and the answer shown; in the order of the READMEs."""
     return [
         (how or "shape", command, shown)
-        for how, block in BLOCKS
+        for text in READMES.values()
+        for how, block in BLOCK.findall(text)
         for command, shown in COMMAND.findall(block)
     ]
 
@@ -65,14 +71,34 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         assert server.wait(30) == 0
 
 
-def test_the_readme_shows_requests() -> None:
+def test_the_first_readme_is_short() -> None:
+    """The README that a newcomer reads has at most MOST_WORDS words."""
+    assert len(READMES["README.md"].split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_links_and_paths_lead_somewhere(readme: str) -> None:
+    """Relative links, and paths of this repository in backquotes, name existing files."""
+    text, folder = READMES[readme], (ROOT / readme).parent
+    links = [
+        link.split("#")[0]
+        for link in re.findall(r"\]\(([^)\s]+)\)", text)
+        if not link.startswith(("http", "#"))
+    ]
+    paths = re.findall(r"`((?:models|service|tests)/[\w./]*)`", text)
+    missing = [link for link in links if not (folder / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_the_readmes_show_requests() -> None:
     """There are requests of every kind that the service answers."""
     commands = " ".join(command for _, command, _ in requests())
     for path in ("recommend", "score", "search", "events", "attend"):
         assert f"/v1/{path}" in commands
 
 
-def test_every_request_of_the_readme_answers_what_the_readme_shows(port: int) -> None:
+def test_every_request_answers_what_is_shown(port: int) -> None:
     """In order, as a reader would run them: exactly, or in kind where a training decides."""
     assert requests()
     for how, command, shown in requests():
@@ -92,7 +118,7 @@ def test_every_request_of_the_readme_answers_what_the_readme_shows(port: int) ->
 
 
 def alike(expected: Any, answer: Any) -> bool:
-    """Equal, numbers to the digits that the README shows."""
+    """Equal, numbers to the digits that are shown."""
     if isinstance(expected, dict):
         return (
             isinstance(answer, dict)
@@ -139,10 +165,10 @@ def assert_adds_up(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
-def test_every_setting_is_in_the_readme(name: str) -> None:
-    """A setting that no one can find is no setting; its default and its words are the code's."""
+def test_every_setting_is_documented(name: str) -> None:
+    """The table of settings in service/README.md has each with the code's default and words."""
     start = f"| `{PREFIX}{name.upper()}` |"
-    (row,) = (line for line in README.splitlines() if line.startswith(start))
+    (row,) = (line for line in READMES["service/README.md"].splitlines() if line.startswith(start))
     default, description = (cell.strip(" `") for cell in row.removeprefix(start).split("|")[:2])
     field = Settings.model_fields[name]
     read: dict[str, Any] = {name: default}
