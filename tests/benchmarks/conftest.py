@@ -40,7 +40,7 @@ def serving_on_a_thread(
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_on_threads() -> Iterator[None]:
-    """Start servers on threads; test_workers and the tests of processes start real ones."""
+    """Start servers on threads; the tests of processes start real ones."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (conditions, latency, large_recommending):
             patch.setattr(module, "serving", serving_on_a_thread)
