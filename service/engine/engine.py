@@ -63,7 +63,7 @@ class Engine:
         self._watches = [
             asyncio.create_task(_repeat(_POPULARITY, self.live.refresh_popularity)),
             asyncio.create_task(_repeat(_POLL, self.live.follow_registry)),
-            asyncio.create_task(_repeat(_STORE_POLL, self.live.follow_store)),
+            asyncio.create_task(_repeat(_STORE_POLL, self.live.catalogue.follow)),
         ]
 
     async def close(self) -> None:

@@ -131,14 +131,15 @@ async def _serve(
         await server.serve(sockets)
         return
     engine.announce_with(partial(peers.ask, "follow", _FOLLOW))
-    engine.live.refresh_peers_with(partial(peers.ask, "refresh", _REFRESH))
+    catalogue = engine.live.catalogue
+    catalogue.refresh_peers = partial(peers.ask, "refresh", _REFRESH)
 
     async def follow() -> bytes:
         await engine.follow()
         return engine.model_version.encode()
 
     async def refresh() -> bytes:
-        await engine.live.catch_up()
+        await catalogue.catch_up()
         return b"refreshed"
 
     answering = await peers.listen(

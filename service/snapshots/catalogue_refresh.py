@@ -6,16 +6,17 @@ import asyncio
 import logging
 import mmap
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from models.catalogue.catalogue import Catalogue
+from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
@@ -31,22 +32,13 @@ _TRACKED_WRITES = 256  # of all processes, at once
 _PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class CatalogueWrite(Protocol[T_co]):
-    """A write of the store's catalogue."""
-
-    async def __call__(self, *, on_change: OnCatalogueChange) -> T_co:
-        """Write, and call `on_change` as the store says."""
-        ...
 
 
 class CatalogueRefresh:
     """Takes over the changes of the store's catalogue, batch by batch, on a thread of its own.
 
     A write is acknowledged once its changes are served, and a request waits for acknowledged
-    changes alone: writers wait for refreshes, and requests hardly ever do.
+    changes alone: it is writers that wait for refreshes.
 
     Args:
         store: holds the items.
@@ -68,6 +60,7 @@ class CatalogueRefresh:
         unacknowledged: UnacknowledgedWrites,
     ) -> None:
         self.version = version
+        self.unacknowledged = unacknowledged
         # Has other processes serve what is stored; a write is acknowledged after that.
         self.refresh_peers: Callable[[], Coroutine[None, None, object]] | None = None
         self._store = store
@@ -78,10 +71,9 @@ class CatalogueRefresh:
         self._thread = ThreadPoolExecutor(
             1, "heed-catalogue", initializer=torch.set_num_threads, initargs=(1,)
         )
-        self._refreshing: asyncio.Task[None] | None = None
+        self._batch: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._encoding: asyncio.Task[None] | None = None
-        self._waiters = VersionWaiters()
-        self.unacknowledged = unacknowledged
 
     async def read(self, catalogue: Catalogue, executor: Executor) -> Catalogue:
         """Return an empty catalogue filled with all that is stored, read batch by batch."""
@@ -109,19 +101,37 @@ class CatalogueRefresh:
         await self._reach(await self._store.catalogue_version())
 
     async def follow(self) -> None:
-        """Begin to take over the changes of other processes, where there are any."""
+        """Begin to take over changes, where there are any. Call it often, for other processes'."""
         if await self._store.catalogue_version() > self.version:
             self._begin()
 
-    async def write(self, write: CatalogueWrite[T]) -> T:
-        """Return the result of a write of the catalogue once it is served, by peers too.
+    async def put_items(self, items: Sequence[Item]) -> int:
+        """`Store.put_items`, acknowledged once the items are served, by peers too.
 
         So it is a bulk import that waits for refreshes, and not the requests that come after it.
         It is acknowledged unserved after `_SERVING_WAIT`.
         """
+        return await self._write(
+            lambda on_change: self._store.put_items(items, on_change=on_change)
+        )
+
+    async def delete_item(self, item_id: str) -> bool:
+        """`Store.delete_item`, acknowledged as `put_items` is."""
+        return await self._write(
+            lambda on_change: self._store.delete_item(item_id, on_change=on_change)
+        )
+
+    def close(self) -> None:
+        """Abandon the work in progress."""
+        for task in (self._batch, self._following, self._encoding):
+            if task is not None:
+                task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _write(self, write: Callable[[OnCatalogueChange], Awaitable[T]]) -> T:
         with self.unacknowledged.track() as on_change:
             try:
-                result = await write(on_change=on_change)
+                result = await write(on_change)
                 with suppress(Exception):  # the write is durable, whatever becomes of its refresh
                     await self._serve()
             finally:
@@ -138,34 +148,28 @@ class CatalogueRefresh:
         if self._encoding is not None:
             await asyncio.wait([self._encoding], timeout=_ENCODING_WAIT)
 
-    def close(self) -> None:
-        """Abandon the refresh in progress."""
-        for task in (self._refreshing, self._encoding):
-            if task is not None:
-                task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     async def _reach(self, version: int) -> None:
-        if self.version < version:
-            self._begin()
-            await self._waiters.wait(version)
+        """Take over changes batch by batch until this version is served; callers share batches."""
+        while self.version < version:
+            if self._batch is None or self._batch.done():
+                self._batch = asyncio.create_task(self._take_over())
+            await asyncio.shield(self._batch)
+
+    async def _take_over(self) -> None:
+        async with self._served.lock:
+            changes = await self._store.catalogue_changes(self.version, _REFRESH_BATCH)
+            await self._update(partial(self._updates.apply, changes=changes, defer=True))
+            self.version = changes.version
 
     def _begin(self) -> None:
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._refresh())
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._catch_up_or_log())
 
-    async def _refresh(self) -> None:
-        """Take over changes until there are none left."""
+    async def _catch_up_or_log(self) -> None:
         try:
-            while await self._store.catalogue_version() > self.version:
-                async with self._served.lock:
-                    changes = await self._store.catalogue_changes(self.version, _REFRESH_BATCH)
-                    await self._update(partial(self._updates.apply, changes=changes, defer=True))
-                    self.version = changes.version
-                self._waiters.wake(self.version)
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            await self.catch_up()
+        except Exception:  # noqa: BLE001 - requests that wait for it fail too
             _log.exception("the catalogue was not refreshed")
-            self._waiters.fail(error)
 
     async def _update(self, update: Callable[[Catalogue], Catalogue]) -> None:
         """Serve a snapshot of the updated catalogue. Call it under the lock."""
@@ -236,33 +240,3 @@ class UnacknowledgedWrites:
         while (before := previous.get(version)) is not None:
             version = before
         return version
-
-
-class VersionWaiters:
-    """Tasks of one event loop that wait until a version of the catalogue is served."""
-
-    def __init__(self) -> None:
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-
-    async def wait(self, version: int) -> None:
-        """Return when this version is served. Raises the error that `fail` is given."""
-        served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((version, served))
-        await served
-
-    def wake(self, version: int) -> None:
-        """Resume the tasks that wait for this version or an earlier one."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            awaited, served = waiter
-            if awaited > version:
-                self._waiters.append(waiter)
-            elif not served.done():  # else its task was cancelled
-                served.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """Raise an error in every waiting task."""
-        waiters, self._waiters = self._waiters, []
-        for _, served in waiters:
-            if not served.done():
-                served.set_exception(error)

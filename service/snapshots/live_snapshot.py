@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -84,14 +84,14 @@ class LiveSnapshot:
         else:
             self.vocabulary, self._token = preloaded.vocabulary, preloaded.token
             self._served = ServedSnapshot(preloaded.snapshot, preloaded.counts)
-        self._indexes = IndexRefresh(
+        self.indexes = IndexRefresh(
             self._served, executor, index_from=index_from, lock=indexing_lock
         )
-        self._catalogue = CatalogueRefresh(
+        self.catalogue = CatalogueRefresh(
             store,
             self._served,
             CatalogueUpdates(embeddings),
-            self._indexes,
+            self.indexes,
             version=0 if preloaded is None else preloaded.catalogue_version,
             unacknowledged=UnacknowledgedWrites()
             if preloaded is None
@@ -125,7 +125,7 @@ class LiveSnapshot:
         self._token = self._registry.current_token()
         await self._count_popularity()
         empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, BM25Writer())
-        catalogue = await self._catalogue.read(empty, self._executor)
+        catalogue = await self.catalogue.read(empty, self._executor)
 
         def build() -> Snapshot:
             self._embeddings.save()
@@ -140,35 +140,31 @@ class LiveSnapshot:
             self.vocabulary,
             self.snapshot,
             self._served.counts,
-            self._catalogue.version,
+            self.catalogue.version,
             self._token,
-            self._catalogue.unacknowledged,
+            self.catalogue.unacknowledged,
         )
-
-    async def wait_for_indexing(self) -> None:
-        """Return when no indexes are being built."""
-        await self._indexes.wait()
 
     def close(self) -> None:
         """Abandon the work beside requests."""
-        self._catalogue.close()
-        self._indexes.close()
+        self.catalogue.close()
+        self.indexes.close()
 
     async def current(self) -> Snapshot:
         """Return the snapshot once it has every acknowledged change of the catalogue.
 
         Changes that this process has not acknowledged yet are not waited for.
         """
-        await self._catalogue.wait()
+        await self.catalogue.wait()
         return self.snapshot
 
     async def put_items(self, items: Sequence[Item]) -> int:
-        """`Store.put_items`, acknowledged once the items are served; see `CatalogueRefresh`."""
-        return await self._catalogue.write(partial(self._store.put_items, items))
+        """`CatalogueRefresh.put_items`."""
+        return await self.catalogue.put_items(items)
 
     async def delete_item(self, item_id: str) -> bool:
-        """`Store.delete_item`, acknowledged as `put_items` is."""
-        return await self._catalogue.write(partial(self._store.delete_item, item_id))
+        """`CatalogueRefresh.delete_item`."""
+        return await self.catalogue.delete_item(item_id)
 
     async def activate(self, version: str) -> Snapshot:
         """Serve a model version; requests in flight keep the snapshot they have.
@@ -211,22 +207,6 @@ class LiveSnapshot:
                     error.detail,
                 )
             self._token = token
-
-    def refresh_peers_with(self, refresh: Callable[[], Coroutine[None, None, object]]) -> None:
-        """Have other processes `catch_up` before a write is acknowledged.
-
-        Args:
-            refresh: has them do so, and returns when they did or were given up.
-        """
-        self._catalogue.refresh_peers = refresh
-
-    async def catch_up(self) -> None:
-        """Return when the snapshot has all that is stored, acknowledged or not."""
-        await self._catalogue.catch_up()
-
-    async def follow_store(self) -> None:
-        """Begin to serve what other processes changed in the catalogue. Call it often."""
-        await self._catalogue.follow()
 
     async def refresh_popularity(self) -> None:
         """Put the popularity of now into the snapshot. Call it now and then."""

@@ -17,7 +17,7 @@ from models.catalogue.catalogue import Catalogue
 from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.catalogue_refresh import UnacknowledgedWrites, VersionWaiters
+from service.snapshots.catalogue_refresh import UnacknowledgedWrites
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -178,7 +178,7 @@ async def test_changes_of_other_processes_are_followed_without_a_question(
 ) -> None:
     """As between workers, each of which looks at the store now and then."""
     await store.put_items(batch("theirs"))
-    await live.follow_store()
+    await live.catalogue.follow()
     await until(lambda: live.snapshot.catalogue.row("theirs99") >= 0)
 
 
@@ -286,18 +286,3 @@ def test_writes_beyond_those_that_are_tracked_are_waited_for() -> None:
         assert writes.acknowledged_at(1_000) == 1_000
         assert writes.acknowledged_at(100) == 0
     assert writes.acknowledged_at(100) == 100
-
-
-async def test_tasks_wait_for_their_own_version() -> None:
-    """A later one goes on waiting, a cancelled one is left out, an error reaches all."""
-    waiters = VersionWaiters()
-    tasks = [asyncio.create_task(waiters.wait(version)) for version in (1, 2, 3, 1)]
-    await asyncio.sleep(0)
-    tasks[3].cancel()
-    await asyncio.sleep(0)
-    waiters.wake(2)
-    await asyncio.sleep(0)
-    assert [task.done() for task in tasks] == [True, True, False, True]
-    waiters.fail(RuntimeError("no disk"))
-    with pytest.raises(RuntimeError, match="no disk"):
-        await tasks[2]

@@ -213,7 +213,7 @@ async def test_indexes_are_made_anew_while_requests_are_answered(
     assert titled(during, "violin") == ["n3"]
     assert titled(during, "volcano") == ["late"]
     held.set()
-    await indexed.wait_for_indexing()
+    await indexed.indexes.wait()
     after = indexed.snapshot
     assert after.indexed_items == made[0].indexed_items == 69
     assert after.index is made[0].index
@@ -243,7 +243,7 @@ async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
     await indexed.current()
     mine = await indexed.activate(world.second)
     held.set()
-    await indexed.wait_for_indexing()
+    await indexed.indexes.wait()
     assert indexed.snapshot is mine
     assert mine.indexed_items == 69
 
