@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -89,8 +90,11 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
     if settings.workers > 1:
         _share(settings, console, examples=examples)
         return
-    sockets = _bind_all(settings.host, settings.port, shared=False)
-    with asyncio.Runner(loop_factory=_loop) as runner:
+    with contextlib.ExitStack() as stack:
+        sockets = _bind_all(settings.host, settings.port, shared=False)
+        for each in sockets:  # closed also if the service cannot start
+            stack.enter_context(each)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=_loop))
         runner.run(_serve(settings, console, sockets, examples=examples))
 
 

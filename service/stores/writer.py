@@ -92,7 +92,7 @@ class Writer:
         self._log_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         # A hook of our own takes the place of SQLite's, which checkpoints before COMMIT returns
-        # and so before anyone is told.
+        # and so before any job is acknowledged.
         connection.set_wal_hook(self._measure_log)
         self._thread = threading.Thread(target=self._run, name="heed-store-writer", daemon=True)
         self._thread.start()

@@ -1,10 +1,10 @@
 """Search held against judgments: the figures against plain loops, and what is fitted on them."""
 
+import asyncio
 import json
 import math
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -13,7 +13,11 @@ from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from service.datasets import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
+from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
+from service.domain.settings import Settings
+from service.domain.stage_clock import StageClock
+from service.engine.engine import open_engine
 from service.evaluation import search_quality
 from service.evaluation.search_quality import (
     SEARCH_MODES,
@@ -28,7 +32,6 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from tests.service.cli.test_cli import Heed, heed
 from tests.support.judged import beir
 from tests.support.reference import bm25, cosine
-from tests.support.server import Server
 from tests.support.tiny import World
 
 __all__ = ["heed"]
@@ -278,13 +281,18 @@ def test_fitted_parameters_are_kept_and_served(
 
 
 def _found(data: Path) -> list[str]:
-    with Server(data) as server, server.client() as http:
-        return _ids(http)
+    """Ids that the service finds after a start on this data directory."""
 
+    async def main() -> list[str]:
+        engine = await open_engine(Settings(data=data))
+        try:
+            query = SearchQuery(Requester(), "film 5", limit=5)
+            answer = await engine.answers.search(query, StageClock())
+        finally:
+            await engine.close()
+        return [item["item_id"] for item in answer.items]
 
-def _ids(http: httpx.Client) -> list[str]:
-    answer = http.post("/v1/search", json={"query": "film 5", "limit": 5}).json()
-    return [item["item_id"] for item in answer["items"]]
+    return asyncio.run(main())
 
 
 def test_a_server_refuses_to_start_with_damaged_parameters(
