@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -20,7 +20,7 @@ class ClusterBuilder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._building: dict[str, Future[None]] = {}
+        self._building: set[str] = set()
         self._worker = ThreadPoolExecutor(
             1, "heed-clusters", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -40,14 +40,8 @@ class ClusterBuilder:
         """Build the clusters of a user's history, unless that is under way, and call `on_built`."""
         with self._lock:
             if user_id not in self._building:
-                self._building[user_id] = self._worker.submit(
-                    self._build, user_id, snapshot, collapsed, on_built
-                )
-
-    def wait(self) -> None:
-        """Wait until no clusters are being built."""
-        for work in list(self._building.values()):
-            work.result()
+                self._building.add(user_id)
+                self._worker.submit(self._build, user_id, snapshot, collapsed, on_built)
 
     def close(self) -> None:
         """Build no more; what is being built is waited for."""
@@ -67,4 +61,4 @@ class ClusterBuilder:
             _log.exception("the history of %r is attended item by item", user_id)
         finally:
             with self._lock:
-                self._building.pop(user_id, None)
+                self._building.discard(user_id)

@@ -60,10 +60,6 @@ class ErrorAudit:
             self._run, partial(self._compare, snapshot, user, rows[:_TARGETS], scores, options)
         )
 
-    def wait(self) -> None:
-        """Wait until no answer waits to be compared."""
-        self._worker.submit(lambda: None).result()
-
     def close(self) -> None:
         """Compare no more answers."""
         self._worker.shutdown(cancel_futures=True)

@@ -155,14 +155,6 @@ class MemoryProvider:
                 self._build_clusters(events.user_id, snapshot, older)
             yield user
 
-    def wait_for_clusters(self) -> None:
-        """Wait until no clusters are being built."""
-        self._clusters.wait()
-
-    def drop(self) -> None:
-        """Drop all that is kept; no answer changes."""
-        self._cache.drop()
-
     def stats(self) -> Mapping[str, float]:
         """Sizes and hits of the cache."""
         cache = self._cache

@@ -70,9 +70,9 @@ class UserCache:
 
     Any entry may be dropped at any time without changing an answer. Events and derived state have
     an equal claim: either may use what the other leaves free, and where there is no room the one
-    that holds more makes it, least recently used first. So the memories of a few users, of some 600
-    bytes an event, cannot displace the events of many, of 20 bytes each. Derived state goes before
-    or with its user's events.
+    that holds more makes it, least recently used first. Derived state never takes the half of the
+    events: the memories of a few users, of some 600 bytes an event, cannot displace the events of
+    many, of 20 bytes each. It goes before its user's events, or with them.
 
     The lock is held for bookkeeping alone; all entries are immutable but `CollapsedHistory`, which
     has a lock of its own.
@@ -159,23 +159,19 @@ class UserCache:
                 if self._make_room(derived.nbytes, for_events=False):
                     self._derived[user_id] = derived
 
-    def drop(self) -> None:
-        """Drop all entries."""
-        with self._lock:
-            self._events.clear()
-            self._derived.clear()
-
     def _make_room(self, nbytes: int, *, for_events: bool) -> bool:
         """Evict until so many bytes are free; False, without evicting, where they never are."""
-        if nbytes > self._max_bytes:
+        share = self._max_bytes // 2
+        claimed = 0 if for_events else min(int(self._events.currsize), share)
+        if nbytes > self._max_bytes - claimed:
             return False
         while self.nbytes + nbytes > self._max_bytes:
             events, derived = self._events.currsize, self._derived.currsize
             if for_events:
-                events += nbytes
+                takes_events = events + nbytes > derived
             else:
-                derived += nbytes
-            if self._events and (events > derived or not self._derived):
+                takes_events = events > max(share, derived + nbytes)
+            if self._events and (takes_events or not self._derived):
                 user_id, _ = self._events.popitem()
                 self._derived.pop(user_id, None)
             else:

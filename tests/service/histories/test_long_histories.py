@@ -131,7 +131,10 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         requester = Requester(user_id="ann", at=AT, retrieval=coarse)
         first = await engine.answers.score(ScoreQuery(requester, ITEMS), StageClock())
         assert first.retrieval == "exact"  # cells are not waited for
-        await asyncio.to_thread(engine.parts.memories.wait_for_clusters)
+        for _ in range(6_000):
+            if not (await engine.stats())["long_histories_waiting_for_clusters"]:
+                break
+            await asyncio.sleep(0.01)
         found = await agree(engine, tolerance=0.01, retrieval=coarse)
         assert found.retrieval == "coarse"
         for item in found.items:
@@ -150,7 +153,10 @@ def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_pa
         stats = await engine.stats()
         assert stats["long_histories"] == 1
         assert stats["cached_memory_bytes"] > 0
-        await asyncio.to_thread(engine.parts.memories.audit.wait)
+        for _ in range(6_000):
+            if errors:
+                break
+            await asyncio.sleep(0.01)
         assert errors
         assert all(true <= stated for true, stated in errors)
 

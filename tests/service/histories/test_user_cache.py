@@ -98,6 +98,21 @@ def test_what_has_no_room_evicts_nobody(snapshot: Snapshot) -> None:
     assert not UserCache(0).put_derived(snapshot, large)
 
 
+def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) -> None:
+    """A state that fits the budget, but not beside the events' half, is not kept."""
+    large = derive(snapshot, stored_events("bob", 30))
+    cache = UserCache(large.nbytes * 3 // 2)
+    number = 0
+    while cache.nbytes < large.nbytes:
+        cache.put_events(stored_events(f"user {number}", 5))
+        number += 1
+    cache.derived("bob", snapshot)
+    small = derive(snapshot, stored_events("ann", 1))
+    assert not cache.put_derived(snapshot, large)
+    assert cache.users == number
+    assert cache.put_derived(snapshot, small)
+
+
 def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
     """Events stay; a late answer of the old model is not kept; a new catalogue drops nothing."""
     other = small_snapshot(ITEMS, random_model(2, window=8))
