@@ -50,7 +50,7 @@ lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: $(STAMP) ## time the kernels against their references (of a running service: heed loadtest)
+bench: $(STAMP) ## measure beside references, see tests/benchmarks/README.md (of a running service: heed loadtest)
 	$(PY) -m tests.benchmarks $(ARGS)
 
 bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SASRec (ARGS="ml-100k")

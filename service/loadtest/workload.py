@@ -24,7 +24,7 @@ _PAGES = 20  # of each list; enough to sample from, and soon read
 _QUERIES = 2_000
 _PATIENCE = 30.0  # seconds for one answer outside of the load
 
-Progress = Callable[[int, int], None]  # done, total
+ProgressCallback = Callable[[int, int], None]  # done, total
 
 
 def no_progress(_done: int, _total: int) -> None:
@@ -61,7 +61,7 @@ def open_http(options: Options) -> httpx.Client:
 
 
 def draw_sample(
-    http: httpx.Client, users: int, seed: int, progress: Progress = no_progress
+    http: httpx.Client, users: int, seed: int, progress: ProgressCallback = no_progress
 ) -> Sample:
     """Sample the first 20,000 users and items of a service.
 
@@ -179,7 +179,7 @@ class Requests:
 
 
 def delete_all(
-    http: httpx.Client, paths: Sequence[str], progress: Progress = no_progress
+    http: httpx.Client, paths: Sequence[str], progress: ProgressCallback = no_progress
 ) -> list[str]:
     """DELETE each path; returns those that are left once a request fails."""
     for number, path in enumerate(paths):

@@ -1,6 +1,6 @@
 """Judged searches with their queries and texts in other letter case.
 
-    python -m tests.benchmarks.letter_case DIR [--split train]
+    python -m tests.benchmarks.studies.letter_case DIR [--split train]
 
 A difference between two columns or two rows is what letter case alone is worth.
 """
