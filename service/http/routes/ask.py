@@ -1,4 +1,4 @@
-"""The three questions: score these, recommend some, search for this."""
+"""Score, recommend and search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter(route_class=JsonRoute, tags=["ask"])
 async def score(body: ScoreIn, context: Context) -> Response:
     """Score the given items for a user or a session, in the order given.
 
-    `parts` add up to the score; with `explain`, the events that moved it are named.
+    `parts` add up to the score; with `explain`, the events behind it are named.
     """
     answer = await context.engine.answers.score(
         body.to_query(context.settings.max_targets), context.stages
@@ -28,7 +28,7 @@ async def score(body: ScoreIn, context: Context) -> Response:
 
 @router.post("/v1/recommend", responses={200: {"model": AnswerOut}})
 async def recommend(body: RecommendIn, context: Context) -> Response:
-    """Recommend items of the catalogue, best first, each with the reason it is there."""
+    """Recommend items of the catalogue, best first, each with its reason."""
     answer = await context.engine.answers.recommend(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
@@ -38,9 +38,9 @@ async def recommend(body: RecommendIn, context: Context) -> Response:
 async def search(body: SearchIn, context: Context) -> Response:
     """Search the catalogue by words and by meaning, best first, with the fields that matched.
 
-    What is quoted is a phrase that every answer has; a word that ends with a star may go on. A word
-    that no item has is taken for one that titles have, as `corrections` then says.
-    With a user, items are re-ranked by the score of each; `explain` names the events behind it.
+    A quoted part is a phrase that every result has; a word that ends with a star is a prefix. A
+    word that no item has is replaced by one of a title, which `corrections` reports.
+    With a user, results are re-ranked by their scores; `explain` names the events behind these.
     """
     answer = await context.engine.answers.search(body.to_query(), context.stages)
     with context.stages("render"):

@@ -1,4 +1,4 @@
-"""The bare operator, over vectors of the client's own, a user's memory or the catalogue."""
+"""The bare attention operator over sent vectors, a user's memory or the catalogue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(route_class=JsonRoute, tags=["attend"])
 
 @router.post("/v1/attend", responses={200: {"model": AttendedOut}, **documented(404)})
 async def attend(body: AttendIn, context: Context) -> Response:
-    """Score each key against the query, softmax, and mix the values by their weights."""
+    """Score each key against the query, apply the softmax, and average the values by it."""
     attended = await context.engine.answers.attend(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(attended_out(attended))

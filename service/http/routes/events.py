@@ -1,4 +1,4 @@
-"""What users did: the write path, with no model on it."""
+"""Ingestion of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it can answer, and what it measured."""
+"""Liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def is_exempt(scope: Scope) -> bool:
 
 @router.get("/health/live", responses={200: {"model": LiveOut}})
 async def live() -> Response:
-    """The process answers; it says nothing more, to anyone."""
+    """Answer 200 while the process runs."""
     return Json({"live": True})
 
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
-    """200 when store and model answer and the service is not on its way out, else 503."""
+    """Answer 200 when store and model answer and the service is not shutting down, else 503."""
     traffic: Traffic = context.app.state.traffic
     is_ready, checks = await context.engine.ready()
     if is_ready and not traffic.draining:
@@ -61,7 +61,7 @@ async def ready(context: Context) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(context: Context) -> Response:
-    """Counters, gauges and histograms in the text format of Prometheus, of all workers."""
+    """Return the metrics of all workers in the text format of Prometheus."""
     peers: WorkerPeers | None = context.app.state.peers
     text = await render_metrics(context.app)
     if peers is not None:
@@ -71,7 +71,7 @@ async def metrics(context: Context) -> Response:
 
 
 async def render_metrics(app: FastAPI) -> bytes:
-    """The metrics of this process, in the text format of Prometheus."""
+    """Return the metrics of this process in the text format of Prometheus."""
     metrics: Metrics = app.state.metrics
     return metrics.render(await _gauges(app.state.engine))
 

@@ -1,4 +1,4 @@
-"""The catalogue: write, read, delete, and what is like what."""
+"""Items of the catalogue: write, read, delete, and similar items."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
 
 @router.get("/v1/items", responses={200: {"model": ItemsOut}})
 async def page_items(page: Annotated[Page, Query()], context: Context) -> Response:
-    """The items of the catalogue, page by page."""
+    """List the items of the catalogue, page by page."""
     with context.stages("store"):
         items, cursor = await context.engine.store.page_items(cursor=page.cursor, limit=page.limit)
     return Json({"items": [item_out(item) for item in items], "cursor": cursor})
@@ -72,7 +72,7 @@ async def page_items(page: Annotated[Page, Query()], context: Context) -> Respon
 
 @router.get("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404)})
 async def get_item(item_id: PathId, context: Context) -> Response:
-    """One item."""
+    """Read one item."""
     with context.stages("store"):
         item = await stored_item(context.engine.store, item_id)
     return Json(item_out(item))
@@ -80,7 +80,7 @@ async def get_item(item_id: PathId, context: Context) -> Response:
 
 @router.delete("/v1/items/{item_id}", status_code=204, responses=documented(404, 507))
 async def delete_item(item_id: PathId, context: Context) -> Response:
-    """Take one item out of the catalogue."""
+    """Delete one item."""
     with context.stages("store"):
         if not await context.engine.live.delete_item(item_id):
             raise NotFound(f"no item {item_id!r}")
@@ -93,7 +93,7 @@ async def similar_items(
     params: Annotated[SimilarParams, Query()],
     context: Context,
 ) -> Response:
-    """Items like this one, by their texts and by what training made of them.
+    """Rank items by their similarity to one, in their texts and in the trained space.
 
     Each item has a key in both spaces, and one softmax weighs all keys: `spaces` says how near each
     item is in either, and which share of its weight that holds.

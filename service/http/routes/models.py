@@ -1,4 +1,4 @@
-"""Models: train in the background, list, activate, roll back."""
+"""Training in the background, and the versions of the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def train(context: Context, body: TrainIn | None = None) -> Response:
 
 @router.get("/v1/jobs/{job_id}", responses={200: {"model": JobDocument}, **documented(404)})
 async def get_job(job_id: PathName, context: Context) -> Response:
-    """A job's state, progress and result."""
+    """Read a job's state, progress and result."""
     return Json(dict(await context.engine.job(job_id)))
 
 
@@ -50,7 +50,7 @@ async def cancel_job(
 
 @router.get("/v1/models", responses={200: {"model": ModelsOut}})
 async def list_models(context: Context) -> Response:
-    """The versions that exist, with their metrics."""
+    """List the versions with their metrics."""
     models = await context.engine.models()
     return Json({"models": [dict(model) for model in models]})
 
@@ -64,7 +64,7 @@ async def activate(
     context: Context,
     body: EmptyIn | None = None,  # noqa: ARG001  # refuses what it does not name
 ) -> Response:
-    """Serve this version from now on, forward or back; requests in flight finish on theirs.
+    """Serve this version from now on; requests in flight finish on theirs.
 
     A version that fails verification is refused with 409, and the old one goes on serving.
     """

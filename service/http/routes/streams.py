@@ -1,4 +1,4 @@
-"""A catalogue of any size as one stream of lines (NDJSON), stored batch by batch as it arrives."""
+"""Import of items as a stream of lines (NDJSON) of any length, stored in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users: their profile, their history, and forgetting."""
+"""Profiles and histories of users, and their deletion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ router = APIRouter(route_class=JsonRoute, tags=["users"])
 
 @router.put("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(507)})
 async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
-    """Set a user's profile. Interests become keys and values beside the history."""
+    """Set a user's profile. Interests become rows of memory beside the history."""
     user = body.to_user(user_id)
     with context.stages("store"):
         await context.engine.store.put_user(user)
@@ -38,7 +38,7 @@ async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
 
 @router.get("/v1/users", responses={200: {"model": UsersOut}})
 async def page_users(page: Annotated[Page, Query()], context: Context) -> Response:
-    """Everybody who has events or a profile, page by page."""
+    """List the users with events or a profile, page by page."""
     with context.stages("store"):
         users, cursor = await context.engine.store.page_users(cursor=page.cursor, limit=page.limit)
     return Json({"users": [user_out(user) for user in users], "cursor": cursor})
@@ -46,7 +46,7 @@ async def page_users(page: Annotated[Page, Query()], context: Context) -> Respon
 
 @router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})
 async def get_user(user_id: PathId, context: Context) -> Response:
-    """A user's profile."""
+    """Read a user's profile."""
     with context.stages("store"):
         user = await context.engine.store.get_user(user_id)
     if user is None:
@@ -56,7 +56,7 @@ async def get_user(user_id: PathId, context: Context) -> Response:
 
 @router.delete("/v1/users/{user_id}", responses={200: {"model": Forgotten}, **documented(507)})
 async def forget_user(user_id: PathId, context: Context) -> Response:
-    """Forget a user, history and profile; effective in the next question."""
+    """Delete a user's history and profile; effective in the next request."""
     with context.stages("store"):
         forgotten = await context.engine.store.forget(user_id)
     return Json({"forgotten": forgotten})
@@ -66,7 +66,7 @@ async def forget_user(user_id: PathId, context: Context) -> Response:
 async def page_history(
     user_id: PathId, page: Annotated[Page, Query()], context: Context
 ) -> Response:
-    """A user's events, newest first, page by page."""
+    """List a user's events, newest first, page by page."""
     with context.stages("store"):
         events, cursor = await context.engine.store.page(
             user_id, cursor=page.cursor, limit=page.limit
@@ -78,7 +78,7 @@ async def page_history(
     "/v1/users/{user_id}/history/{event_id}", status_code=204, responses=documented(404, 507)
 )
 async def forget_event(user_id: PathId, event_id: PathId, context: Context) -> Response:
-    """Forget one event; effective in the next question."""
+    """Delete one event; effective in the next request."""
     with context.stages("store"):
         if not await context.engine.store.delete_event(user_id, event_id):
             raise NotFound(f"user {user_id!r} has no event {event_id!r}")
@@ -87,7 +87,7 @@ async def forget_event(user_id: PathId, event_id: PathId, context: Context) -> R
 
 @router.post("/v1/users/{user_id}/merge", responses={200: {"model": Merged}, **documented(507)})
 async def merge_users(user_id: PathId, body: MergeIn, context: Context) -> Response:
-    """Make another id's history and profile this user's, as at sign-in; the other is then empty."""
+    """Move the history and profile of another id to this user, as at sign-in."""
     if body.source == user_id:
         raise Invalid("/from", "must be another user than the one in the path")
     with context.stages("store"):

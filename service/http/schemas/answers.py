@@ -1,4 +1,4 @@
-"""What is answered to questions: its documented shape, and the values that it is written from."""
+"""Answers to questions: their documented shape, and their values for JSON."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.domain.queries import Answer, AnswerItem, AttendResult, Contribution
+from service.domain.queries import Answer, AttendResult, Contribution
 from service.http.schemas.rendering import check_finite, written_time
 from service.http.schemas.scalars import Id, Timestamp
 
-# The fields of an item that are written otherwise than they are.
-_OTHERWISE = frozenset({"explanation", "highlights", "spaces"})
-
 
 class ContributionOut(BaseModel):
-    """What one event did to one item's score."""
+    """Contribution of one event to one item's score."""
 
     event_id: str | None
     item_id: str | None
@@ -38,27 +35,31 @@ class ContributionOut(BaseModel):
 
 
 class MarkedOut(BaseModel):
-    """A part of a text."""
+    """A span of a text."""
 
     text: str
     match: bool = Field(description="Whether it is a word of the query.")
 
 
 class LikenessOut(BaseModel):
-    """How an item is like the one that was asked for, in one space."""
+    """Similarity of an item to the item of the request, in one space."""
 
     cosine: float
-    share: float = Field(description="Of the item's weight.")
+    share: float = Field(description="Share of the item's weight that this space holds.")
 
 
 class AnsweredItemOut(BaseModel):
-    """One item of an answer; fields that a route does not produce are left out."""
+    """One item of an answer, without the fields that its route does not produce."""
 
     item_id: Id
     score: float
     title: str
-    parts: dict[str, float] | None = Field(None, description="They add up to the score.")
-    reason: str | None = Field(None, description="personal, popular or content.")
+    parts: dict[str, float] | None = Field(None, description="The addends of the score, by name.")
+    reason: str | None = Field(
+        None,
+        description="`personal`: from a history, by the trained model; `content`: from a history, "
+        "without a model; `popular`: without a history.",
+    )
     explanation: list[ContributionOut] | None = Field(
         None,
         description="The events behind the score, by descending contribution: events that raise it "
@@ -67,9 +68,11 @@ class AnsweredItemOut(BaseModel):
         "memory, and for items too far down to be re-ranked.",
     )
     weight: float | None = Field(None, description="The softmax weight over the item's keys.")
-    matched: dict[str, float] | None = Field(None, description="Each field's part of the weight.")
+    matched: dict[str, float] | None = Field(
+        None, description="The share of the weight that each field's key holds."
+    )
     highlights: dict[str, list[MarkedOut]] | None = Field(
-        None, description="The title, and a snippet of the description, in parts."
+        None, description="The title and a snippet of the description, as spans."
     )
     mass: float | None = Field(
         None,
@@ -94,22 +97,24 @@ class AnswerOut(BaseModel):
 
     items: list[AnsweredItemOut]
     model_version: str
-    retrieval: str = Field(description="What was done: exact, or coarse where any part of it was.")
+    retrieval: str = Field(
+        description="`exact`, or `coarse` where rows were approximated or left out."
+    )
     degraded: bool = Field(
         description="True when a part that is down was left out: the model that was made current "
         "cannot be loaded, and an older one answers."
     )
-    keys_attended: int | None = Field(None, description="How many field keys were attended.")
+    keys_attended: int | None = Field(None, description="Number of field keys that were attended.")
     mass: float | None = Field(
         None, description="Share of the softmax over all field keys that was attended."
     )
     rows_scanned: int | None = Field(
         None,
-        description="Of a long history: how many rows were attended one by one, for a target in "
-        "the mean. Events on one item are one row.",
+        description="Of a long history: the mean number of rows that were attended one by one for "
+        "a target. Events on one item are one row.",
     )
     corrections: dict[str, list[str]] | None = Field(
-        None, description="Words that no item has, and those that they were taken for."
+        None, description="Words of the query, and the words that stand for them in the search."
     )
     spaces: list[Literal["content", "trained"]] | None = Field(
         None,
@@ -119,23 +124,30 @@ class AnswerOut(BaseModel):
 
 
 class AttendedOut(BaseModel):
-    """What was attended, by descending mean weight."""
+    """Attended rows by descending mean weight."""
 
     rows: list[int]
-    ids: list[str] | None = Field(description="What the rows are called, where they are.")
+    ids: list[str] | None = Field(
+        description="Event ids of a user's memory, item ids of the catalogue; null otherwise."
+    )
     weights: list[list[float]] = Field(description="For each head, the weight of each row.")
     context: list[float] = Field(description="Over all attended rows, whatever the limit.")
     mass: list[float] = Field(description="For each head, the share of the softmax attended.")
-    retrieval: str = Field(description="What was done: exact or coarse.")
+    retrieval: str = Field(
+        description="`exact`, or `coarse` where rows were approximated or left out."
+    )
     model_version: str | None
 
 
 def answer_out(answer: Answer) -> dict[str, Any]:
-    """An `AnswerOut`. Raises `ArithmeticError` on a score that is no number."""
+    """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
     check_finite("scores", [item["score"] for item in answer.items])
     out = {
         "items": [
-            item if item.keys().isdisjoint(_OTHERWISE) else _answered(item) for item in answer.items
+            item
+            if "explanation" not in item
+            else {**item, "explanation": [_contribution(row) for row in item["explanation"]]}
+            for item in answer.items
         ],
         "model_version": answer.model_version,
         "retrieval": answer.retrieval,
@@ -148,26 +160,9 @@ def answer_out(answer: Answer) -> dict[str, Any]:
     if answer.rows_scanned is not None:
         out["rows_scanned"] = answer.rows_scanned
     if answer.corrections:
-        out["corrections"] = {word: list(words) for word, words in answer.corrections.items()}
+        out["corrections"] = answer.corrections
     if answer.spaces is not None:
         out["spaces"] = answer.spaces
-    return out
-
-
-def _answered(item: AnswerItem) -> dict[str, Any]:
-    out: dict[str, Any] = dict(item)
-    if "explanation" in item:
-        out["explanation"] = [_contribution(row) for row in item["explanation"]]
-    if "highlights" in item:
-        out["highlights"] = {
-            name: [{"text": part.text, "match": part.match} for part in parts]
-            for name, parts in item["highlights"].items()
-        }
-    if "spaces" in item:
-        out["spaces"] = {
-            space: {"cosine": near.cosine, "share": near.share}
-            for space, near in item["spaces"].items()
-        }
     return out
 
 
@@ -189,15 +184,10 @@ def _contribution(row: Contribution) -> dict[str, Any]:
     return out
 
 
-def attended_out(attended: AttendResult) -> dict[str, Any]:
-    """An `AttendedOut`. Raises `ArithmeticError` on a context that is no number."""
+def attended_out(attended: AttendResult) -> AttendResult:
+    """Return the values of an `AttendedOut`, which orjson writes as they are.
+
+    Raises `ArithmeticError` for a context of NaN or infinity.
+    """
     check_finite("the context", attended.context)
-    return {
-        "rows": attended.rows,
-        "ids": attended.ids,
-        "weights": attended.weights,
-        "context": attended.context,
-        "mass": attended.mass,
-        "retrieval": attended.retrieval,
-        "model_version": attended.model_version,
-    }
+    return attended

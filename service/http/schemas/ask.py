@@ -1,4 +1,4 @@
-"""What is asked of a user's memory and of the catalogue: score, recommend, search, similar."""
+"""Bodies and parameters of score, recommend, search and similar."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from service.domain.queries import (
     SimilarQuery,
 )
 from service.http.schemas.base import Body, Ids, Labels, Limit, Params, Weight, example
-from service.http.schemas.scalars import Conditions, EventType, Id, Label, Timestamp, Whole
+from service.http.schemas.scalars import Conditions, EventType, Id, Integer, Label, Timestamp
 
 MAX_EXPLAIN = 50
-MAX_EXACT = 100  # events that one request may have left out in earnest
+MAX_EXACT = 100  # events per request whose leaving out may be computed exactly
 MAX_HISTORY = 10_000
 MAX_K = 100_000
 MAX_PROBES = 65_536
@@ -33,7 +33,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
 class InlineEventIn(Body):
-    """One event of a session that comes with the request and is not stored."""
+    """One event of a session, sent with the request and not stored."""
 
     item_id: Id
     type: EventType = "view"
@@ -42,7 +42,7 @@ class InlineEventIn(Body):
 
 
 class VisibleIn(Body):
-    """Which events may be attended; what is left out restricts nothing."""
+    """Events that may be attended; a field that is left out restricts nothing."""
 
     since: Timestamp | None = None
     until: Timestamp | None = None
@@ -50,20 +50,20 @@ class VisibleIn(Body):
     categories: Labels | None = None
 
     def to_visible(self) -> EventFilter:
-        """The domain's value."""
+        """Return the domain's value."""
         return EventFilter(self.since, self.until, _set(self.types), _set(self.categories))
 
 
 class RetrievalIn(Body):
-    """How rows are found before the exact softmax over them."""
+    """Retrieval of rows before the exact softmax over them."""
 
     mode: RetrievalMode = "auto"
-    k: Annotated[Whole, Field(ge=1, le=MAX_K)] | None = Field(
+    k: Annotated[Integer, Field(ge=1, le=MAX_K)] | None = Field(
         None,
         description="Rows that coarse retrieval keeps of a catalogue's or a client's vectors. "
         "A user's history is attended whole: a long one by `max_error`.",
     )
-    probes: Annotated[Whole, Field(ge=1, le=MAX_PROBES)] | None = Field(
+    probes: Annotated[Integer, Field(ge=1, le=MAX_PROBES)] | None = Field(
         None, description="Clusters that an inverted index opens."
     )
     max_error: float | None = Field(
@@ -75,14 +75,14 @@ class RetrievalIn(Body):
         description="Of a long history: how far a head's context may be off, relative to its "
         "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
     )
-    moment_order: Annotated[Whole, Field(ge=1, le=2)] | None = Field(
+    moment_order: Annotated[Integer, Field(ge=1, le=2)] | None = Field(
         None,
         description="What stands for the clusters of a long history: 2 their means and "
         "covariances (the default), 1 their means alone, for comparing.",
     )
 
     def to_retrieval(self) -> Retrieval:
-        """The domain's value."""
+        """Return the domain's value."""
         return Retrieval(self.mode, self.k, self.probes, self.max_error, self.moment_order)
 
 
@@ -102,7 +102,7 @@ class PublishedIn(Body):
 
 
 class FilterIn(Body):
-    """Which items may be in the answer."""
+    """Conditions on the items of the answer."""
 
     categories: CategoriesIn = CategoriesIn()
     attributes: Conditions = Field(
@@ -111,7 +111,7 @@ class FilterIn(Body):
     published: PublishedIn = PublishedIn()
 
     def to_filter(self) -> Filter:
-        """The domain's value."""
+        """Return the domain's value."""
         return Filter(
             frozenset(self.categories.any),
             frozenset(self.categories.all),
@@ -132,10 +132,10 @@ Temperature = Annotated[
 ]
 
 
-class Ask(Body):
-    """What every question may say about who asks, and how their memory attends."""
+class Question(Body):
+    """Fields that all questions share: the requester, and the softmax over their memory."""
 
-    user_id: Id | None = Field(None, description="Whose stored history attends.")
+    user_id: Id | None = Field(None, description="The user whose stored history is attended.")
     history: Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)] | None = Field(
         None, description="Events of this session; with `user_id`, laid over the stored ones."
     )
@@ -145,7 +145,7 @@ class Ask(Body):
     hard: bool = Field(False, description="Attend the one best row only: a lookup.")
     exclude_self: bool = Field(False, description="Hide a target's own events from it.")
     at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
-    explain: Whole = Field(
+    explain: Integer = Field(
         0,
         ge=0,
         le=MAX_EXPLAIN,
@@ -160,7 +160,7 @@ class Ask(Body):
     )
 
     def to_requester(self) -> Requester:
-        """The domain's value."""
+        """Return the domain's value."""
         history = None
         if self.history is not None:
             history = tuple(
@@ -181,7 +181,7 @@ class Ask(Body):
         )
 
     def check_exact(self, items: int) -> None:
-        """Raise `Invalid` where so many items have too many events to leave out."""
+        """Raise `Invalid` when so many items name too many events for `explain_exact`."""
         if self.explain_exact and self.explain * items > MAX_EXACT:
             raise Invalid(
                 "/explain_exact",
@@ -190,15 +190,15 @@ class Ask(Body):
             )
 
 
-class ScoreIn(Ask):
-    """Score these targets."""
+class ScoreIn(Question):
+    """Targets to score."""
 
     model_config = example(user_id="ada", item_ids=["talk-7", "talk-8"], explain=3)
 
     item_ids: Ids = Field(description="The targets, at most HEED_MAX_TARGETS.")
 
     def to_query(self, max_targets: int) -> ScoreQuery:
-        """The domain's value.
+        """Return the domain's value.
 
         Raises `Invalid` for more targets than `max_targets`, or too many to explain exactly.
         """
@@ -210,8 +210,8 @@ class ScoreIn(Ask):
         return ScoreQuery(self.to_requester(), tuple(self.item_ids))
 
 
-class RecommendIn(Ask):
-    """Recommend from the whole catalogue."""
+class RecommendIn(Question):
+    """A request for recommendations from the whole catalogue."""
 
     model_config = example(
         user_id="ada", limit=10, filter={"categories": {"any": ["talk"]}}, diversity=0.2
@@ -219,12 +219,12 @@ class RecommendIn(Ask):
 
     limit: Limit = 20
     filter: FilterIn = FilterIn()
-    exclude_seen: bool = Field(True, description="Leave out what the history holds.")
-    exclude: Ids = Field([], description="Leave these out.")
+    exclude_seen: bool = Field(True, description="Leave out items of the history.")
+    exclude: Ids = Field([], description="Items to leave out.")
     diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
 
     def to_query(self) -> RecommendQuery:
-        """The domain's value. Raises `Invalid` for too many items to explain exactly."""
+        """Return the domain's value. Raises `Invalid` for too many items to explain exactly."""
         self.check_exact(self.limit)
         return RecommendQuery(
             self.to_requester(),
@@ -236,7 +236,7 @@ class RecommendIn(Ask):
         )
 
 
-class SearchIn(Ask):
+class SearchIn(Question):
     """Search the catalogue by text; with a user, the answer is re-ranked for them.
 
     `retrieval`, `temperature` and `hard` hold for both memories that are attended: the fields of
@@ -253,7 +253,7 @@ class SearchIn(Ask):
         ge=0,
         le=100,
         description="How much the user's memory counts: logits that one standard deviation of its "
-        "scores is worth. 0 gives the order that anybody gets.",
+        "scores is worth. 0 leaves the order of search without a user.",
     )
     highlight: bool = Field(
         False,
@@ -262,7 +262,7 @@ class SearchIn(Ask):
     )
 
     def to_query(self) -> SearchQuery:
-        """The domain's value. Raises `Invalid` for too many items to explain exactly."""
+        """Return the domain's value. Raises `Invalid` for too many items to explain exactly."""
         self.check_exact(self.limit)
         return SearchQuery(
             self.to_requester(),
@@ -275,7 +275,7 @@ class SearchIn(Ask):
 
 
 class SimilarParams(Params):
-    """How many items like one, which, and like it by what."""
+    """Query parameters of similar items."""
 
     limit: Limit = 20
     space: Literal["both", "content", "trained"] = Field(
@@ -288,7 +288,7 @@ class SimilarParams(Params):
     categories_none: list[Label] = Field([], description="Items in none of these.")
 
     def to_query(self, item_id: str) -> SimilarQuery:
-        """The domain's value."""
+        """Return the domain's value."""
         categories = Filter(
             frozenset(self.categories_any),
             frozenset(self.categories_all),

@@ -1,4 +1,4 @@
-"""The bare operator: a memory that the client brings or names, and a query to it."""
+"""Body of the bare operator: a memory, sent or named, and a query."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from service.domain.queries import (
 )
 from service.http.schemas.ask import RetrievalIn, Temperature, VisibleIn
 from service.http.schemas.base import Body, Limit, example
-from service.http.schemas.scalars import Id, Matrix, Numbers, Timestamp, Vector, Whole
+from service.http.schemas.scalars import Id, Integer, Matrix, Numbers, Timestamp, Vector
 
 MAX_HEADS = 64
 
 
 class MemoryIn(Body):
-    """What is attended: exactly one of keys with values, a user's memory, the catalogue."""
+    """The attended memory: exactly one of keys with values, a user's memory, the catalogue."""
 
     keys: Matrix | None = Field(None, description="[n, d]: a key for each row.")
     values: Matrix | None = Field(None, description="[n, v]: a value for each row.")
@@ -34,7 +34,7 @@ class MemoryIn(Body):
         None, description="[n]: true where the row may be attended."
     )
     user_id: Id | None = None
-    catalogue: bool | None = Field(None, description="Say true for the catalogue.")
+    catalogue: bool | None = Field(None, description="`true` for the catalogue.")
 
     @model_validator(mode="after")
     def _check_one_kind(self) -> Self:
@@ -55,7 +55,7 @@ class MemoryIn(Body):
         return self
 
     def to_memory(self) -> VectorMemory | StoredUserMemory | CatalogueMemory:
-        """The domain's value. Raises `Invalid` where the arrays disagree on their length."""
+        """Return the domain's value. Raises `Invalid` where the arrays disagree on their length."""
         if self.user_id is not None:
             return StoredUserMemory(self.user_id)
         if self.keys is None or self.values is None:
@@ -71,7 +71,7 @@ class MemoryIn(Body):
 
 
 class AttendQueryIn(Body):
-    """What attends: exactly one of a vector, an item, a text."""
+    """The query: exactly one of a vector, an item, a text."""
 
     vector: Vector | None = None
     item_id: Id | None = None
@@ -85,7 +85,7 @@ class AttendQueryIn(Body):
 
 
 class AttendIn(Body):
-    """Attend a memory with a query."""
+    """A memory, a query, and the softmax between them."""
 
     model_config = example(
         memory={"keys": [[1, 0], [0, 1]], "values": [[1, 2], [3, 4]]},
@@ -96,21 +96,23 @@ class AttendIn(Body):
     memory: MemoryIn
     query: AttendQueryIn
     scorer: ScorerName = "scaled_dot"
-    heads: Annotated[Whole, Field(ge=1, le=MAX_HEADS)] | None = Field(
+    heads: Annotated[Integer, Field(ge=1, le=MAX_HEADS)] | None = Field(
         None,
-        description="Keys and values are split into so many heads; if left out, one for vectors "
-        "of your own, the model's for its memories.",
+        description="Number of heads that keys and values are split into; by default one for "
+        "vectors of your own, the model's for its memories.",
     )
     temperature: Temperature = 1.0
     hard: bool = Field(False, description="Attend the one best row only: a lookup.")
     retrieval: RetrievalIn = RetrievalIn()
-    visible: VisibleIn = Field(VisibleIn(), description="Which events of a user's memory.")
+    visible: VisibleIn = Field(
+        VisibleIn(), description="Events of a user's memory that may be attended."
+    )
     exclude_self: bool = Field(False, description="Hide the query item's own rows from it.")
     at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
     limit: Limit = 100
 
     def to_query(self) -> AttendQuery:
-        """The domain's value. Raises `Invalid` where shapes do not fit each other."""
+        """Return the domain's value. Raises `Invalid` where shapes do not fit each other."""
         memory = self.memory.to_memory()
         if isinstance(memory, VectorMemory):
             memory = self._fitted(memory)

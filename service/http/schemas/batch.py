@@ -1,4 +1,4 @@
-"""Several questions in one request, and their answers."""
+"""Body and answer of a batch of questions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ MAX_BATCH = 100
 
 
 class BatchedIn(Body):
-    """One question: where it would be posted, and the body that it would have there."""
+    """One question: the path of its route, and the body for it."""
 
     path: str = Field(examples=["/v1/search"])
-    body: dict[str, Any] = Field({}, description="What that route takes.")
+    body: dict[str, Any] = Field(
+        {}, description="The body, or the query parameters, of that route."
+    )
 
 
 class BatchIn(Body):
@@ -32,13 +34,13 @@ class BatchIn(Body):
 
 
 class BatchedOut(BaseModel):
-    """What one question got: its own status, and its answer or the problem with it."""
+    """Status of one question, and its answer or problem document."""
 
     status: int
     body: dict[str, Any]
 
 
 class BatchOut(BaseModel):
-    """An answer for each question, in their order."""
+    """One response for each question, in their order."""
 
     responses: list[BatchedOut]

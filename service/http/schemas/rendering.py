@@ -1,8 +1,8 @@
-"""How values become the bytes of an answer.
+"""Rendering of answers as JSON.
 
-The models in the rooms beside this one are documentation, for OpenAPI; answers are written by the
-functions below them, straight from the domain's values to bytes, because validating what the engine
-itself computed would cost more than computing it.
+The models of answers are documentation, for OpenAPI. Answers are written by the functions below
+them, straight from the domain's values, because validating what the engine itself computed would
+cost more than computing it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The bytes of `content`."""
+        """Return `content` as JSON."""
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def check_finite(what: str, numbers: Iterable[float]) -> None:
-    """Raise `ArithmeticError` unless all are finite: JSON would say null where NaN was computed."""
+    """Raise `ArithmeticError` unless all are finite: orjson writes NaN as null."""
     if not all(map(isfinite, numbers)):
         raise ArithmeticError(f"{what} came out as NaN or infinity")
 
 
 def written_time(micros: int | None) -> str | None:
-    """A time of RFC 3339, where there is one."""
+    """Return a time in RFC 3339, None for None."""
     return None if micros is None else to_rfc3339(micros)

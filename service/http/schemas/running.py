@@ -1,4 +1,4 @@
-"""What is answered about training, models and health."""
+"""Answers about training, models and health."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class JobOut(BaseModel):
-    """A job that was started."""
+    """Id of a started job."""
 
     job_id: str
 
@@ -26,19 +26,19 @@ class ModelsOut(BaseModel):
 
 
 class ActivatedOut(BaseModel):
-    """The version that serves now."""
+    """The served version."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class LiveOut(BaseModel):
-    """The process answers."""
+    """Liveness of the process."""
 
     live: bool
 
 
 class ReadyOut(BaseModel):
-    """Store and model answer."""
+    """Readiness, and the state of store and model."""
 
     ready: bool
     checks: dict[str, Any]

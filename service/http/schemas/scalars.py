@@ -1,7 +1,7 @@
-"""The scalars of the wire: ids, names, timestamps, numbers and vectors, as pydantic types.
+"""Pydantic types of ids, names, timestamps, numbers and vectors.
 
-What a record may hold is decided in `records`; these types only bring those rules to the wire, so
-that a wrong value is named with its field before anything else looks at it.
+The rules of records are in `service.domain.records`; these types check them while a request is
+parsed, so that an error names the field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _ID = {"type": "string", "minLength": 1, "maxLength": 256, "example": "item-1"}
 Id = Annotated[
     str,
     AfterValidator(check_id),
-    WithJsonSchema({**_ID, "description": "1 to 256 bytes of UTF-8 without NUL; kept exactly."}),
+    WithJsonSchema(
+        {**_ID, "description": "1 to 256 bytes of UTF-8 without NUL, stored as they are."}
+    ),
 ]
 PathId = Annotated[
     str,
@@ -57,7 +59,7 @@ EventType = Annotated[
             "minLength": 1,
             "maxLength": 64,
             "example": "view",
-            "description": "Any name; `dislike` says that the item was not liked.",
+            "description": "Any name. `dislike` marks an item as disliked.",
         }
     ),
 ]
@@ -149,19 +151,19 @@ def _integral(number: object) -> object:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-Whole = Annotated[int, BeforeValidator(_integral)]
+Integer = Annotated[int, BeforeValidator(_integral)]
 
 # Products of two such numbers over thousands of dimensions, divided by the lowest temperature,
-# stay within float32: whatever is asked, the answer is a number.
+# stay within float32, so that every answer is finite.
 MAX_SIZE = 1e12
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-# Only the first wrong number of an array is told: a megabyte of them would be 500,000 errors.
+# Only the first wrong number of an array is reported: a megabyte could hold 500,000.
 _Row = Annotated[list[_Number], Field(fail_fast=True)]
 _Rows = Annotated[list[_Row], Field(fail_fast=True)]
 
 
 class _Array:
-    """Marks a field that is nested lists of numbers on the wire and a float32 array inside."""
+    """Annotation of a field: nested lists of numbers in JSON, a float32 array in Python."""
 
     def __init__(self, lists: Any, *checks: Callable[[Any], None]) -> None:
         self.lists = lists

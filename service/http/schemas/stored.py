@@ -1,4 +1,4 @@
-"""What is answered about what is stored: items, events, profiles, and what became of writes."""
+"""Answers about stored items, events and profiles, and about writes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from service.http.schemas.scalars import Id, Timestamp
 
 
 class Stored(BaseModel):
-    """How many items were stored."""
+    """Number of stored items."""
 
     stored: int = Field(examples=[2])
 
 
 class LineError(BaseModel):
-    """What was wrong with one line of an NDJSON stream."""
+    """Error in one line of an NDJSON stream."""
 
     line: int = Field(description="Counted from 1.")
     detail: str
 
 
 class StoredLines(Stored):
-    """How many lines of a stream were stored, and why the others were not."""
+    """Numbers of stored and failed lines of a stream, and the errors."""
 
-    errors: list[LineError] = Field(description="The first hundred.")
-    failed: int = Field(description="How many lines were not stored.")
+    errors: list[LineError] = Field(description="Errors of the first hundred failed lines.")
+    failed: int = Field(description="Number of lines that were not stored.")
 
 
 class AppendedOut(BaseModel):
-    """How many events are now durable, and how many already were."""
+    """Numbers of stored events, and of events that were stored before."""
 
     stored: int = Field(examples=[2])
     duplicates: int = Field(examples=[0])
@@ -56,7 +56,7 @@ class ItemsOut(BaseModel):
     """A page of items."""
 
     items: list[ItemOut]
-    cursor: str | None = Field(description="For the next page; null on the last.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class EventOut(BaseModel):
@@ -76,7 +76,7 @@ class EventsOut(BaseModel):
     """A page of a history, newest first."""
 
     events: list[EventOut]
-    cursor: str | None = Field(description="For the next page; null on the last.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class UserOut(BaseModel):
@@ -91,23 +91,23 @@ class UsersOut(BaseModel):
     """A page of users."""
 
     users: list[UserOut]
-    cursor: str | None = Field(description="For the next page; null on the last.")
+    cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class Forgotten(BaseModel):
-    """How many events were forgotten."""
+    """Number of deleted events."""
 
     forgotten: int
 
 
 class Merged(BaseModel):
-    """How many events moved."""
+    """Number of moved events."""
 
     moved: int
 
 
 def item_out(item: Item) -> dict[str, Any]:
-    """An `ItemOut`."""
+    """Return the values of an `ItemOut`."""
     return {
         "item_id": item.item_id,
         "title": item.title,
@@ -122,7 +122,7 @@ def item_out(item: Item) -> dict[str, Any]:
 
 
 def event_out(event: Event) -> dict[str, Any]:
-    """An `EventOut`."""
+    """Return the values of an `EventOut`."""
     return {
         "event_id": event.event_id,
         "user_id": event.user_id,
@@ -136,7 +136,7 @@ def event_out(event: Event) -> dict[str, Any]:
 
 
 def user_out(user: User) -> dict[str, Any]:
-    """A `UserOut`."""
+    """Return the values of a `UserOut`."""
     return {
         "user_id": user.user_id,
         "attributes": dict(user.attributes),

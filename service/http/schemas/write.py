@@ -1,4 +1,4 @@
-"""What is written: items, events, profiles; and how models are trained."""
+"""Bodies of writes: items, events, profiles, merges and training."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ItemIn(Body):
     categories: Labels = Field([], examples=[["talk"]])
     attributes: Attributes = Field({})
     embedding: Vector | None = Field(
-        None, description="A vector of your own instead of the text's; HEED_EMBEDDING_DIM long."
+        None, description="Replaces the embedding of the text; HEED_EMBEDDING_DIM numbers."
     )
-    hidden: bool = Field(False, description="Kept in histories, offered to nobody.")
+    hidden: bool = Field(False, description="Stays in histories, and is in no answer.")
     published_at: Timestamp | None = None
 
     def to_item(self, dims: int, pointer: str = "") -> Item:
-        """The record. Raises `Invalid` when the embedding has other than `dims` dimensions."""
+        """Return the record. Raises `Invalid` unless the embedding has `dims` dimensions."""
         check_dims(self.embedding, dims, f"{pointer}/embedding")
         return Item(
             self.item_id,
@@ -55,7 +55,7 @@ class ItemIn(Body):
 
 
 class ItemsIn(Body):
-    """Items to insert or replace: all of them, or on any error none."""
+    """Items to insert or replace, all or none."""
 
     model_config = example(
         items=[
@@ -74,21 +74,27 @@ class ItemsIn(Body):
 
 
 class EventIn(Body):
-    """One thing that one user did with one item."""
+    """One event of a user on an item."""
 
     user_id: Id
     item_id: Id
     event_id: Id | None = Field(
-        None, description="Makes sending it again harmless; without it each event is new."
+        None, description="Makes the event idempotent; without it each event is new."
     )
     type: EventType = "view"
     weight: Weight = 1.0
-    timestamp: Timestamp | None = Field(None, description="When; now if it is left out.")
-    key: Vector | None = Field(None, description="A key of its own; HEED_EMBEDDING_DIM long.")
-    value: Vector | None = Field(None, description="A value of its own; HEED_EMBEDDING_DIM long.")
+    timestamp: Timestamp | None = Field(None, description="Time of the event; by default now.")
+    key: Vector | None = Field(
+        None,
+        description="Key of the event's row in place of the item's; HEED_EMBEDDING_DIM numbers.",
+    )
+    value: Vector | None = Field(
+        None,
+        description="Value of the event's row in place of the item's; HEED_EMBEDDING_DIM numbers.",
+    )
 
     def to_event(self, dims: int, pointer: str = "") -> Event:
-        """The record. Raises `Invalid` when a vector has other than `dims` dimensions."""
+        """Return the record. Raises `Invalid` when a vector has other than `dims` dimensions."""
         if self.key is not None or self.value is not None:
             check_dims(self.key, dims, f"{pointer}/key")
             check_dims(self.value, dims, f"{pointer}/value")
@@ -105,7 +111,7 @@ class EventIn(Body):
 
 
 class EventsIn(Body):
-    """Events to append: all of them, or on any error none."""
+    """Events to append, all or none."""
 
     model_config = example(
         events=[
@@ -124,7 +130,7 @@ class EventsIn(Body):
 
 
 class UserIn(Body):
-    """A profile. Interests, categories or item ids, act as memory beside the history."""
+    """A profile. Its interests, categories or item ids, are rows of the user's memory."""
 
     model_config = example(attributes={"country": "NL"}, interests=["talk", "talk-7"])
 
@@ -132,12 +138,12 @@ class UserIn(Body):
     interests: Labels = Field([], max_length=MAX_INTERESTS, examples=[["talk", "item-1"]])
 
     def to_user(self, user_id: str) -> User:
-        """The record."""
+        """Return the record."""
         return User(user_id, self.attributes, tuple(self.interests))
 
 
 class MergeIn(Body):
-    """Whose history and profile become this user's."""
+    """The user whose history and profile are moved."""
 
     model_config = example(**{"from": "anonymous-42"})
 
@@ -146,11 +152,11 @@ class MergeIn(Body):
 
 
 class TrainIn(Body):
-    """How to train; what is left out takes the trainer's defaults."""
+    """Options of a training."""
 
     options: Options = Field(
         {},
-        description="Options of the trainer: `preset` (quick or best), `epochs`, `seed`.",
+        description="Options of `heed train`: `preset` (quick or best), `epochs`, `seed`.",
         examples=[{"preset": "best", "seed": 7}],
     )
 
