@@ -230,7 +230,11 @@ def test_only_what_passes_the_filter_is_offered(
     if list(wanted) == ["categories"]:
         seed = item_id(2, 0)
         answer = http.get(
-            f"/v1/items/{seed}/similar", params={"limit": 1000, **wanted["categories"]}
+            f"/v1/items/{seed}/similar",
+            params={
+                "limit": 1000,
+                **{f"categories_{name}": some for name, some in wanted["categories"].items()},
+            },
         )
         assert set(ids(answer.json())) == expected - {seed}
 
