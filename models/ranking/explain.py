@@ -32,7 +32,7 @@ _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
 
 class Reason(NamedTuple):
-    """What one row did to one target's score."""
+    """Contribution of one row of the memory to one target's score."""
 
     source: int  # event of the history; -1 - i is profile entry i
     weight: float  # mean over heads
@@ -118,7 +118,7 @@ def explain(
 
 
 def gains(values: Tensor, outputs: Tensor) -> Tensor:
-    """What each row would add to the score at weight 1: ⟨v^h_j, o^h⟩.
+    """Return each row's addend to the score at weight 1: ⟨v^h_j, o^h⟩.
 
     values [..., H, n, V], outputs [..., H, V] -> [..., H, n].
     """
@@ -126,7 +126,7 @@ def gains(values: Tensor, outputs: Tensor) -> Tensor:
 
 
 def contributions(weights: Tensor, gains: Tensor) -> Tensor:
-    """What each row did add, summed over heads: [..., H, n] and [..., H, n] -> [..., n].
+    """Return each row's addend, summed over heads: [..., H, n] and [..., H, n] -> [..., n].
 
     Signed; they sum to the attention part of the score.
     """
@@ -142,7 +142,7 @@ def _without(
     rows: Tensor,
     options: AttentionOptions,
 ) -> Tensor:
-    """The attention part [J] without each of the rows [J], the others where they would then be.
+    """Return the attention part [J] without each of the rows [J], the other rows moved up.
 
     query [H, 1, d], gain [H, m] and visible [H, m] of one target.
     """
@@ -173,7 +173,7 @@ def _without(
 def _shares(
     snapshot: Snapshot, user: UserMemory, recent: Tensor, target: int, options: AttentionOptions
 ) -> Tensor:
-    """What each of the newest events adds to the counts of a target, [S, at most the depth].
+    """Return what each of the newest events adds to a target's counts, [S, at most the depth].
 
     recent: int64 [r], which of `user.recent` there are.
     """
@@ -192,7 +192,7 @@ def _shares(
 def _transitions_without(
     snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """The transitions part [J] without each of the rows [J], older events a place nearer."""
+    """Return the transitions part [J] without each of the rows [J], older events moved up."""
     if not snapshot.model.has_transitions or not len(rows):
         return torch.zeros(len(rows))
     left = [(user.recent != row).nonzero().flatten() for row in rows]

@@ -1,8 +1,7 @@
-"""The scores had one event never happened: the whole model anew, the history encoder included.
+"""Leave-one-out scores: the whole model without one event, the history encoder included.
 
-Nothing here is a formula of its own. A past without the event is remembered and scored as any
-other; only the encoder is spared what it has read before. Events before the one that is missing
-are encoded as they were, so histories share what was kept of these, and those that lack events
+A history without the event is made into a memory and scored as any other. Only the encoder reuses
+its cache: events before the missing one are encoded as they were, and histories that lack events
 near to each other are encoded in one pass.
 """
 
@@ -42,12 +41,12 @@ def scores_without(
     targets: Mapping[int, Sequence[int]],
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> dict[tuple[int, int], float]:
-    """The scores that targets would have without one event of the past, or one profile entry.
+    """Score targets without one event of the history, or one profile entry.
 
     Args:
         snapshot: the model and the catalogue, which stay as they are.
         user: from `build_memory` with the same snapshot.
-        targets: item rows, for each source: an event of the past, or -1 - i for profile entry i;
+        targets: item rows, for each source: an event of the history, or -1 - i for profile entry i;
             of a long history none of the older events.
         options: as in `score`.
 
@@ -67,7 +66,7 @@ def scores_without(
 
 
 def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> Tensor:
-    """h_u [J, dim] of the past without each of the sources [J]."""
+    """Return h_u [J, dim] of the history without each of the sources [J]."""
     summaries = user.user_state.repeat(len(sources), 1)
     model, encoded = snapshot.model, user.encoded
     encoder = model.encoder
@@ -101,7 +100,7 @@ def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> 
 
 
 def _place(user: UserMemory, source: int) -> int:
-    """A source as one of `user.past`, which of a long history has the newest events alone."""
+    """Return the place of a source in `user.history`, which has a long history's newest events."""
     return source if source < 0 or user.collapsed is None else source - user.collapsed.count
 
 
@@ -112,7 +111,7 @@ def _summaries_of(
     gone: NDArray[np.int64],
     at: int,
 ) -> Tensor:
-    """h_u [G, dim] of what was read without each of the places [G], which rise."""
+    """Return h_u [G, dim] of the encoded history without each of the ascending places [G]."""
     shared = min(int(gone[0]), len(read.events) - 2)  # so that something follows
     after = torch.arange(shared, len(read.events)).expand(len(gone), -1)
     after = after[after != torch.from_numpy(gone)[:, None]].view(len(gone), -1)  # (G, n)

@@ -1,4 +1,4 @@
-"""Recommend: candidates, exact target attention over them, filters, diversity, fallback."""
+"""Recommendation: candidates, exact target attention over them, diversity, popularity."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SHARE = 400  # one in so many does: of a million near copies, the best 20 are s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Items, best first."""
+    """Recommended items, best first."""
 
     rows: RowIndices  # [L]
     scores: Scores  # of these rows, in this order
-    personal: bool  # False: by popularity, for there was no memory to attend to
-    mode: Literal["exact", "coarse"]  # coarse where any stage left something unseen
+    personal: bool  # False: by popularity, without a memory to attend to
+    mode: Literal["exact", "coarse"]  # coarse where any stage was approximate
 
 
 @torch.inference_mode()
@@ -46,15 +46,15 @@ def recommend(
     diversity: float = 0.0,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> Ranked:
-    """The best items of the catalogue for a user.
+    """Rank the items of the catalogue for a user.
 
     Args:
         snapshot: the model and the catalogue.
         user: from `build_memory`; empty gives the popular items.
-        limit: how many.
-        allowed: bool [N], what may be answered.
-        excluded: item rows that may not, whatever `allowed` says.
-        diversity: 0 ranks by score alone, 1 by being unlike what stands above (MMR).
+        limit: the most items.
+        allowed: bool [N], the items that may be returned.
+        excluded: item rows that may not be returned, even if allowed.
+        diversity: 0 ranks by score alone, 1 by dissimilarity to the items above (MMR).
         options: the softmax and the retrieval of rows; `exact` scores every item.
     """
     allowed = allowed.copy()
@@ -69,7 +69,7 @@ def recommend(
         rows = candidates(snapshot, user, allowed, candidate_count(user, limit, count, options))
     exact = not len(user) or len(rows) == count
     scores = score(snapshot, user, rows, options)
-    # Without a memory the rows stand by popularity, from which a trained prior may differ.
+    # Without a memory the rows are in order of popularity, from which a trained prior may differ.
     worth = scores.total if len(user) else -torch.arange(len(rows)).float()
     order = torch.argsort(worth, descending=True, stable=True)
     if diversity > 0:
@@ -84,7 +84,7 @@ def recommend(
 def candidate_count(
     user: UserMemory, limit: int, items: int, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> int:
-    """How many of so many items are candidates, as far as scoring them takes no long time."""
+    """Return the number of candidates among so many items, bounded by the work of scoring."""
     many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
     return max(CANDIDATES, 4 * limit, many)
 
@@ -93,12 +93,12 @@ def candidate_count(
 def candidates(
     snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
 ) -> RowIndices:
-    """The allowed items of the largest approximate score, by row.
+    """Return the allowed items of the largest approximate scores, ascending.
 
-    One inner product with the user's pooled query stands in for every target's own attention: of
-    the items that the index holds it finds `count`, and of the newer ones, compared exactly beside
-    it, as many. So many too are what the transitions count for most; and in baskets of what users
-    come back to, what they took of late.
+    One inner product with the user's pooled query stands for every target's own attention. It
+    selects `count` of the indexed items, and `count` of the newer ones, which are compared exactly.
+    `count` items with the largest transition counts are added, and for repeat consumption the
+    user's newest items.
     """
     beside = None
     if user.collapsed is not None:
@@ -124,7 +124,7 @@ def candidates(
 
 
 def _cost(user: UserMemory, options: AttentionOptions) -> float:
-    """Rows that one target attends to, or what takes as long as so many."""
+    """Return the cost of attending for one target, in rows."""
     rows = len(user.memory)
     return (
         rows if user.collapsed is None else rows + min(len(user.collapsed), options.crossover.many)
@@ -132,9 +132,9 @@ def _cost(user: UserMemory, options: AttentionOptions) -> float:
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
-    """What the transitions count for, which the pooled query knows nothing of.
+    """Return candidates by transition counts, which the pooled query does not contain.
 
-    The items that most followed the newest ones; and these themselves, where users come back.
+    The items that most often followed the newest ones; and these themselves if they are repeated.
     """
     trained, model = snapshot.trained, snapshot.model
     if trained is None or not model.has_transitions or not len(user.recent):
@@ -149,9 +149,9 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
 
 
 def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Tensor:
-    """Maximal marginal relevance (Carbonell & Goldstein 1998): the places chosen, in order.
+    """Choose places in order by maximal marginal relevance (Carbonell & Goldstein 1998).
 
-    Each step takes the largest (1 - λ)·relevance - λ·(largest cosine to what was taken), relevance
+    Each step takes the largest (1 - λ)·relevance - λ·(largest cosine to a chosen item), relevance
     scaled to [0, 1] so that both terms are of one size.
     """
     if not len(worth):

@@ -1,4 +1,4 @@
-"""Scores of targets that attend over a user's memory."""
+"""Score targets by attention over a user's memory."""
 
 from __future__ import annotations
 
@@ -31,16 +31,14 @@ class Scores(NamedTuple):
     prior: Tensor  # [T]
     mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
     mode: Literal["exact", "coarse"]  # coarse: clusters stood for some rows of a long history
-    memory_rows: int  # rows there were to attend to
+    memory_rows: int  # rows of the memory
     relative_error: Tensor | None = (
         None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
     )
     rows_scanned: float | None = (
         None  # rows attended one by one, mean of targets and heads; None = all
     )
-    partial: PartialSoftmax | None = (
-        None  # of a long history, what every head and target attended to
-    )
+    partial: PartialSoftmax | None = None  # long history: attention of all heads and targets
 
 
 @torch.inference_mode()
@@ -91,9 +89,9 @@ def score(
 
 
 def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
-    """The transitions part [T]: what followed the newest items, and what was taken before.
+    """Return the transitions part [T]: by what followed the newest items, and by repetition.
 
-    again: whether that a target was taken itself may say something of it.
+    again: whether earlier events on the target itself count.
     """
     model = snapshot.model
     if not model.has_transitions or not len(user.recent):
@@ -115,7 +113,7 @@ def _attend_exact(
     targets: Tensor,
     options: AttentionOptions,
 ) -> Tensor:
-    """The attention part [T]."""
+    """Return the attention part [T]."""
     tables = snapshot.tables
     query, output = (
         gather_rows(tables.queries, targets),

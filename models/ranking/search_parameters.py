@@ -15,19 +15,19 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """What a match is worth.
+    """Weights of a match, and the temperature of the softmax over matches.
 
     Temperature and lexical were chosen on judgments of Cranfield and of SciFact's training queries,
     by which everything near them is as good: from .05 to .1, with .4 to .8.
 
-    Raises ValueError, naming the field, for what cannot be one.
+    Raises ValueError, naming the field, for a value out of range.
     """
 
     temperature: float = 0.07  # of the scores: two keys .1 apart differ fourfold in weight
-    lexical: float = 0.7  # what the words of the best item in them are worth, in cosines
-    # What a match in a field is worth against one in the title, in logits: labels say little.
+    lexical: float = 0.7  # BM25 score of the best item, in cosines
+    # Logits of a match in a field relative to one in the title: labels say little.
     fields: Mapping[str, float] = field(default_factory=lambda: {"tags": -1.0, "categories": -3.0})
-    # Of the cosines of a field's keys, where it is not the one of all scores.
+    # Temperatures of single fields in place of the common one.
     temperatures: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class SearchParameters:
                 raise ValueError(f"fields: {name} must be a number, not {value!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 

@@ -1,11 +1,11 @@
-"""Items like one, as attention: the item is the query, and each other item has a key in each space.
+"""Similar items by attention: the item is the query, every other item has a key in each space.
 
-    logit(item, key) = (cos(item, key) - mean) / std        of its space, over the offered items
+    logit(item, key) = (cos(item, key) - mean) / std        of its space, over the servable items
     weight(other) = Σ over its keys of softmax(logit)        score(other) = log Σ exp(logit)
 
-so that an item that is near in both spaces gathers both. What a cosine is worth differs from space
-to space; in standard deviations above the space's mean, a key of one competes with those of the
-other on equal terms, and there is nothing to fit.
+so that an item that is near in both spaces gathers both. Cosines of different spaces have different
+scales; in standard deviations above the mean of its space, a key of one competes with the keys of
+the other on equal terms, without a parameter to fit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALIKE = 1e-6  # standard deviation of cosines below which a space tells no item
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpaceMatch:
-    """How an item is like the one that was asked for, in one space."""
+    """Similarity of an item to the query item in one space."""
 
     cosine: float
     share: float  # of the weight that the item gathers over its keys
@@ -40,7 +40,7 @@ class SpaceMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimilarItems:
-    """Items, best first."""
+    """Ranked similar items, best first."""
 
     rows: NDArray[np.int64]  # [L]
     scores: NDArray[np.float32]  # [L]
@@ -49,11 +49,11 @@ class SimilarItems:
 
 
 def spaces_of(snapshot: Snapshot, row: int) -> tuple[Space, ...]:
-    """The spaces in which an item has a key.
+    """Return the spaces in which an item has a key.
 
-    `content` is what its texts, or the embedding that was brought, say of it; without these there
-    is no such key. `trained` is what training made of it, text and events alike; an item that was
-    not in training has no such key, for its place there would be its text's once more.
+    The key in `content` is the embedding of its texts, or the one that was stored with it. The key
+    in `trained` is the item's vector in the model, made of text and events; an item that was not in
+    training has none, since its vector would be made of its text alone.
     """
     return tuple(space for space in SPACES if _there(snapshot, space)[row])
 
@@ -67,14 +67,14 @@ def similar(
     allowed: NDArray[np.bool_],
     spaces: Sequence[Space] = SPACES,
 ) -> SimilarItems:
-    """The items most like one.
+    """Rank the items by their similarity to one.
 
     Args:
         snapshot: the model and the catalogue.
-        row: the item, which is not among its own neighbours.
-        limit: how many.
-        allowed: bool [N], what may be answered.
-        spaces: where to compare; those in which the item has no key are passed over.
+        row: the query item, which is not ranked itself.
+        limit: the most items.
+        allowed: bool [N], the items that may be returned.
+        spaces: to compare in; spaces in which the item has no key are skipped.
     """
     used = [space for space in spaces_of(snapshot, row) if space in spaces]
     others = snapshot.catalogue.servable.copy()
@@ -95,7 +95,7 @@ def similar(
     weights = _weigh(logits.flatten()).reshape(logits.shape)
     scores = torch.logsumexp(logits, 0)
     top = torch.sort(scores, descending=True, stable=True).indices[:limit]
-    # Of an item's own softmax, which does not vanish where its weight in all does.
+    # Of the softmax over the item's own keys, which does not underflow where its weight does.
     shares = torch.softmax(logits[:, top], 0).T.tolist()
     near = torch.stack(cosines)[:, at[top]].T.tolist()
     return SimilarItems(
@@ -114,25 +114,25 @@ def similar(
 
 
 def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
-    """The items that have a key in a space, [N]."""
+    """Return the items that have a key in a space, [N]."""
     if space == "content":
         return snapshot.catalogue.has_content
     return (snapshot.trained_rows >= 0).numpy()
 
 
 def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:
-    """The cosines [N] of all items with one, in a space."""
+    """Return the cosines [N] of all items with one, in a space."""
     if space == "content":
         keys = torch.from_numpy(snapshot.catalogue.content)
         return keys @ keys[row]
     vectors = snapshot.tables.vectors
-    # Not the vectors are scaled but their products: they are gigabytes where items are many.
+    # The products are scaled instead of the vectors, which are gigabytes for many items.
     lengths: Tensor = vector_norm(vectors, dim=1)
     return (vectors @ normalize(vectors[row], dim=0)) / lengths.clamp(min=_TINY)
 
 
 def _standard(cosines: Tensor, of: Tensor) -> Tensor:
-    """Cosines [N] in standard deviations above the mean of some [N]; 0 where those are alike."""
+    """Standardise cosines [N] by mean and deviation of some of them [N]; 0 without deviation."""
     some = cosines[of].double()
     if not len(some) or float(some.std(correction=0)) < _ALIKE:
         return torch.zeros_like(cosines)
@@ -140,6 +140,6 @@ def _standard(cosines: Tensor, of: Tensor) -> Tensor:
 
 
 def _weigh(logits: Tensor) -> Tensor:
-    """The softmax over keys [K]: the operator, told the scores of its keys."""
-    keys = logits.new_zeros(len(logits), 0)  # the items are the values: who holds weight is asked
+    """Apply the operator's softmax to logits [K]."""
+    keys = logits.new_zeros(len(logits), 0)  # only the weights are needed
     return attend(keys[:1], keys, keys, score=lambda _query, _keys: logits[None].clone()).weights[0]

@@ -1,4 +1,4 @@
-"""Text to vectors by a transformer: a sentence-transformers model that lies in a folder."""
+"""Encoder of texts by a sentence-transformers model in a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.text.static_encoder import Vectors
 _BATCH = 32  # texts that go through the model together
 _CHUNK = 1_024  # texts whose tokens are held at a time
 
-# What a module of a model cannot do without: one file of each group.
+# Files that a module of a model needs: one of each group.
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NEEDED = {
     "Transformer": (("config.json",), _WEIGHTS, ("tokenizer.json", "vocab.txt", "*.model")),
@@ -26,10 +26,11 @@ _CONTENT = ("*.json", "*.txt", "*.model", *_WEIGHTS)  # what a folder of a modul
 
 
 class SentenceEncoder:
-    """A sentence-transformers model: it reads words in their order, in milliseconds a text.
+    """Encoder by a sentence-transformers model, in milliseconds a text; word order counts.
 
     A text of more tokens than the model reads (256 for all-MiniLM-L6-v2) is cut there. Where the
-    model has a default prompt, that goes before each text; other prompts are not used.
+    model has a default prompt, that goes before each text; other prompts are not used. Letter
+    case is folded by the model's own tokenizer, if at all: a cased model is left cased.
 
     `name` is made of the model's content, so that it follows the model to another folder, and
     another model in the same folder has another. Nothing is fetched, and of a model's code only
@@ -60,11 +61,11 @@ class SentenceEncoder:
         self.name = f"{_label(folders[0])}-{self.dimension}-{_digest(folder, folders)}"
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors [n, dimension], float32; all zero for a text without any token."""
+        """Return unit vectors [n, dimension], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for start in range(0, len(texts), _CHUNK):
             chunk = list(texts[start : start + _CHUNK])
-            # Of a text without tokens the model would read its own special ones.
+            # A text without tokens would be encoded by the special tokens alone.
             tokens = self._tokenizer.encode_batch(chunk, add_special_tokens=False)
             spoken = [at for at, text in enumerate(tokens) if any(text.attention_mask)]
             if spoken:
@@ -79,7 +80,7 @@ class SentenceEncoder:
 
 
 def _load(folder: Path) -> Any:
-    """The model in a folder, in float32 on the processor, where searches are answered."""
+    """Load the model of a folder in float32 on the CPU, where searches are answered."""
     import transformers
     from sentence_transformers import SentenceTransformer
 
@@ -94,7 +95,7 @@ def _load(folder: Path) -> Any:
 
 
 def _checked(folder: Path) -> list[Path]:
-    """The folders of a model's modules, the one that reads text first.
+    """Return the folders of a model's modules in their order, the one that reads text first.
 
     Raises:
         ValueError: naming the folder, and what is missing there.
@@ -120,7 +121,7 @@ def _checked(folder: Path) -> list[Path]:
 
 
 def _label(folder: Path) -> str:
-    """What a person calls the model, as far as it says so itself."""
+    """Return the model's name for people, from its own configuration."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -131,7 +132,7 @@ def _label(folder: Path) -> str:
 
 
 def _digest(folder: Path, folders: Sequence[Path]) -> str:
-    """16 hexadecimal digits of everything that decides what the vectors are."""
+    """Return 16 hexadecimal digits of all content that determines the vectors."""
     digest = hashlib.blake2b(digest_size=8)
     for path in _files(folder, folders):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Text to vectors: the `TextEncoder` protocol and the static encoder that ships in a wheel."""
+"""The `TextEncoder` protocol, and the encoder of static embeddings that ships in a wheel."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Vectors = NDArray[np.float32]
 
 
 class TextEncoder(Protocol):
-    """Turns texts into unit vectors of one space.
+    """Encoder of texts as unit vectors of one space.
 
     `name` identifies the space: vectors of different names must never be compared.
     """
 
     @property
     def name(self) -> str:
-        """What identifies the space of the vectors."""
+        """Identifier of the vectors' space."""
         ...
 
     @property
     def dimension(self) -> int:
-        """The length of a vector."""
+        """Length of a vector."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class TextEncoder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors [n, dimension], float32; all zero for a text without any token."""
+        """Return unit vectors [n, dimension], float32; all zero for a text without any token."""
         ...
 
 
@@ -60,7 +60,7 @@ class StaticEncoder:
         self._tokenizer, self._weight = _load_wordllama()
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors [n, 256], float32; all zero for a text without any token."""
+        """Return unit vectors [n, 256], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for start in range(0, len(texts), _BATCH):
             batch = [text.casefold() for text in texts[start : start + _BATCH]]
@@ -85,7 +85,7 @@ _BATCH = 1_024  # texts at a time: bounds the memory that a long list of long te
 
 @cache
 def _load_wordllama() -> tuple[Any, torch.Tensor]:
-    """WordLlama's tokenizer and its token embeddings [vocabulary, 256], float32."""
+    """Load WordLlama's tokenizer and its token embeddings [vocabulary, 256], float32."""
     # WordLlama configures the root logger when imported; a library must not: undone here.
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
