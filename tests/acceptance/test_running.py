@@ -78,6 +78,17 @@ def test_the_service_says_how_it_is(http: httpx.Client, world: World) -> None:
 # ------------------------------------------------------------------ training and versions
 
 
+def test_a_training_is_cancelled_over_http(http: httpx.Client) -> None:
+    """The job ends as cancelled, without a version, and cancelling it again changes nothing."""
+    begun = http.post("/v1/models/train", json={"options": {"epochs": 1000}})
+    place = begun.headers["location"]
+    assert http.post(f"{place}/cancel", json={}).status_code == 202
+    while (job := http.get(place).json())["state"] in {"queued", "running"}:
+        time.sleep(0.02)
+    assert (job["state"], job["result"]) == ("cancelled", None)
+    assert http.post(f"{place}/cancel", json={}).json() == job
+
+
 def test_a_model_trained_over_http_serves_without_a_restart(
     http: httpx.Client, world: World
 ) -> None:
