@@ -1,8 +1,7 @@
-"""The rankers every model has to beat: popularity, repeats, transition counts, EASE.
+"""Baseline rankers: popularity, personal repeats, item transitions and EASE.
 
-What was not liked makes nothing popular, follows nothing and goes with nothing.
-
-Each is fitted with `fit(log)` and then satisfies `evaluate.Ranker`. None draws random numbers.
+Each is fitted with `fit(log)`, ignores dislikes, is deterministic, and satisfies
+`models.evaluation.full_ranking.Ranker`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Popularity:
-    """The same list for everyone: items by their number of events."""
+    """Ranks items by their number of events, the same for all users."""
 
     counts: NDArray[np.float32]  # [n_items]
     name: str = "popularity"
@@ -37,14 +36,14 @@ class Popularity:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
     ) -> NDArray[np.float32]:
-        """[B, n_items] counts, the same row for everyone (a read-only view)."""
+        """Return the counts [B, n_items], one row for all users (a read-only view)."""
         _same_catalogue(history, len(self.counts))
         return np.broadcast_to(self.counts, (len(users), len(self.counts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
-    """What a user took most often, ties and the rest by popularity."""
+    """Ranks items by the user's own number of events, then by popularity."""
 
     share: NDArray[np.float32]  # [n_items] popularity, below 1
     name: str = "repeats"
@@ -61,7 +60,7 @@ class Repeats:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
     ) -> NDArray[np.float32]:
-        """[B, n_items] the user's own counts + popularity in [0, 1)."""
+        """Return the user's own counts + popularity in [0, 1), [B, n_items]."""
         _same_catalogue(history, len(self.share))
         batch, events = history.gather(users)
         liked = ~history.disliked[events]
@@ -72,11 +71,11 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemTransitions:
-    """What followed the user's last items in other histories, nearest item first.
+    """Ranks items by their transition counts from the user's last items.
 
     score(c) = sum over k < depth of decay**k * M[item k from the end, c] / (count(c) + 5)**damping,
-    where M sums 1 / distance**power over pairs at most `window` apart. A history without events
-    scores 0 everywhere. Memory: at most 8 * window * E bytes.
+    where M sums 1 / distance**power over pairs at most `window` apart. An empty history scores 0
+    everywhere. Memory: at most 8 * window * E bytes.
     """
 
     matrix: TransitionMatrix
@@ -96,7 +95,10 @@ class ItemTransitions:
         damping: float = 0.2,
         depth: int = 20,
     ) -> Self:
-        """Raises ValueError for a decay outside (0, 1] or a window or depth below 1."""
+        """Count the transitions.
+
+        Raises ValueError for a decay outside (0, 1] or a window or depth below 1.
+        """
         if not 0 < decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {decay}")
         if depth < 1:
@@ -111,7 +113,7 @@ class ItemTransitions:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
     ) -> NDArray[np.float32]:
-        """[B, n_items], at least 0."""
+        """Return non-negative scores [B, n_items]."""
         _same_catalogue(history, len(self.damp))
         batch, events = history.gather(users, last=self.depth)
         age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
@@ -126,7 +128,7 @@ class EASE:
     """Embarrassingly shallow autoencoder (Steck 2019): ridge regression of each item on the others.
 
     With G = X'X of the binary user-item matrix X and P = (G + lam I)^-1, the item weights are
-    B = I - P / diag(P), with zero diagonal; a user scores X_u B. The order of events is not used.
+    B = I - P / diag(P), with zero diagonal; a user scores X_u B. The order of events is ignored.
     """
 
     weights: NDArray[np.float32]  # [n_items, n_items], B
@@ -134,8 +136,9 @@ class EASE:
 
     @classmethod
     def fit(cls, log: Interactions, *, lam: float = 200.0, max_items: int = 20_000) -> Self:
-        """Time grows with n_items**3, memory is about 20 * n_items**2 bytes (8 GB at 20,000).
+        """Invert the item-item matrix.
 
+        Time grows with n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items).
         Raises ValueError for a catalogue beyond max_items and for lam not above 0.
         """
         if log.n_items > max_items:
@@ -160,18 +163,18 @@ class EASE:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
     ) -> NDArray[np.float32]:
-        """[B, n_items]; zero for a history without events."""
+        """Return scores [B, n_items]; zero for an empty history."""
         _same_catalogue(history, len(self.weights))
         batch, events = history.gather(users)
         taken = np.zeros((len(users), history.n_items), dtype=np.float32)
         liked = ~history.disliked[events]
         taken[batch[liked], history.items[events[liked]]] = 1.0
-        # torch.mm: one threading policy for all heavy products, set where the process starts
+        # torch.mm instead of numpy: one threading policy for all heavy products
         return torch.mm(torch.from_numpy(taken), torch.from_numpy(self.weights)).numpy()
 
 
 def _gram(log: Interactions) -> torch.Tensor:
-    """[n_items, n_items] float64: how many users touched both items."""
+    """Count the users of both items, float64 [n_items, n_items]."""
     held = np.unique(user_item_keys(log.users, log.items, max(log.n_items, 1)))
     users, items = (torch.from_numpy(part) for part in np.divmod(held, max(log.n_items, 1)))
     shape = (log.n_items, log.n_users)

@@ -1,6 +1,6 @@
-"""Ranking metrics, and bootstrap intervals of the difference between two rankers.
+"""Ranking metrics, and bootstrap confidence intervals of differences between rankers.
 
-A rank counts from 0: how many other candidates stand at or above the target.
+Ranks count from 0: the number of other candidates at or above the target.
 """
 
 from __future__ import annotations
@@ -12,33 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ranks = NDArray[np.int64]  # [M], one per case
-CaseValues = NDArray[np.float64]  # [M], what each case contributes to a mean
+CaseValues = NDArray[np.float64]  # [M], one term of a mean per case
 
-# From ranks to the worth of each case; a metric of the whole is the mean.
+# Maps ranks to a value for each case; the metric is their mean.
 Metric = Callable[[Ranks], CaseValues]
 
 
 class PairedDifference(NamedTuple):
-    """Mean of b minus mean of a over the same cases, with its bootstrap spread."""
+    """Mean of b minus mean of a over the same cases, with its bootstrap interval."""
 
     difference: float
     low: float
     high: float
     standard_error: float
 
-    @property
-    def significant(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.low > 0 or self.high < 0
-
 
 def hits(ranks: Ranks, k: int = 10) -> CaseValues:
-    """[M] 1 where the target is among the first k; the mean is HR@k, here also recall@k."""
+    """Return [M] 1 if the target is among the first k; the mean is HR@k, here also recall@k."""
     return (ranks < _cutoff(k)).astype(np.float64)
 
 
 def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
-    """[M] 1 / log2(rank + 2) where the target is among the first k, else 0; the mean is NDCG@k.
+    """Return [M] 1 / log2(rank + 2) if the target is among the first k, else 0; mean: NDCG@k.
 
     With one relevant item the ideal gain is 1, so the gain is its own normalisation
     (Järvelin & Kekäläinen 2002).
@@ -47,19 +42,19 @@ def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
 
 
 def reciprocal_ranks(ranks: Ranks) -> CaseValues:
-    """[M] 1 / (rank + 1), over the full ranking; the mean is MRR."""
+    """Return [M] 1 / (rank + 1) over the full ranking; the mean is MRR."""
     return 1.0 / (ranks.astype(np.float64) + 1.0)
 
 
 def discounts(ranks: Ranks) -> CaseValues:
-    """[...] 1 / log2(rank + 2): what a relevant item is worth at each rank."""
-    worth: CaseValues = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)
-    return worth
+    """Return [...] 1 / log2(rank + 2), the discount of each rank in DCG."""
+    discount: CaseValues = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)
+    return discount
 
 
-def standard_error(worth: CaseValues) -> float:
-    """Standard error of the mean over cases; nan for fewer than two."""
-    return float(worth.std(ddof=1) / np.sqrt(len(worth))) if len(worth) > 1 else float("nan")
+def standard_error(values: CaseValues) -> float:
+    """Return the standard error of the mean over cases; nan for fewer than two."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
 def paired_bootstrap(
@@ -71,11 +66,11 @@ def paired_bootstrap(
     samples: int = 2000,
     level: float = 0.95,
 ) -> PairedDifference:
-    """How much better b is than a on the same cases [M], and how sure that is.
+    """Estimate how much better b is than a on the same cases [M], with a confidence interval.
 
-    Cases are resampled together for both rankers, so what makes a case hard for both cancels
-    (Efron & Tibshirani 1993, percentile interval). Raises ValueError where the cases are not
-    the same number, are none, or level is outside (0, 1).
+    Cases are resampled for both rankers together, so that the difficulty of a case cancels
+    (Efron & Tibshirani 1993, percentile interval). Raises ValueError for different numbers of
+    cases, no case, or a level outside (0, 1).
     """
     if ranks_a.shape != ranks_b.shape or ranks_a.ndim != 1:
         raise ValueError(f"both need the same cases [M], got {ranks_a.shape} and {ranks_b.shape}")
@@ -83,62 +78,62 @@ def paired_bootstrap(
 
 
 def bootstrap(
-    paired: CaseValues, *, seed: int, samples: int = 2000, level: float = 0.95
+    differences: CaseValues, *, seed: int, samples: int = 2000, level: float = 0.95
 ) -> PairedDifference:
-    """The mean of the differences between two rankers, one for each case [M], and how sure it is.
+    """Bootstrap the mean of paired differences [M] between two rankers.
 
     Raises ValueError for no case and for a level outside (0, 1).
     """
-    if not len(paired):
+    if not len(differences):
         raise ValueError("a bootstrap needs at least one case")
     if not 0 < level < 1:
         raise ValueError(f"level must lie in (0, 1), got {level}")
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
-    # Most cases do not differ at all, or by one of few amounts: drawing how often each amount
-    # comes up is the same draw as drawing cases, and far shorter.
-    amounts, counts = np.unique(paired, return_counts=True)
+    # Most cases differ not at all, or by one of few amounts: drawing the multiplicity of each
+    # distinct amount is equivalent to drawing cases, and far faster.
+    amounts, counts = np.unique(differences, return_counts=True)
     rng = np.random.default_rng(seed)
-    share = counts / len(paired)
+    share = counts / len(differences)
     step = max(1, (1 << 22) // len(amounts))  # bounds the draws held at once
     means = np.concatenate(
         [
-            rng.multinomial(len(paired), share, size=min(step, samples - start)) @ amounts
+            rng.multinomial(len(differences), share, size=min(step, samples - start)) @ amounts
             for start in range(0, samples, step)
         ]
-    ) / len(paired)
+    ) / len(differences)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return PairedDifference(float(paired.mean()), float(low), float(high), float(means.std()))
+    return PairedDifference(float(differences.mean()), float(low), float(high), float(means.std()))
 
 
 def graded_ndcg(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 10) -> float:
-    """nDCG@k of one query's ranking of distinct ids against graded judgements, as trec_eval has it.
+    """Compute nDCG@k of one query's ranking against graded judgements, as trec_eval does.
 
     Gains are linear; unjudged ids gain nothing; the ideal is the best order of all judged ids.
-    A query without any relevant id is worth 0. Raises ValueError where an id is ranked twice.
+    A query without a relevant id scores 0. Raises ValueError for an id that is ranked twice.
     """
     top = list(ranking[: _cutoff(k)])
     if len(set(top)) < len(top):
         raise ValueError("an id is ranked twice")
     ideal = sorted((max(gain, 0.0) for gain in relevance.values()), reverse=True)[:k]
     best = float(np.dot(ideal, discounts(np.arange(len(ideal)))))
-    found = [max(relevance.get(name, 0.0), 0.0) for name in top]
-    return float(np.dot(found, discounts(np.arange(len(found))))) / best if best > 0 else 0.0
+    gained = [max(relevance.get(name, 0.0), 0.0) for name in top]
+    return float(np.dot(gained, discounts(np.arange(len(gained))))) / best if best > 0 else 0.0
 
 
 def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100) -> float:
-    """Share of the relevant ids (judged above 0) among the first k; 0 where there is none."""
+    """Return the share of the relevant ids (judged above 0) among the first k; 0 without any."""
     relevant = {name for name, gain in relevance.items() if gain > 0}
-    found = relevant.intersection(ranking[: _cutoff(k)])
-    return len(found) / len(relevant) if relevant else 0.0
+    retrieved = relevant.intersection(ranking[: _cutoff(k)])
+    return len(retrieved) / len(relevant) if relevant else 0.0
 
 
 def first_relevant_rank(
     ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100
 ) -> int:
-    """The rank of the first relevant id (judged above 0), from 0; k where the first k have none.
+    """Return the rank of the first relevant id (judged above 0), from 0; k if the first k lack one.
 
-    `hits` of these ranks is success@k: the share of queries that found what they asked for.
+    The mean of `hits` over these ranks is success@k.
     """
     top = ranking[: _cutoff(k)]
     return next((at for at, name in enumerate(top) if relevance.get(name, 0.0) > 0), k)

@@ -1,4 +1,4 @@
-"""Benchmark tasks: what is fitted on, what is chosen by, what is judged, and what was seen."""
+"""Benchmark protocols: each splits a log into training, validation and test cases."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from models.data.interactions import Interactions
 from models.data.row_sets import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, k_core, leave_one_out, time_quantile, time_split
 
-MAX_SEEN_B = 200  # newest events whose items protocol B leaves out of the ranking
-_LATE = 0.9  # share of the events that come before the date of a time split
-_HELD = 4  # one in so many users of a time split is held out of training for validation
+MAX_SEEN_B = 200  # newest events whose items protocol B excludes as seen
+_SPLIT_QUANTILE = 0.9  # of the timestamps, the default date of a time split
+_VALIDATION_FRACTION = 4  # one in so many users of a time split is held out for validation
 
 
 class EvaluationTask(NamedTuple):
-    """One way to hold out and to judge. Items are rows of `items`, the kept ones of the log."""
+    """A split of a log with its ranking rules. Items are renumbered; `items` maps them back."""
 
     name: str
-    items: NDArray[np.int64]  # [N] rows of the log that was given
+    items: NDArray[np.int64]  # [N] item rows of the original log
     train: Interactions
-    validation: Holdout | None  # None: nothing is chosen, epochs are fixed in advance
+    validation: Holdout | None  # None: nothing is tuned, epochs are fixed in advance
     test: Holdout
     exclude_seen: bool
     max_seen: int | None = None  # newest events of a user that count as seen; None = all
 
     @property
     def events(self) -> int:
-        """How many events there are: the newest history's, and the test cases."""
+        """The number of events in the test history and the test cases."""
         return len(self.test.history) + len(self.test)
 
 
 def protocol_a(log: Interactions) -> EvaluationTask:
-    """Items and users of five events at least; last event test, the one before validation.
+    """Leave-one-out over the 5-core: each user's last event tests, the one before validates.
 
     The protocol of SASRec's reference code (Kang & McAuley 2018), over the full ranking. Raises
-    ValueError where nothing is left.
+    ValueError for an empty 5-core.
     """
     users = log.users
     keep = k_core(users, log.items, 5)
@@ -50,7 +50,7 @@ def protocol_a(log: Interactions) -> EvaluationTask:
 
 
 def protocol_b(log: Interactions) -> EvaluationTask:
-    """All items and users; last event test, everything else training, no validation.
+    """Leave-one-out over all items and users: the last event tests, the rest trains.
 
     The protocol of HSTU's code (Zhai et al. 2024): the newest `SEEN_B` events count as seen.
     """
@@ -63,59 +63,60 @@ def protocol_b(log: Interactions) -> EvaluationTask:
 
 
 def next_basket(log: Interactions, at: int | None = None) -> EvaluationTask:
-    """Judge by every item of each user's first basket from a date on.
+    """Test on every item of each user's first basket from a date on.
 
-    A basket is what a user took at one time. What was taken before may be taken again.
+    A basket is the set of items with one timestamp. Seen items stay candidates.
 
     Args:
         log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
     """
-    at = time_quantile(log, _LATE) if at is None else at
+    at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_basket(small, at)
-    train, validation = _chosen_by(before, _first_basket)
+    train, validation = _split_validation(before, _first_basket)
     return EvaluationTask("next basket", items, train, validation, test, exclude_seen=False)
 
 
 def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
-    """Judge by what is new to each user in the first basket from a date on that has such an item.
+    """Test on the new items of each user's first basket with one, from a date on.
 
-    A basket is what a user took at one time.
+    A basket is the set of items with one timestamp; an item is new to a user without earlier
+    events on it.
     """
-    at = time_quantile(log, _LATE) if at is None else at
+    at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     before, test = _first_new(small, at)
-    train, validation = _chosen_by(before, _first_new)
+    train, validation = _split_validation(before, _first_new)
     return EvaluationTask("next new item", items, train, validation, test, exclude_seen=True)
 
 
-def _chosen_by(
+def _split_validation(
     before: Interactions, cases: Callable[[Interactions, int], tuple[Interactions, Holdout]]
 ) -> tuple[Interactions, Holdout]:
-    """What to fit on, and to choose by: some users lose what they did from a second date on.
+    """Hold out the events of some users from a second date on, as validation cases.
 
-    Of the others everything up to the test is fitted on. What is in season then is not what was a
-    month before, and nobody would serve a model that has not seen it.
+    The other users are trained on up to the test: items are seasonal, and a served model has seen
+    the latest events.
     """
-    at = time_quantile(before, _LATE)
+    at = time_quantile(before, _SPLIT_QUANTILE)
     _, validation = cases(before, at)
     users = np.unique(validation.users)
-    held = np.zeros(before.n_users, dtype=np.bool_)
+    held_out = np.zeros(before.n_users, dtype=np.bool_)
     drawn = np.random.default_rng(0).permutation(len(users))
-    held[users[drawn[: -(-len(users) // _HELD)]]] = True
-    train = before.where((before.timestamps < at) | ~held[before.users])
-    mine = validation.where(held[validation.users])
-    return train, Holdout(mine.users, mine.targets, mine.timestamps, train)
+    held_out[users[drawn[: -(-len(users) // _VALIDATION_FRACTION)]]] = True
+    train = before.where((before.timestamps < at) | ~held_out[before.users])
+    chosen = validation.where(held_out[validation.users])
+    return train, Holdout(chosen.users, chosen.targets, chosen.timestamps, train)
 
 
 def _first_basket(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
-    return train, _first_time(later)
+    return train, _first_basket_of(later)
 
 
-def _first_time(cases: Holdout) -> Holdout:
-    """The cases at each user's first time, every item once."""
+def _first_basket_of(cases: Holdout) -> Holdout:
+    """Select the cases at each user's first timestamp, every item once."""
     users = cases.users
     first = np.full(cases.history.n_users, np.iinfo(np.int64).max)
     np.minimum.at(first, users, cases.timestamps)
@@ -127,15 +128,15 @@ def _first_time(cases: Holdout) -> Holdout:
 
 def _first_new(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
-    had = user_item_keys(train.users, train.items, log.n_items)
-    new = later.where(~np.isin(user_item_keys(later.users, later.targets, log.n_items), had))
-    return train, _first_time(new)
+    seen = user_item_keys(train.users, train.items, log.n_items)
+    new = later.where(~np.isin(user_item_keys(later.users, later.targets, log.n_items), seen))
+    return train, _first_basket_of(new)
 
 
 def _renumbered(
     log: Interactions, keep: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], Interactions]:
-    """The rows of the items that are left, and the log over them and the users that are left."""
+    """Select events and renumber their items and users; returns the old item rows and the log."""
     users, items = np.unique(log.users[keep]), np.unique(log.items[keep])
     small = Interactions.from_columns(
         np.searchsorted(users, log.users[keep]),

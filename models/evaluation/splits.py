@@ -1,4 +1,4 @@
-"""Filters and splits of a log: events to fit on, and held-out cases to evaluate on."""
+"""Splits of a log into training events and held-out cases."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from models.data.row_sets import is_first_occurrence, user_item_keys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holdout:
-    """Cases to rank: `users[m]` was about to take `targets[m]` at `timestamps[m]`.
+    """Cases to rank: `users[m]` took `targets[m]` at `timestamps[m]`.
 
-    `history` holds what may be seen of each user, and nothing from the target's time on.
-    A user may have several cases, or none.
+    `history` holds each user's visible events, none from the target's time on. A user may have
+    several cases, or none.
     """
 
     users: NDArray[np.int32]  # [M] rows of history
@@ -36,11 +36,11 @@ class Holdout:
         return len(self.users)
 
     def where(self, keep: NDArray[np.bool_]) -> Holdout:
-        """The cases whose `keep` [M] is True, over the same history."""
+        """Select the cases whose `keep` [M] is True, over the same history."""
         return Holdout(self.users[keep], self.targets[keep], self.timestamps[keep], self.history)
 
     def gaps(self) -> NDArray[np.int64]:
-        """[M] microseconds from the newest event seen to the target; -1 without any event."""
+        """Return [M] microseconds from the newest visible event to the target; -1 without any."""
         ends = self.history.offsets[self.users + 1]
         known = ends > self.history.offsets[self.users]
         gaps = np.full(len(self), -1, dtype=np.int64)
@@ -49,7 +49,7 @@ class Holdout:
 
 
 class Split(NamedTuple):
-    """Fit on `train`, choose on `validation`, report `test`."""
+    """Training events, validation cases and test cases."""
 
     train: Interactions
     validation: Holdout
@@ -57,11 +57,11 @@ class Split(NamedTuple):
 
 
 def leave_one_out(log: Interactions) -> Split:
-    """Each user's last event is the test case, the one before it the validation case.
+    """Take each user's last event as the test case, the one before it as the validation case.
 
     The history of a test case includes the validation event. Users with fewer than three events
-    are only trained on (the rule of SASRec's reference code, Kang & McAuley 2018). What was not
-    liked is no case and does not count for the rule; after a case it is left out.
+    are only trained on (the rule of SASRec's reference code, Kang & McAuley 2018). Dislikes are no
+    cases and do not count for the rule; those after a case are dropped.
     """
     held = log.liked().lengths >= 3
     before_test, test = _hold_last(log, held)
@@ -70,10 +70,10 @@ def leave_one_out(log: Interactions) -> Split:
 
 
 def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
-    """Hold out what each user took at their last time, every item once.
+    """Take each user's last basket, the liked items with the last timestamp, as test cases.
 
-    Of users with something before it and three liked events in all; of the others, and after a
-    case, all is as in `leave_one_out`.
+    Only of users with earlier events and three liked events in all; everything else is as in
+    `leave_one_out`. Every item counts once.
     """
     liked = ~log.disliked
     last = np.full(log.n_users, np.iinfo(np.int64).min)
@@ -91,12 +91,11 @@ def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
 def time_split(
     log: Interactions, at: int, *, per_user: int | None = 1, min_history: int = 1
 ) -> tuple[Interactions, Holdout]:
-    """Train on what happened before `at` (microseconds), hold out what happened from then on.
+    """Train on the events before `at` (microseconds) and hold out those from then on.
 
-    Each user's first `per_user` events from `at` on are cases (None: all of them), where the user
-    has at least `min_history` events before; every case sees the history before `at`, no more.
-    What was not liked is no case. For a validation part too, split the returned log again at an
-    earlier time.
+    Each user's first `per_user` events from `at` on are cases (None: all of them), if the user has
+    at least `min_history` events before; every case sees the history before `at` alone. Dislikes
+    are no cases. For a validation part too, split the returned log again at an earlier time.
     """
     past = log.timestamps < at
     train = log.where(past)
@@ -108,7 +107,7 @@ def time_split(
 
 
 def time_quantile(log: Interactions, share: float) -> int:
-    """The time before which about `share` of all events lie: where to cut for `time_split`.
+    """Return the time before which about `share` of all events lie, for `time_split`.
 
     Raises ValueError for a share outside [0, 1] or an empty log.
     """
@@ -121,10 +120,10 @@ def time_quantile(log: Interactions, share: float) -> int:
 
 
 def k_core(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.bool_]:
-    """Which events [E] to keep so that every user and item left has at least `minimum` of them.
+    """Mark the events [E] of the k-core: every user and item left has at least `minimum` events.
 
-    Dropping an item can starve a user and the other way round, so the rule is applied until
-    nothing more falls (the k-core). users and items are non-negative rows or codes [E].
+    Dropping an item can leave a user with too few events and vice versa, so the rule is applied
+    until nothing changes. users and items are non-negative rows or codes [E].
     """
     user_column = as_integers("users", users, np.int64)
     item_column = as_integers("items", items, np.int64)
@@ -144,7 +143,7 @@ def k_core(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.b
 
 
 def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions, Holdout]:
-    """Take the last liked event of every user in `held` [U] out of the log, as cases."""
+    """Move the last liked event of every user in `held` [U] from the log to the cases."""
     last = np.zeros(log.n_users, dtype=np.int64)
     liked = ~log.disliked
     np.maximum.at(last, log.users[liked], log.positions[liked])

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import SECOND, RankingMetrics, by_gap, evaluate
+from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import Holdout, leave_one_out
 
 NEVER = -np.inf
@@ -154,7 +154,7 @@ def test_broken_scores_are_refused_by_name() -> None:
     """NaN and wrong shapes say which ranker made them; a batch below one is refused."""
     bad = np.zeros((5, 6))
     bad[3, 2] = np.nan
-    with pytest.raises(ValueError, match="table: scores hold NaN"):
+    with pytest.raises(ValueError, match="table: scores contain NaN"):
         evaluate(Table(bad), HOLDOUT)
     with pytest.raises(ValueError, match=r"table: scores must be \[5, 6\], got \[5, 4\]"):
         evaluate(Table(np.zeros((5, 4))), HOLDOUT)
@@ -198,21 +198,6 @@ def test_equals_ranking_item_by_item(seed: int) -> None:
     untied = test.where(test.users % 3 > 0)
     ranks, coverage = brute_force(Table(table).table, untied, 5)
     assert evaluate(Table(table), untied, k=5).coverage == pytest.approx(coverage)
-
-
-def test_slices_by_gap_add_up() -> None:
-    """Cases fall into slices by the time since the last event; slices partition the cases."""
-    metrics = evaluate(Table(SCORES), HOLDOUT, k=2)
-    slices = by_gap(HOLDOUT, metrics, edges=(0, 5, 10))
-    assert [(s.low, s.high, s.n) for s in slices] == [(0, 5, 1), (5, 10, 0), (10, None, 3)]
-    assert (slices[0].hr, slices[0].ndcg) == (1.0, 1.0)
-    assert math.isnan(slices[1].hr)
-    assert slices[2].hr == pytest.approx(1 / 3)  # ranks 2, 2 and 1; user 4 has no last event
-    assert by_gap(HOLDOUT, metrics)[0].high == SECOND
-    with pytest.raises(ValueError, match="edges must rise"):
-        by_gap(HOLDOUT, metrics, edges=(0, 0))
-    with pytest.raises(ValueError, match="the holdout has 5"):
-        by_gap(HOLDOUT, RankingMetrics(1, 0, 0, 0, 0, 1, metrics.ranks[:1]))
 
 
 @pytest.mark.parametrize("use_target_time", [False, True])
