@@ -76,7 +76,8 @@ class Settings(BaseSettings):
     max_exact_rows: int = Field(
         100_000,
         ge=0,
-        description="Most rows that retrieval mode `auto` attends exactly; coarse beyond.",
+        description="Most rows that retrieval mode `auto` attends exactly in search and "
+        "/v1/attend; coarse beyond.",
     )
     history_cache_bytes: int = Field(
         640 * _MiB,
