@@ -57,7 +57,7 @@ EXCEPT = {
     ("models.text.static_encoder", "pathlib"),  # weights that ship inside an installed package
     ("models.text.sentence_encoder", "pathlib"),  # weights in a folder that the caller names
     ("models.catalogue.mapped_rows", "os"),  # memory that is backed by a file
-    ("models.training.eta", "time"),  # a stopwatch, for progress
+    ("models.compute.progress", "time"),  # a stopwatch, for progress
 }
 
 

@@ -1,1 +1,1 @@
-"""Hardware of a training run: device, precision and the data-parallel process group."""
+"""Device, precision, data-parallel processes and progress of long computations."""

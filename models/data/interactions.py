@@ -200,13 +200,13 @@ class Interactions:
         """Select the events whose `keep` [E] is True. Users and items keep their rows."""
         if keep.shape != (len(self),) or keep.dtype != np.bool_:
             raise ValueError(f"keep must be bool [{len(self)}], got {keep.dtype} {keep.shape}")
-        kept = np.concatenate(([0], np.cumsum(keep)))
+        ends = np.concatenate(([0], np.cumsum(keep)))
         return Interactions(
             self.items[keep],
             self.timestamps[keep],
             self.weights[keep],
             self.types[keep],
-            kept[self.offsets].astype(np.int64),
+            ends[self.offsets].astype(np.int64),
             self.n_items,
             self.dislike_type,
         )

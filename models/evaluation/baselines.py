@@ -6,6 +6,7 @@ Each is fitted with `fit(log)`, ignores dislikes, is deterministic, and satisfie
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.data.row_sets import user_item_keys
-from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
+from models.recommender.cooccurrence import transition_matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ class ItemTransitions:
     everywhere. Memory: at most 8 * window * E bytes.
     """
 
-    matrix: TransitionMatrix
+    matrix: torch.Tensor  # sparse [n_items, n_items]
     damp: NDArray[np.float32]  # [n_items]
     decay: float
     depth: int
@@ -118,9 +119,16 @@ class ItemTransitions:
         batch, events = history.gather(users, last=self.depth)
         age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
         weights = (self.decay**age).astype(np.float32)
-        return (
-            self.matrix.weighted_sums(batch, history.items[events], weights, len(users)) * self.damp
+        recent = torch.sparse_coo_tensor(
+            torch.from_numpy(np.stack([batch, history.items[events].astype(np.int64)])),
+            torch.from_numpy(weights),
+            (len(users), history.n_items),
+            check_invariants=True,
         )
+        with warnings.catch_warnings():  # torch multiplies in CSR, which it calls a beta
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+            sums: NDArray[np.float32] = torch.sparse.mm(recent, self.matrix).to_dense().numpy()
+        return sums * self.damp
 
 
 @dataclass(frozen=True, slots=True, eq=False)

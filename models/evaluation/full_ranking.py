@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.progress import ProgressCallback
 from models.data.interactions import Interactions
 from models.evaluation.metrics import hits, ndcg_gains, reciprocal_ranks, standard_error
 from models.evaluation.splits import Holdout
@@ -73,7 +73,7 @@ def evaluate(
     exclude_seen: bool = True,
     max_seen: int | None = None,
     use_target_time: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
     group: DataParallelGroup = SINGLE_PROCESS,
 ) -> RankingMetrics:
     """Rank each target among all items, or among those the user has not seen.
@@ -100,7 +100,8 @@ def evaluate(
         raise ValueError(f"batch must be at least 1, got {batch_size}")
     ranks = np.zeros(len(holdout), dtype=np.int64)
     shown = np.zeros(holdout.history.n_items, dtype=np.int64)
-    for rows in [*_batches(len(holdout), batch_size)][group.rank :: group.world_size]:
+    for start in range(0, len(holdout), batch_size)[group.rank :: group.world_size]:
+        rows = slice(start, min(start + batch_size, len(holdout)))
         scores = _scores(ranker, holdout, rows, use_target_time=use_target_time)
         targets = holdout.targets[rows]
         candidates = np.ones(scores.shape, dtype=np.bool_)
@@ -127,11 +128,6 @@ def _scores(
     scores = ranker.scores(holdout.history, users[first], times[first] if use_target_time else None)
     _check_scores(ranker.name, scores, (len(first), holdout.history.n_items))
     return scores[request.reshape(-1)]
-
-
-def _batches(cases: int, batch: int) -> Iterator[slice]:
-    for start in range(0, cases, batch):
-        yield slice(start, min(start + batch, cases))
 
 
 def _check_scores(name: str, scores: NDArray[np.float32], shape: tuple[int, int]) -> None:

@@ -71,11 +71,7 @@ def next_basket(log: Interactions, at: int | None = None) -> EvaluationTask:
         log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
     """
-    at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
-    items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
-    before, test = _first_basket(small, at)
-    train, validation = _split_validation(before, _first_basket)
-    return EvaluationTask("next basket", items, train, validation, test, exclude_seen=False)
+    return _time_split_task("next basket", log, at, _first_basket, exclude_seen=False)
 
 
 def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
@@ -84,30 +80,34 @@ def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
     A basket is the set of items with one timestamp; an item is new to a user without earlier
     events on it.
     """
-    at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
-    items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
-    before, test = _first_new(small, at)
-    train, validation = _split_validation(before, _first_new)
-    return EvaluationTask("next new item", items, train, validation, test, exclude_seen=True)
+    return _time_split_task("next new item", log, at, _first_new_items, exclude_seen=True)
 
 
-def _split_validation(
-    before: Interactions, cases: Callable[[Interactions, int], tuple[Interactions, Holdout]]
-) -> tuple[Interactions, Holdout]:
-    """Hold out the events of some users from a second date on, as validation cases.
+def _time_split_task(
+    name: str,
+    log: Interactions,
+    at: int | None,
+    split: Callable[[Interactions, int], tuple[Interactions, Holdout]],
+    *,
+    exclude_seen: bool,
+) -> EvaluationTask:
+    """Split a log at a date for the test, and some users at a second date for validation.
 
     The other users are trained on up to the test: items are seasonal, and a served model has seen
     the latest events.
     """
+    items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
+    before, test = split(small, time_quantile(log, _SPLIT_QUANTILE) if at is None else at)
     at = time_quantile(before, _SPLIT_QUANTILE)
-    _, validation = cases(before, at)
+    _, validation = split(before, at)
     users = np.unique(validation.users)
     held_out = np.zeros(before.n_users, dtype=np.bool_)
     drawn = np.random.default_rng(0).permutation(len(users))
     held_out[users[drawn[: -(-len(users) // _VALIDATION_FRACTION)]]] = True
     train = before.where((before.timestamps < at) | ~held_out[before.users])
     chosen = validation.where(held_out[validation.users])
-    return train, Holdout(chosen.users, chosen.targets, chosen.timestamps, train)
+    cases = Holdout(chosen.users, chosen.targets, chosen.timestamps, train)
+    return EvaluationTask(name, items, train, cases, test, exclude_seen)
 
 
 def _first_basket(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
@@ -126,7 +126,7 @@ def _first_basket_of(cases: Holdout) -> Holdout:
     )
 
 
-def _first_new(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
+def _first_new_items(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     train, later = time_split(log, at, per_user=None)
     seen = user_item_keys(train.users, train.items, log.n_items)
     new = later.where(~np.isin(user_item_keys(later.users, later.targets, log.n_items), seen))

@@ -1,12 +1,13 @@
-"""Counts of item pairs within a window of each history, as a sparse matrix."""
+"""Counts of item pairs within a window of each history."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from models.data.interactions import Interactions
 
@@ -14,54 +15,15 @@ from models.data.interactions import Interactions
 CHUNK = 1 << 22
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TransitionMatrix:
-    """Sparse [n_items, n_items] in compressed rows: row a holds the items that followed a.
-
-    Row a is columns[offsets[a]:offsets[a + 1]], ascending, with their counts.
-    """
-
-    offsets: NDArray[np.int64]  # [n_items + 1]
-    columns: NDArray[np.int32]  # [nonzero]
-    counts: NDArray[np.float32]  # [nonzero]
-
-    @property
-    def n_items(self) -> int:
-        """The size of the catalogue."""
-        return len(self.offsets) - 1
-
-    def weighted_sums(
-        self,
-        batch: NDArray[np.int64],
-        items: NDArray[np.int32],
-        weights: NDArray[np.float32],
-        size: int,
-    ) -> NDArray[np.float32]:
-        """Multiply by a sparse matrix: row b is Σ weights[i] · self[items[i]] where batch[i] = b.
-
-        Returns:
-            NDArray: [size, n_items].
-        """
-        starts = self.offsets[items]
-        lengths = self.offsets[items + 1] - starts
-        ends = np.cumsum(lengths)
-        entries = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-            starts - (ends - lengths), lengths
-        )
-        keys = np.repeat(batch * self.n_items, lengths) + self.columns[entries]
-        values = self.counts[entries] * np.repeat(weights, lengths)
-        flat = np.bincount(keys, weights=values, minlength=size * self.n_items)
-        return flat.reshape(size, self.n_items).astype(np.float32)
-
-
-def transition_matrix(
-    log: Interactions, *, window: int = 20, power: float = 1.0
-) -> TransitionMatrix:
+def transition_matrix(log: Interactions, *, window: int = 20, power: float = 1.0) -> Tensor:
     """Sum 1 / distance ** power over all pairs of events of a user at most `window` apart.
 
     M[a, b] counts a followed by b, so M is not symmetric; dislikes follow nothing. Working memory
     is bounded; the result holds at most window * E entries. Raises ValueError for a window
     below 1.
+
+    Returns:
+        Tensor: sparse COO [n_items, n_items], coalesced, float32.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
@@ -69,15 +31,17 @@ def transition_matrix(
     # Events in order of their item: one chunk then holds whole rows of M.
     by_item = np.argsort(log.items, kind="stable")
     edges = np.concatenate(([0], np.cumsum(log.item_counts())))  # [n + 1] rows of by_item
-    row_lengths = np.zeros(n, dtype=np.int64)
-    columns, counts = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.float32)]
+    keys, counts = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
     for first, last in _chunks(edges, max(1, CHUNK // window)):
-        keys, sums = sum_pairs(log, log.items, by_item[edges[first] : edges[last]], window, power)
-        columns.append((keys % n).astype(np.int32))
-        counts.append(sums)
-        row_lengths += np.bincount(keys // n, minlength=n)
-    offsets = np.concatenate(([0], np.cumsum(row_lengths))).astype(np.int64)
-    return TransitionMatrix(offsets, np.concatenate(columns), np.concatenate(counts))
+        events = by_item[edges[first] : edges[last]]
+        chunk_keys, chunk_counts = sum_pairs(log, log.items, events, window, power)
+        keys.append(chunk_keys)
+        counts.append(chunk_counts)
+    indices = np.stack(np.divmod(np.concatenate(keys), max(n, 1)))
+    values = torch.from_numpy(np.concatenate(counts))
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(indices), values, (n, n), is_coalesced=True, check_invariants=True
+    )
 
 
 def sum_pairs(

@@ -100,13 +100,13 @@ def count_transitions(
     """
     require_non_negative("per_item", per_item)
     matrix = transition_matrix(log, window=MAX_PAIR_DISTANCE, power=window.power)
-    n = matrix.n_items
-    rows = np.repeat(np.arange(n), np.diff(matrix.offsets))
-    order = np.lexsort((-matrix.counts, rows))  # by row, largest first; ties keep the column order
-    rank = np.arange(len(rows)) - matrix.offsets[rows]
+    n = log.n_items
+    (rows, columns), values = matrix.indices().numpy(), matrix.values().numpy()
+    order = np.lexsort((-values, rows))  # by row, largest first; ties keep the column order
+    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
     kept = rank < per_item
     items = np.full((n, per_item), n, dtype=np.int32)
     counts = np.zeros((n, per_item), dtype=np.float32)
     at = rows[kept], rank[kept]
-    items[at], counts[at] = matrix.columns[order][kept], matrix.counts[order][kept]
+    items[at], counts[at] = columns[order][kept], values[order][kept]
     return TransitionCounts(torch.from_numpy(items), torch.from_numpy(counts), window)

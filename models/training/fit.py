@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.compute.device import training_device
+from models.compute.progress import Stopwatch
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
@@ -21,7 +22,6 @@ from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
 from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
 from models.training.count_statistics import fit_statistics
-from models.training.eta import Stopwatch
 from models.training.log_profile import prediction_task
 from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer

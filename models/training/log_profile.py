@@ -63,16 +63,16 @@ def prediction_task(log: Interactions, cases: Holdout | None = None) -> Predicti
     task is any next event.
     """
     repeated, tied = repeat_share(log), tied_share(log)
-    again = repeated >= _REPEAT_SHARE
+    repeats = repeated >= _REPEAT_SHARE
     if cases is None:
-        return PredictionTask(False, again)
+        return PredictionTask(False, repeats)
     inside = int(np.count_nonzero(cases.gaps() == 0))
-    baskets = tied >= _BASKET_SHARE and tied * len(cases) >= max(_MIN_EXPECTED, 10 * inside)
-    if again and repeated * len(cases) >= _MIN_EXPECTED:
+    next_basket = tied >= _BASKET_SHARE and tied * len(cases) >= max(_MIN_EXPECTED, 10 * inside)
+    if repeats and repeated * len(cases) >= _MIN_EXPECTED:
         n, history = log.n_items, cases.history
-        had = user_item_keys(history.users, history.items, n)
-        again = bool(np.isin(user_item_keys(cases.users, cases.targets, n), had).any())
-    return PredictionTask(baskets, again)
+        seen = user_item_keys(history.users, history.items, n)
+        repeats = bool(np.isin(user_item_keys(cases.users, cases.targets, n), seen).any())
+    return PredictionTask(next_basket, repeats)
 
 
 def hold_out(log: Interactions) -> tuple[Interactions, Holdout]:

@@ -18,14 +18,14 @@ from models.training.fit import TrainingProgress as Training
 from service.cli.row_bars import columns
 from service.domain.timestamps import to_rfc3339
 from service.snapshots.registry import Version
-from service.training.training_corpus import ProgressCallback
+from service.training.training_corpus import StageProgressCallback
 
 _MESSAGE_INTERVAL = 0.5  # seconds between two messages
 
 
 @contextmanager
-def report_progress(console: Console, *, as_json: bool) -> Iterator[ProgressCallback]:
-    """Yield a `ProgressCallback`: JSON lines on stdout for a job, a bar for a person."""
+def report_progress(console: Console, *, as_json: bool) -> Iterator[StageProgressCallback]:
+    """Yield a `StageProgressCallback`: JSON lines on stdout for a job, a bar for a person."""
     if as_json:
         yield _json_lines()
         return
@@ -34,7 +34,7 @@ def report_progress(console: Console, *, as_json: bool) -> Iterator[ProgressCall
 
 
 @contextmanager
-def stage_bars(console: Console) -> Iterator[ProgressCallback]:
+def stage_bars(console: Console) -> Iterator[StageProgressCallback]:
     """Draw a progress bar with the loss, the latest validation and the time left.
 
     Without a terminal, print a line for each stage and each epoch.
@@ -56,7 +56,7 @@ def stage_bars(console: Console) -> Iterator[ProgressCallback]:
         yield show
 
 
-def _plain_lines(console: Console) -> ProgressCallback:
+def _plain_lines(console: Console) -> StageProgressCallback:
     last = ""
 
     def print_line(stage: str, _done: int, _total: int, training: Training | None) -> None:
@@ -70,7 +70,7 @@ def _plain_lines(console: Console) -> ProgressCallback:
     return print_line
 
 
-def _json_lines() -> ProgressCallback:
+def _json_lines() -> StageProgressCallback:
     latest = ("", 0.0)
 
     def write(stage: str, done: int, total: int, training: Training | None) -> None:

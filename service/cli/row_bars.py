@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from models.compute.progress import ProgressCallback
 from service.datasets import Dataset
 
 
@@ -48,7 +49,7 @@ def reading_bar(console: Console, source: Dataset) -> Iterator[Callable[[str, in
 
 
 @contextmanager
-def rate_bar(console: Console, description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+def rate_bar(console: Console, description: str, unit: str) -> Iterator[ProgressCallback]:
     """Draw a count and its rate; yield a function that takes the count and its total."""
     with Progress(*columns(), console=console, transient=True) as bar:
         task = bar.add_task(description, total=None, note="")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from models.catalogue.snapshot import Snapshot
+from models.compute.progress import ProgressCallback
 from models.text.static_encoder import TextEncoder
 from service.datasets import batches, open_table
 from service.domain.queries import RecommendQuery, Requester
@@ -62,7 +63,7 @@ async def write_lists(
     *,
     at: int,
     encoder: TextEncoder | None = None,
-    progress: Callable[[int, int], None],
+    progress: ProgressCallback,
 ) -> Listed:
     """Write what the service would recommend to each user of a store, by user id and rank.
 

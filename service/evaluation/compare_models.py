@@ -18,7 +18,7 @@ from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender
 from models.training.presets import Preset
 from service.training.train_and_publish import fit_model
-from service.training.training_corpus import ProgressCallback
+from service.training.training_corpus import StageProgressCallback
 
 HEED = "heed"
 
@@ -46,7 +46,7 @@ def compare(
     seeds: int = 1,
     first_seed: int = 0,
     ablate: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
 ) -> Comparison:
     """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
 
@@ -131,7 +131,7 @@ def _train(
     content: NDArray[np.float32],
     preset: Preset,
     seed: int,
-    progress: ProgressCallback | None,
+    progress: StageProgressCallback | None,
 ) -> tuple[Recommender, float]:
     done = fit_model(task.train, content, task.validation, preset, seed, progress)
     return done.model, done.seconds

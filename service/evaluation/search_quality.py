@@ -31,7 +31,7 @@ from service.domain.records import Item
 from service.engine.search import match_text
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.training.training_corpus import ProgressCallback, encode_with_progress
+from service.training.training_corpus import StageProgressCallback, encode_with_progress
 
 SearchMode = Literal["BM25 alone", "meaning alone", "both"]
 SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
@@ -80,7 +80,7 @@ class TuningResult(NamedTuple):
 def build_snapshot(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
     *,
     trained: TrainedModel | None = None,
 ) -> Snapshot:
@@ -163,7 +163,7 @@ def tune_parameters(
     *,
     start: SearchParameters = DEFAULTS,
     seed: int = 0,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
 ) -> TuningResult:
     """Fit the parameters by coordinate ascent on half of the queries; evaluate on the rest.
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
+from models.compute.progress import ProgressCallback
 from service.domain.errors import Invalid, NotFound, Unavailable
 from service.loadtest.client import Target
 from service.loadtest.memory import read_metrics
@@ -23,8 +24,6 @@ _PAGE = 1_000
 _PAGES = 20  # of each list; enough to sample from, and soon read
 _QUERIES = 2_000
 _PATIENCE = 30.0  # seconds for one answer outside of the load
-
-ProgressCallback = Callable[[int, int], None]  # done, total
 
 
 def no_progress(_done: int, _total: int) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models.catalogue.cow_array import CowArray
+from models.compute.progress import ProgressCallback
 from models.text.static_encoder import TextEncoder
 
 Vectors = NDArray[np.float32]
@@ -72,9 +73,7 @@ class EmbeddingCache:
         """Return the unit vector [D] of a query; the latest few thousand are cached."""
         return self._query(text)
 
-    def encode(
-        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
-    ) -> Vectors:
+    def encode(self, texts: Sequence[str], progress: ProgressCallback | None = None) -> Vectors:
         """Return unit vectors [n, D] of item texts; texts encoded before are not encoded again.
 
         Args:

@@ -26,7 +26,7 @@ from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
 from service.snapshots.registry import Registry
 from service.training.process_group import is_rank_zero, process_count, process_group
-from service.training.training_corpus import ProgressCallback, TrainingCorpus
+from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def train(
     preset: Preset,
     seed: int = 0,
     activate: bool = True,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def fit_model(
     cases: Holdout | None,
     preset: Preset,
     seed: int,
-    progress: ProgressCallback | None,
+    progress: StageProgressCallback | None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> TrainingResult:
@@ -164,7 +164,7 @@ def _fit(
     cases: Holdout | None,
     preset: Preset,
     seed: int,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
     """Take part in the training; called in every process of the group."""

@@ -22,7 +22,7 @@ from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import LogColumns, Store
 
-ProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
+StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""
 
 _MAX_EVENT_TYPES = 64  # that a model distinguishes: the most frequent ones, and dislikes
@@ -39,7 +39,7 @@ class TrainingCorpus:
 
 
 def read_store(
-    store: Store, embeddings: EmbeddingCache, progress: ProgressCallback | None = None
+    store: Store, embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
 ) -> TrainingCorpus:
     """Read the whole log of a store and the texts of its items.
 
@@ -93,7 +93,7 @@ def _corpus(
     columns: LogColumns,
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
 ) -> TrainingCorpus:
     codes, types = _encode_types(columns.types, columns.type_names)
     log = Interactions.from_columns(
@@ -114,7 +114,7 @@ def _content(
     item_ids: tuple[str, ...],
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: ProgressCallback | None,
+    progress: StageProgressCallback | None,
 ) -> NDArray[np.float32]:
     """Return the text embeddings [N, D] of these ids, and save them; 0 where an item is unknown."""
     catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
@@ -126,7 +126,7 @@ def _content(
 
 
 def encode_with_progress(
-    embeddings: EmbeddingCache, progress: ProgressCallback | None = None
+    embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
     """Return a function that encodes texts and reports their number to `progress`."""
     if progress is None:

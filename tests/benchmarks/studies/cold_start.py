@@ -20,7 +20,7 @@ from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.evaluation.compare_models import HEED, Comparison, ModelResults
 from service.training.train_and_publish import fit_model
-from service.training.training_corpus import ProgressCallback
+from service.training.training_corpus import StageProgressCallback
 from tests.benchmarks.studies.cold_start_rankers import (
     Among,
     AtRandom,
@@ -57,7 +57,7 @@ def measure(
     table: Comparison,
     *,
     seed: int = 0,
-    told: ProgressCallback | None = None,
+    told: StageProgressCallback | None = None,
 ) -> ColdStart:
     """Hide a tenth of the items from a training of its own, then users' histories but the newest.
 
@@ -90,7 +90,7 @@ def new_items(
     trained_on_all: Ranker | None = None,
     *,
     seed: int = 0,
-    told: ProgressCallback | None = None,
+    told: StageProgressCallback | None = None,
 ) -> NewItems:
     """Judge by targets that were hidden from training and have their text alone.
 

@@ -31,7 +31,7 @@ from service.engine.search import match_text, score_by_memory
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
-from service.training.training_corpus import ProgressCallback, TrainingCorpus
+from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 from tests.support.snapshot_ranker import requester
 
 Encode = Callable[[str], NDArray[np.float32]]
@@ -99,7 +99,7 @@ def measure(
     *,
     seed: int = 0,
     parameters: SearchParameters = DEFAULTS,
-    told: ProgressCallback | None = None,
+    told: StageProgressCallback | None = None,
 ) -> Measured:
     """Train without what is held out, choose by the validation cases, and judge by the test cases.
 
@@ -171,7 +171,7 @@ def ranked(
     *,
     grid: Sequence[float] = GRID,
     parameters: SearchParameters = DEFAULTS,
-    told: ProgressCallback | None = None,
+    told: StageProgressCallback | None = None,
     stage: str = "validation cases",
 ) -> Ranked:
     """Search for every case: for nobody, for the user, and by popularity in the user's place.

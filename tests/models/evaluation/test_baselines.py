@@ -12,7 +12,7 @@ import models.recommender.cooccurrence
 from models.data.interactions import Interactions
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import Ranker
-from models.recommender.cooccurrence import TransitionMatrix, transition_matrix
+from models.recommender.cooccurrence import transition_matrix
 from tests.support.ranker_contract import RankerContract
 
 ALL = np.arange(3, dtype=np.int32)
@@ -75,25 +75,18 @@ def test_what_was_not_liked_counts_for_nothing(make: type[Popularity | Repeats |
     assert not np.array_equal(make.fit(replace(log, dislike_type=-1)).scores(log, users), expected)
 
 
-def dense(matrix: TransitionMatrix) -> NDArray[np.float32]:
-    """The matrix [n_items, n_items] with its zeros."""
-    out = np.zeros((matrix.n_items, matrix.n_items), dtype=np.float32)
-    out[np.repeat(np.arange(matrix.n_items), np.diff(matrix.offsets)), matrix.columns] = (
-        matrix.counts
-    )
-    return out
-
-
 def test_transitions_by_hand() -> None:
     """Each pair counts one over its distance, forwards only, and never across users."""
-    matrix = dense(transition_matrix(small(), window=2))
+    matrix = transition_matrix(small(), window=2).to_dense().numpy()
     expected = np.zeros((4, 4))
     expected[0, 1] = expected[2, 0] = 1
     expected[0, 2] = expected[1, 0] = 0.5
     expected[1, 2] = 2
     np.testing.assert_allclose(matrix, expected)
-    assert dense(transition_matrix(small(), window=3))[0, 0] == pytest.approx(1 / 3)
-    assert dense(transition_matrix(small(), window=3, power=2))[0, 0] == pytest.approx(1 / 9)
+    assert transition_matrix(small(), window=3).to_dense().numpy()[0, 0] == pytest.approx(1 / 3)
+    assert transition_matrix(small(), window=3, power=2).to_dense().numpy()[0, 0] == pytest.approx(
+        1 / 9
+    )
 
 
 def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.float64]:
@@ -115,13 +108,8 @@ def test_transitions_equal_counting_in_loops(chunk: int, monkeypatch: pytest.Mon
     for window, power in ((1, 1.0), (5, 0.5), (50, 2.0)):
         matrix = transition_matrix(log, window=window, power=power)
         np.testing.assert_allclose(
-            dense(matrix), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
+            matrix.to_dense().numpy(), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
         )
-        rows = [
-            matrix.columns[a:b]
-            for a, b in zip(matrix.offsets[:-1], matrix.offsets[1:], strict=True)
-        ]
-        assert all((np.diff(row) > 0).all() for row in rows)
 
 
 @settings(max_examples=50, deadline=None)
@@ -134,24 +122,8 @@ def test_transitions_of_any_log_equal_loops(events: list[tuple[int, int]], windo
     log = Interactions.from_columns(
         [u for u, _ in events], [i for _, i in events], range(len(events)), n_users=4, n_items=5
     )
-    matrix = dense(transition_matrix(log, window=window))
+    matrix = transition_matrix(log, window=window).to_dense().numpy()
     np.testing.assert_allclose(matrix, count_in_loops(log, window, 1.0), rtol=1e-6, atol=1e-6)
-
-
-def test_mixing_rows_is_a_matrix_product() -> None:
-    """Rows added with weights, per batch row, equal the dense product; no rows give zeros."""
-    matrix = transition_matrix(random_log(2), window=3)
-    batch = np.array([0, 0, 2, 2, 2])
-    items = np.array([1, 3, 3, 0, 3], dtype=np.int32)
-    weights = np.array([1, 0.5, -2, 3, 1], dtype=np.float32)
-    left = np.zeros((4, 15))
-    np.add.at(left, (batch, items), weights)
-    np.testing.assert_allclose(
-        matrix.weighted_sums(batch, items, weights, 4), left @ dense(matrix), rtol=1e-5, atol=1e-5
-    )
-    nothing = np.empty(0, dtype=np.int64)
-    empty = matrix.weighted_sums(nothing, nothing.astype(np.int32), nothing.astype(np.float32), 2)
-    assert empty.tolist() == [[0.0] * 15] * 2
 
 
 def test_transition_scores_equal_the_formula() -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from models.training.eta import Stopwatch
+from models.compute.progress import Stopwatch
 
 
 def test_the_time_left_is_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,13 @@
-"""A stopwatch that estimates the remaining time of long work."""
+"""Progress of long work: the callback, and a stopwatch that estimates the remaining time."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with the amount done and the total."""
 
 
 class Stopwatch:
