@@ -37,6 +37,11 @@ ROOMS = (
     "service.loadtest",
     "service.cli",
 )
+# Words with which no docstring of a module opens.
+RELATIVE = (
+    "What Whatever Whether Who Whoever Whom Whose Which That Those This These Of It Its They Their "
+    "How Where When Why"
+)
 MOST_ENTRIES = 14  # of a folder of `service` or `models`
 MOST_ARROWS = 125  # pairs of rooms of which one imports the other
 
@@ -161,6 +166,16 @@ def test_public_classes_have_names_of_their_own() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_modules_open_with_what_they_are() -> None:
+    """The docstring of a module opens with a noun or a verb, not with a pronoun to be guessed."""
+    opened = {
+        module: (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or " ").split()[:1]
+        for module, path in MODULES.items()
+    }
+    guessed = RELATIVE.split()
+    assert {module: word for module, word in opened.items() if not word or word[0] in guessed} == {}
 
 
 def test_every_test_says_what_must_hold() -> None:
