@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
-import signal
-import subprocess
 import sys
-import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,12 @@ import httpx
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # seconds until a process that neither answers nor ends is given up
 _SERVES = re.compile(r"serves on (http://127\.0\.0\.1:\d+)")
+
+# Every server is a process of its own, forked from one that has imported the service: imports take
+# 3 s, far longer than what most tests ask of a server. Those that run `heed` itself are in
+# `test_readme` and `test_cli`.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["service.cli", "service.http.app", "service.http.server", __name__])
 
 
 class Server:
@@ -32,19 +38,14 @@ class Server:
         self.data = data
         self.killed = False
         self._log = data.with_name(data.name + ".log")
+        self._out = data.with_name(data.name + ".out")
+        self._out.write_text("")
         named = {"port": 0, "deadline": 60, "drain_timeout": 60} | settings
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli", "serve", "--data", str(data)],
-                cwd=ROOT,
-                env={**os.environ, **{f"HEED_{k.upper()}": str(v) for k, v in named.items()}},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        self._out = self.process.stdout  # open to its end, for the server may write on
+        environment = {**os.environ, **{f"HEED_{k.upper()}": str(v) for k, v in named.items()}}
+        self.process = _FORKS.Process(
+            target=_serve, args=(data, environment, self._out, self._log), daemon=False
+        )
+        self.process.start()
         self.url = self._address()
 
     def __enter__(self) -> Self:
@@ -56,7 +57,7 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.process.poll() is None:
+        if self.process.is_alive():
             self.terminate()
         code = self.wait()
         well = code == 0 or self.killed or error is not None
@@ -72,7 +73,7 @@ class Server:
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
@@ -82,8 +83,9 @@ class Server:
 
     def wait(self) -> int:
         """Its exit code, when it has ended."""
-        code = self.process.wait(PATIENCE)
-        self._out.close()
+        self.process.join(PATIENCE)
+        code = self.process.exitcode
+        assert code is not None, f"it goes on: {self.log()}"
         return code
 
     def log(self) -> str:
@@ -91,12 +93,28 @@ class Server:
         return self._log.read_text()
 
     def _address(self) -> str:
-        guard = threading.Timer(PATIENCE, self.process.kill)
-        guard.start()
-        try:
-            for line in self._out:
-                if found := _SERVES.search(line):
-                    return found.group(1)
-        finally:
-            guard.cancel()
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            alive = self.process.is_alive()  # before its output is read, which is then complete
+            if found := _SERVES.search(self._out.read_text()):
+                return found.group(1)
+            if not alive:
+                break
+            time.sleep(0.01)
+        self.process.kill()
         raise AssertionError(f"it did not serve, and ended with {self.wait()}: {self.log()}")
+
+
+def _serve(data: Path, environment: Mapping[str, str], out: Path, log: Path) -> None:
+    """Run `heed serve` in a process of its own; what it prints is appended to files."""
+    for path, number in ((out, 1), (log, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["heed", "serve", "--data", str(data)]
+    from service.cli import main
+
+    main()
