@@ -29,7 +29,7 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 ALONE = tests/service/http/test_openapi.py
 
 test: $(STAMP) browser ## run the tests, a core each for some (ARGS="-k name")
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --ignore $(ALONE) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --ignore $(ALONE) $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ALONE) $(ARGS) || [ $$? = 5 ]
 
 known: $(STAMP) ## search PyVideo for known items and record where they are found (PYVIDEO=DIR)

@@ -148,7 +148,11 @@ def test_each_request_has_a_header_of_its_own() -> None:
 
 
 def test_slow_headers_end_after_their_time() -> None:
-    """Byte by byte, a header has its time and no more, also where one was answered before."""
+    """Byte by byte, a header has its time and no more, also where one was answered before.
+
+    What is sent after the server has closed resets the connection, and may lose its answer: only a
+    client that has stopped sending must receive it.
+    """
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(LIVE[:-2])
@@ -163,8 +167,12 @@ def test_slow_headers_end_after_their_time() -> None:
         kept[1].write(LIVE)
         assert await status(kept[0]) == 200
         for answer in await asyncio.gather(drip(*kept), drip(*await connect())):
-            assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-            assert b"HEED_HEADER_TIMEOUT" in answer
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        reader, writer = await connect()
+        writer.write(LIVE[:-2])
+        answer = await rest(reader)
+        assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b"HEED_HEADER_TIMEOUT" in answer
 
     serve(talk, header_timeout=0.2, idle_timeout=100)
 
@@ -343,4 +351,4 @@ def test_a_client_that_reads_nothing_is_left(server: Server) -> None:
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 one.send(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
             time.sleep(0.05)
-        assert files() == before
+        assert files() <= before  # which may have counted the connection of `live`
