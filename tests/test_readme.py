@@ -10,12 +10,15 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from models.training.presets import choose_preset
 from service.domain.settings import PREFIX, Settings
+from tests.support import tiny
 
 ROOT = Path(__file__).parents[1]
 PORT = 8000  # as the READMEs write it
@@ -46,13 +49,16 @@ def requests() -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A service over MovieLens 100k, as `make demo` leaves it but for the length of training."""
+    """A service over MovieLens 100k, as `make demo` leaves it but for the size of the model."""
     data = tmp_path_factory.mktemp("readme")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
     environment |= {"HEED_DATA": str(data)}
     heed = [sys.executable, "-m", "service.cli"]
-    for arguments in (["import", "ml-100k"], ["train", "--epochs", "1"]):
-        subprocess.run([*heed, *arguments], check=True, env=environment, capture_output=True)
+    command = [*heed, "import", "ml-100k"]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    preset = choose_preset(100_000, 1_682, "quick", epochs=1)
+    config = replace(preset.train_config, attention_epochs=1)
+    tiny.train(data, replace(preset, dim=16, blocks=1, train_config=config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = int(free.getsockname()[1])

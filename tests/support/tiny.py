@@ -119,8 +119,8 @@ def populate(data: Path) -> None:
     asyncio.run(put(SQLiteStore(data / STORE_FILE)))
 
 
-def train(data: Path, *, seed: int = 0, activate: bool = True) -> str:
-    """Publish a model of the world; its version."""
+def train(data: Path, preset: Preset = QUICK, *, seed: int = 0, activate: bool = True) -> str:
+    """Publish a model trained on a data directory; its version."""
     store = SQLiteStore(data / STORE_FILE)
     try:
         embeddings = EmbeddingCache(StaticEncoder(), data / EMBEDDINGS_FILE)
@@ -129,7 +129,7 @@ def train(data: Path, *, seed: int = 0, activate: bool = True) -> str:
             corpus,
             Registry(data / MODELS_FOLDER),
             embeddings.name,
-            preset=QUICK,
+            preset=preset,
             seed=seed,
             activate=activate,
         )
