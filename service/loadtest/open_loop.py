@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import httptools
+import aiohttp
 import numpy as np
 
-from service.loadtest.client import Connection, Response, Target
 from service.loadtest.options import Slo
 from service.loadtest.results import Ended, Recording
 from service.loadtest.schedule import Schedule
+from service.loadtest.target import Target
 
-_IDLE = 2.0  # seconds: uvicorn closes a connection after 5 s without a request
 _LEAD = 0.05  # seconds until the start, so that the first request is not late
 _TICK = 0.1  # seconds between two checks of whether to end
 _GRACE = 2.0  # seconds for requests in flight after an interrupt
@@ -30,7 +29,7 @@ class OpenLoop:
     Args:
         target: the server.
         schedule: the requests.
-        request: bytes by kind and pick, from `Requests.encode`.
+        request: path and body by kind and pick, from `Requests.encode`.
         connections: requests in flight at most; further ones wait, which counts as latency.
         timeout: seconds after its due time at which a request fails.
         silence: seconds without any response after which the load ends.
@@ -41,7 +40,7 @@ class OpenLoop:
         self,
         target: Target,
         schedule: Schedule,
-        request: Callable[[int, int], bytes],
+        request: Callable[[int, int], tuple[str, bytes]],
         *,
         connections: int = 500,
         timeout: float = 10.0,
@@ -53,7 +52,6 @@ class OpenLoop:
         self._timeout, self._silence, self._slo = timeout, silence, slo
         self._misses_left = slo.allowed(int(schedule.counted.sum())) if slo else 0
         self._slots = asyncio.Semaphore(connections)
-        self._idle: list[tuple[float, Connection]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = threading.Event()
         self._started = 0.0
@@ -85,28 +83,27 @@ class OpenLoop:
         all_due = asyncio.Event()
         loop = asyncio.get_running_loop()
         pacer = threading.Thread(target=self._pace, args=(loop, all_due), daemon=True)
-        with _without_collections():
-            self._started = time.perf_counter() + _LEAD
-            pacer.start()
-            try:
-                while (self._tasks or not all_due.is_set()) and not self._stop.is_set():
-                    await asyncio.sleep(_TICK)
-                    since = self._unanswered_since
-                    if since is not None and self.now - since > self._silence:
-                        self.stop("silent")
-                    on_tick()
-                # Requests in flight may write: those events must be known to be removed.
-                grace = {"stopped": _GRACE, "objective missed": self._timeout}
-                if self._tasks and (seconds := grace.get(self.recording.ended)):
-                    await asyncio.wait(set(self._tasks), timeout=seconds)
-            finally:
-                self._stop.set()
-                await all_due.wait()
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-                for _, connection in self._idle:
-                    connection.close()
+        async with self._target.open(self._on_connect) as self._session:
+            with _without_collections():
+                self._started = time.perf_counter() + _LEAD
+                pacer.start()
+                try:
+                    while (self._tasks or not all_due.is_set()) and not self._stop.is_set():
+                        await asyncio.sleep(_TICK)
+                        since = self._unanswered_since
+                        if since is not None and self.now - since > self._silence:
+                            self.stop("silent")
+                        on_tick()
+                    # Requests in flight may write: those events must be known to be removed.
+                    grace = {"stopped": _GRACE, "objective missed": self._timeout}
+                    if self._tasks and (seconds := grace.get(self.recording.ended)):
+                        await asyncio.wait(set(self._tasks), timeout=seconds)
+                finally:
+                    self._stop.set()
+                    await all_due.wait()
+                    for task in self._tasks:
+                        task.cancel()
+                    await asyncio.gather(*self._tasks, return_exceptions=True)
         return self.recording
 
     # ------------------------------------------------------------------ the parts
@@ -142,14 +139,15 @@ class OpenLoop:
         try:
             left = float(self._schedule.due[number]) + self._timeout - self.now
             async with asyncio.timeout(left), self._slots:
-                response = await self._send(number)
+                body = await self._send(number)
         except TimeoutError:
             error = "timeout"
-        except ConnectionRefusedError:
-            error = "refused"
-        except ConnectionError:
+        except aiohttp.ClientConnectorError as caught:
+            refused = isinstance(caught.os_error, ConnectionRefusedError)
+            error = "refused" if refused else caught.strerror or type(caught.os_error).__name__
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError):
             error = "hung up"
-        except httptools.HttpParserError:
+        except aiohttp.ClientResponseError:
             error = "no HTTP"
         except OSError as caught:
             error = caught.strerror or type(caught).__name__
@@ -159,37 +157,26 @@ class OpenLoop:
         else:
             self._unanswered_since = None
             self.answered += 1
-            recording.status[number] = response.status
-            recording.server_timing[number] = response.server_timing
             if not recording.succeeded(number):
-                key = recording.kind_of(number), str(response.status)
-                text = response.body[:_DETAIL].decode("utf-8", "replace")
+                key = recording.kind_of(number), str(recording.status[number])
+                text = body[:_DETAIL].decode("utf-8", "replace")
                 recording.details.setdefault(key, text)
         self._judge(number)
 
-    async def _send(self, number: int) -> Response:
-        connection = None
-        while self._idle and connection is None:
-            since, kept = self._idle.pop()  # the newest, so that surplus ones grow old
-            if kept.is_open and self.now - since < _IDLE:
-                connection = kept
-            else:
-                kept.close()
-        if connection is None:
-            connection = await self._target.connect()
-            self.recording.connections += 1
-        kind, pick = int(self._schedule.kind[number]), int(self._schedule.pick[number])
-        request = self._request(kind, pick)
-        self.recording.sent[number] = self.now
-        try:
-            response = await connection.send(request)
-        except BaseException:
-            connection.close()  # its response may still come, and belongs to no request
-            raise
-        self.recording.done[number] = self.now
-        if connection.is_open:
-            self._idle.append((self.now, connection))
-        return response
+    async def _send(self, number: int) -> bytes:
+        recording, schedule = self.recording, self._schedule
+        path, body = self._request(int(schedule.kind[number]), int(schedule.pick[number]))
+        recording.sent[number] = self.now
+        async with self._session.post(self._target.url + path, data=body) as response:
+            received = await response.read()
+        recording.done[number] = self.now
+        recording.status[number] = response.status
+        timing = response.headers.get("server-timing", "")
+        recording.server_timing[number] = timing.encode("latin-1", "replace")
+        return received
+
+    def _on_connect(self) -> None:
+        self.recording.connections += 1
 
     def _judge(self, number: int) -> None:
         succeeded = self.recording.succeeded(number)

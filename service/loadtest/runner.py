@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
+import orjson
 import uvloop
 from rich.console import Console
 
 from service import __version__
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
-from service.loadtest.client import Target
 from service.loadtest.memory import MemorySampler
 from service.loadtest.open_loop import OpenLoop
 from service.loadtest.options import Options, Slo, parse_mix
@@ -29,6 +30,7 @@ from service.loadtest.ramp import find_highest_rate
 from service.loadtest.report import content, terminal
 from service.loadtest.results import ALL, Recording, percentiles, summarize
 from service.loadtest.schedule import arrival_times, draw_schedule
+from service.loadtest.target import Target
 from service.loadtest.workload import PREPARED, Requests, delete_all, draw_sample, open_http
 
 _READINGS = 60  # of the server's memory
@@ -44,7 +46,7 @@ def run(console: Console, options: Options) -> dict[str, Any]:
         NotFound: when the service has no items or no users.
         Unavailable: when it does not answer, or refuses a request of the mix, before the load.
     """
-    target, shares = Target.parse(options.url), parse_mix(options.mix)
+    target, shares = Target.parse(options.url, options.headers), parse_mix(options.mix)
     with open_http(options) as http:
         with terminal.progress(console, "reading users and histories") as progress:
             sample = draw_sample(http, options.users, options.seed, progress)
@@ -149,7 +151,7 @@ class _Load:
         loop = OpenLoop(
             self.target,
             schedule,
-            self.requests.encode(self.target, options.headers),
+            self.requests.encode(),
             connections=options.connections,
             timeout=options.timeout,
             silence=options.silence,
@@ -173,25 +175,23 @@ async def _try_each_kind(target: Target, requests: Requests, options: Options) -
 
     Raises `Unavailable` where one is refused.
     """
-    model = None
-    encoded = requests.encode(target, options.headers)
-    for number, kind in enumerate(requests.kinds):
-        try:
-            async with asyncio.timeout(options.timeout):
-                connection = await target.connect()
-                response = await connection.send(encoded(number, 0))
-                connection.close()
-        except TimeoutError:
-            raise Unavailable(
-                f"{options.url} did not answer one request in {options.timeout:g} s (--timeout)"
-            ) from None
-        except OSError as error:
-            raise Unavailable(f"{options.url} does not answer: {error}") from None
-        if not 200 <= response.status < 300:
-            text = response.body[:300].decode("utf-8", "replace")
-            path = f"{target.prefix}/v1/{kind}"
-            raise Unavailable(f"POST {path} was answered with {response.status}: {text}")
-        model = model or response.json().get("model_version")
+    model, request = None, requests.encode()
+    async with target.open() as session:
+        for number in range(len(requests.kinds)):
+            path, body = request(number, 0)
+            url = target.url + path
+            try:
+                async with asyncio.timeout(options.timeout), session.post(url, data=body) as answer:
+                    text = await answer.text(errors="replace")
+            except TimeoutError:
+                raise Unavailable(
+                    f"{options.url} did not answer one request in {options.timeout:g} s (--timeout)"
+                ) from None
+            except (OSError, aiohttp.ClientError) as error:
+                raise Unavailable(f"{options.url} does not answer: {error}") from None
+            if not answer.ok:
+                raise Unavailable(f"POST {path} was answered with {answer.status}: {text[:300]}")
+            model = model or orjson.loads(text).get("model_version")
     return model
 
 

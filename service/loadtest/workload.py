@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
+import orjson
 
 from models.compute.progress import ProgressCallback
 from service.domain.errors import Invalid, NotFound, Unavailable
-from service.loadtest.client import Target
 from service.loadtest.memory import read_metrics
 from service.loadtest.options import Options
 
@@ -140,22 +140,18 @@ class Requests:
         self._bodies = {kind: [draw[kind]() for _ in range(PREPARED)] for kind in kinds}
         self.written: dict[str, str] = {}  # user by event id
 
-    def encode(
-        self, target: Target, headers: Sequence[tuple[str, str]] = ()
-    ) -> Callable[[int, int], bytes]:
-        """Encode all requests; returns the bytes by index of the kind and of the request."""
-        encoded = [
-            [target.encode_post(f"/v1/{kind}", body, headers) for body in self._bodies[kind]]
-            for kind in self.kinds
-        ]
+    def encode(self) -> Callable[[int, int], tuple[str, bytes]]:
+        """Encode all requests; returns path and body by index of the kind and of the request."""
+        paths = [f"/v1/{kind}" for kind in self.kinds]
+        encoded = [[orjson.dumps(body) for body in self._bodies[kind]] for kind in self.kinds]
         placeholder = self._event_id(0).encode()  # all event ids have one length
         events = self.kinds.index("events") if "events" in self.kinds else -1
 
-        def request(kind: int, pick: int) -> bytes:
+        def request(kind: int, pick: int) -> tuple[str, bytes]:
             content = encoded[kind][pick]
             if kind == events:
-                return content.replace(placeholder, self._write(pick).encode())
-            return content
+                content = content.replace(placeholder, self._write(pick).encode())
+            return paths[kind], content
 
         return request
 

@@ -230,7 +230,7 @@ def test_one_that_is_killed_is_followed_by_another(world: World, tmp_path: Path)
 
 
 def _is_gone(server: Server, pid: int) -> bool:
-    return pid not in children(server.process.pid)
+    return pid not in children(server.pid)
 
 
 def test_all_end_well_and_none_is_left(world: World, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_all_end_well_and_none_is_left(world: World, tmp_path: Path) -> None:
     data = world.copy(tmp_path / "data")
     with Server(data, workers=COUNT) as server:
         eventually(lambda: len(answering(server)) == COUNT)
-        pids = children(server.process.pid)
+        pids = children(server.pid)
 
         def lines() -> Iterator[bytes]:
             yield b'{"item_id": "drained-0", "title": "quagga"}\n'
@@ -256,7 +256,7 @@ def test_all_end_well_and_none_is_left(world: World, tmp_path: Path) -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with Server(data, workers=COUNT) as server:
         eventually(lambda: len(answering(server)) == COUNT)
-        pids = children(server.process.pid)
+        pids = children(server.pid)
         for worker in workers(server):
             found = worker.ask("POST", "/v1/search", {"query": '"quagga"'}).body["items"]
             assert len(found) == 2
@@ -284,7 +284,7 @@ def test_what_was_loaded_is_in_memory_once(tmp_path: Path) -> None:
     asyncio.run(fill())
     query = {"query": items[77].title, "limit": 5, "retrieval": {"mode": "coarse"}}
     with Server(data) as server, server.client() as http:
-        whole = memory(server.process.pid)["Rss"]
+        whole = memory(server.pid)["Rss"]
         expected = http.post("/v1/search", json=query).json()
     assert expected["retrieval"] == "coarse"
     with Server(data, workers=COUNT) as server:
@@ -303,7 +303,7 @@ def test_what_was_loaded_is_in_memory_once(tmp_path: Path) -> None:
 
 def _held(server: Server) -> int:
     """Bytes of a server and its workers, each that several share counted once."""
-    pid = server.process.pid
+    pid = server.pid
     return sum(memory(each)["Pss"] for each in (pid, *children(pid)))
 
 

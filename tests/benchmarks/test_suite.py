@@ -32,7 +32,6 @@ from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
 from service.engine.search import SearchOutcome
-from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks import suite
@@ -41,6 +40,7 @@ from tests.benchmarks.attention.kernels import Coarse, Kernels
 from tests.benchmarks.catalogue import candidates
 from tests.benchmarks.harness import conditions, machine
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import Spread, alternate, ratios, spread
 from tests.benchmarks.http import ingest, latency

@@ -63,6 +63,12 @@ class Server:
         well = code == 0 or self.killed or error is not None
         assert well, f"it ended with {code}: {self.log()}"
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process.pid is not None
+        return self.process.pid
+
     def client(self) -> httpx.Client:
         """A client; the caller closes it."""
         return httpx.Client(base_url=self.url, timeout=PATIENCE)

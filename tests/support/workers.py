@@ -63,7 +63,7 @@ class Worker:
 
         def accepted() -> bool:  # it stands before that, and is nobody's
             inode = _inode(self._port, port)
-            pids = children(self._server.process.pid)
+            pids = children(self._server.pid)
             found.update(pid for pid in pids if inode and _has(pid, inode))
             return bool(found)
 
@@ -73,7 +73,7 @@ class Worker:
 
 def workers(server: Server) -> list[Worker]:
     """All workers that answer now."""
-    return [Worker(server, pid) for pid in children(server.process.pid)]
+    return [Worker(server, pid) for pid in children(server.pid)]
 
 
 def children(pid: int) -> list[int]:

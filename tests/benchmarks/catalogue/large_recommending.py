@@ -19,13 +19,13 @@ from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from service.domain.errors import Invalid, Unavailable
 from service.domain.records import Event, Item
-from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.catalogue.bare_index import Recalls, judged, nearest, wanted
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
 from tests.benchmarks.harness.closed_loop import connected
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import ProgressCallback, no_progress
 from tests.benchmarks.http import latency

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from service.loadtest.client import Connection, Response
+from tests.benchmarks.harness.http_client import Connection, Response
 
 
 @dataclass(slots=True)

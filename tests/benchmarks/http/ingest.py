@@ -15,11 +15,11 @@ import uvloop
 from service.domain.errors import Unavailable
 from service.domain.records import Event
 from service.domain.timestamps import to_rfc3339
-from service.loadtest.client import encode_post
 from service.stores.encoding import body_digest
 from service.stores.sqlite_file import EVENTS
 from service.stores.writer import CHECKPOINT_PAGES
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios, spread
 from tests.benchmarks.workload.data import BenchmarkData

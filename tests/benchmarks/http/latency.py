@@ -22,8 +22,8 @@ import orjson
 import uvloop
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import encode_post
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios
 from tests.benchmarks.workload.in_process import Job, timed

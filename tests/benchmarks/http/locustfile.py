@@ -20,7 +20,6 @@ from typing import Any
 
 from locust import HttpUser, between, events, task
 
-from service.loadtest.client import Target
 from service.loadtest.options import DEFAULT_MIX, Options, parse_headers, parse_mix
 from service.loadtest.workload import PREPARED, Requests, delete_all, draw_sample, open_http
 
@@ -36,7 +35,7 @@ def prepare(environment: Any, **_: Any) -> None:
     with open_http(options) as http:
         sample = draw_sample(http, options.users, options.seed)
     environment.heed = Requests(list(SHARES), sample, options)
-    environment.encoded = environment.heed.encode(Target.parse(environment.host))
+    environment.encoded = environment.heed.encode()
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
@@ -59,5 +58,5 @@ class Requester(HttpUser):  # type: ignore[misc]
     def request(self) -> None:
         """Send one request."""
         (kind,) = random.choices(range(len(SHARES)), list(SHARES.values()))
-        request = self.environment.encoded(kind, random.randrange(PREPARED))
-        self.client.post(f"/v1/{list(SHARES)[kind]}", data=request.partition(b"\r\n\r\n")[2])
+        path, body = self.environment.encoded(kind, random.randrange(PREPARED))
+        self.client.post(path, data=body)

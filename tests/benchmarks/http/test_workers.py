@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service.loadtest.client import Response
 from tests.benchmarks.conftest import serving_on_a_thread
 from tests.benchmarks.harness.closed_loop import Load
+from tests.benchmarks.harness.http_client import Response
 from tests.benchmarks.harness.processes import Server
 from tests.benchmarks.http import workers as several
 from tests.benchmarks.http.workers import Case, Round, Setup, setups

@@ -19,8 +19,8 @@ import uvloop
 from rich.table import Table
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import encode_post
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Server, busy_seconds, pinned, serving
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios, spread
 from tests.benchmarks.workload.data import BenchmarkData

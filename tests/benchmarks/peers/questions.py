@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.evaluation.metrics import hits, ndcg_gains, standard_error
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
-from service.loadtest.client import Response, encode_post
+from tests.benchmarks.harness.http_client import Response, encode_post
 from tests.benchmarks.harness.timing import ProgressCallback, no_progress
 from tests.benchmarks.peers.data import ASKED, USER, PeerData
 from tests.benchmarks.peers.quality import ranks

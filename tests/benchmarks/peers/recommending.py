@@ -17,9 +17,9 @@ from rich.console import Console
 
 from service import __version__
 from service.domain.settings import Settings
-from service.loadtest.client import encode_post
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from tests.benchmarks.harness import conditions
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, serving
 from tests.benchmarks.peers.data import PeerData
 from tests.benchmarks.peers.environments import Pythons, ran, versions

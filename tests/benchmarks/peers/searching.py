@@ -21,7 +21,6 @@ from service.cli.console import open_store
 from service.domain.errors import NotFound
 from service.domain.records import Item
 from service.domain.settings import Settings
-from service.loadtest.client import encode_post
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
@@ -30,6 +29,7 @@ from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite import SQLiteStore
 from tests.benchmarks.catalogue.large_search import entries, queries_of
 from tests.benchmarks.harness import conditions
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.peers.effort import Chosen, least

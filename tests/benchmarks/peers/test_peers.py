@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import encode_post
+from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import serving
 from tests.benchmarks.harness.timing import Spread
 from tests.benchmarks.peers import __main__ as command

@@ -10,8 +10,8 @@ import numpy as np
 import uvloop
 
 from service.domain.errors import Unavailable
-from service.loadtest.client import Response
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
+from tests.benchmarks.harness.http_client import Response
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios
 
 HEED = "Heed"

@@ -262,7 +262,7 @@ def connect(server: Server) -> socket.socket:
 
 def resident(server: Server) -> float:
     """MB of memory that the process holds."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    status = Path(f"/proc/{server.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024 / 1e6
@@ -337,7 +337,7 @@ def test_a_client_that_reads_nothing_is_left(server: Server) -> None:
     """Answers that nobody reads hold neither a connection nor memory."""
 
     def files() -> int:
-        return len([*Path(f"/proc/{server.process.pid}/fd").iterdir()])
+        return len([*Path(f"/proc/{server.pid}/fd").iterdir()])
 
     live(server)
     before = files()

@@ -17,12 +17,12 @@ from rich.console import Console
 
 from service import loadtest
 from service.domain.errors import Unavailable
-from service.loadtest.client import Target, encode_post
 from service.loadtest.open_loop import OpenLoop
 from service.loadtest.options import Slo
 from service.loadtest.report import page
 from service.loadtest.results import ALL, summarize
 from service.loadtest.schedule import arrival_times, draw_schedule
+from service.loadtest.target import Target
 from tests.support.loadtest_fake import ITEMS, USERS, Fake, faking
 
 BASE = loadtest.Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", users=10)
@@ -53,7 +53,7 @@ def test_a_stall_is_seen_by_all_who_were_to_ask_during_it() -> None:
     due = arrival_times(100.0, 1.5, "constant", rng)
     planned = draw_schedule(due, {"score": 1}, 1, rng)
     with faking(stall) as fake:
-        request = encode_post("/v1/score", {})
+        request = "/v1/score", b"{}"
         load = OpenLoop(Target.parse(fake.url), planned, lambda *_: request, connections=1)
         record = uvloop.run(load.run())
     began, ended = (moment - load._started for moment in stalled)

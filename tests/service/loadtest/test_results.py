@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
-from service.loadtest.client import Target
 from service.loadtest.options import Slo, parse_headers, parse_mix
 from service.loadtest.ramp import FACTOR, LEAST, NEAR, find_highest_rate
 from service.loadtest.report import content, page
@@ -29,6 +28,7 @@ from service.loadtest.results import (
     summarize,
 )
 from service.loadtest.schedule import Schedule, arrival_times, draw_schedule
+from service.loadtest.target import Target
 
 
 def record(
@@ -117,10 +117,8 @@ def test_a_kind_without_a_share_is_not_asked() -> None:
 
 def test_addresses_and_headers_are_read_or_refused() -> None:
     """Ports, prefixes and IPv6 are understood; what is none is named, without repeating a key."""
-    assert Target.parse("http://[::1]:81/heed/") == Target("::1", 81, "[::1]:81", "/heed", False)
-    assert Target.parse("https://heed.example") == Target(
-        "heed.example", 443, "heed.example", "", True
-    )
+    assert Target.parse("http://[::1]:81/heed/").url == "http://[::1]:81/heed"
+    assert Target.parse("https://heed.example").url == "https://heed.example"
     for wrong in (
         "heed.example:80",
         "ftp://a",
