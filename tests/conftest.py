@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 
 import pytest
 
+from service.runtime.durable_files import locked
 from tests.support import tiny
+from tests.support.heed_process import PATIENCE
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tiny.World:
-    """The small world with two trained models. Copy it before you change it."""
-    return tiny.make(tmp_path_factory.mktemp("world") / "data")
+    """The small world with two trained models. Copy it before you change it.
+
+    Processes that share the tests share it: the first makes it, and the others wait.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    made = shared / "world.json"
+    with locked(shared / "world.lock", PATIENCE):
+        if not made.exists():
+            world = tiny.make(shared / "world" / "data")
+            made.write_text(json.dumps([world.first, world.second]))
+    return tiny.World(shared / "world" / "data", *json.loads(made.read_text()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

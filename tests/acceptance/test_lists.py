@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +15,14 @@ from service.domain.records import Event
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite import SQLiteStore
 from tests.support import tiny
-from tests.support.server import PATIENCE, ROOT, Server
+from tests.support.heed_process import PATIENCE, HeedProcess
+from tests.support.server import Server
 from tests.support.tiny import AT, GENRES, item_id
 
 
-def command(data: Path, *arguments: object) -> list[str]:
-    """The command line that makes the lists of a data directory."""
-    given = ["recommend-all", "--data", str(data), *map(str, arguments)]
-    return [sys.executable, "-m", "service.cli", *given]
-
-
-def run(data: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(data, *arguments), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def start(data: Path, *arguments: object) -> HeedProcess:
+    """Start making the lists of a data directory."""
+    return HeedProcess("recommend-all", "--data", data, *arguments, log=data.with_suffix(".lists"))
 
 
 @pytest.fixture(scope="module", params=["trained", "untrained"])
@@ -47,8 +39,8 @@ def test_each_list_is_what_the_service_answers(server: Server, tmp_path: Path) -
     """Of forty users and one who has interests alone, at one time, to the last of twenty items."""
     with server.client() as http:
         http.put("/v1/users/fond", json={"interests": [GENRES[2]]}).raise_for_status()
-        done = run(server.data, "--out", tmp_path / "x.csv", "--at", AT)
-        assert done.returncode == 0, done.stderr
+        done = start(server.data, "--out", tmp_path / "x.csv", "--at", AT)
+        assert done.wait() == 0, done.log()
         with (tmp_path / "x.csv").open(newline="") as file:
             found = list(csv.DictReader(file))
         assert len(found) == 41 * 20
@@ -60,9 +52,9 @@ def test_each_list_is_what_the_service_answers(server: Server, tmp_path: Path) -
             assert [row["item_id"] for row in mine] == [i["item_id"] for i in answer["items"]]
             scores = [item["score"] for item in answer["items"]]
             assert [float(row["score"]) for row in mine] == pytest.approx(scores, abs=1e-4)
-        assert answer["model_version"] in done.stdout
-    assert "820 rows for 41 users" in done.stdout
-    assert "users/s" in done.stdout
+        assert answer["model_version"] in done.out()
+    assert "820 rows for 41 users" in done.out()
+    assert "users/s" in done.out()
 
 
 @pytest.mark.parametrize(
@@ -78,11 +70,11 @@ def test_what_cannot_be_done_is_said(
     world: tiny.World, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     """In a line, and without a trace."""
-    done = run(world.copy(tmp_path / "data"), *arguments)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+    done = start(world.copy(tmp_path / "here" / "data"), *arguments)
+    assert done.wait() != 0
+    assert said in done.log()
+    assert "Traceback" not in done.log()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["here"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -99,20 +91,16 @@ def test_a_run_that_is_stopped_leaves_no_file_under_that_name(
     data, out = world.copy(tmp_path / "data"), tmp_path / "lists" / "x.parquet"
     out.parent.mkdir()
     asyncio.run(crowd())
-    # Run in the background of a shell, this process ignores it, and so would its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(
-        command(data, "--out", out), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            for _ in range(int(PATIENCE / 0.01)):
-                if any(out.parent.iterdir()) or process.poll() is not None:
-                    break
-                time.sleep(0.01)
-            process.send_signal(number)
-            assert process.wait(PATIENCE) != 0
-        finally:
-            process.kill()
+    process = start(data, "--out", out)
+    try:
+        for _ in range(int(PATIENCE / 0.01)):
+            if any(out.parent.iterdir()) or not process.is_alive:
+                break
+            time.sleep(0.01)
+        process.send(number)
+        assert process.wait() != 0
+    finally:
+        process.send(signal.SIGKILL)
     assert not out.exists()
     left = [] if number == signal.SIGINT else ["x.parquet.tmp"]
     assert [entry.name for entry in out.parent.iterdir()] == left

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
@@ -19,33 +17,26 @@ from service.domain.records import Event
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.sqlite import SQLiteStore
-from tests.support.server import PATIENCE, ROOT
+from tests.support.heed_process import PATIENCE, HeedProcess
 from tests.support.tiny import NOON, World, item_id
 
 _EPOCH = re.compile(r"epoch (\d+)/(\d+)")
 
 
-def training(data: Path) -> subprocess.Popen[str]:
+def training(data: Path) -> HeedProcess:
     """`heed train` with a seed and epochs of its own, on one thread."""
-    arguments = ["train", "--data", str(data), "--epochs", "4", "--seed", "4"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "service.cli", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    arguments = ("train", "--data", data, "--epochs", 4, "--seed", 4)
+    log = data.with_name(f"{data.name}-{time.monotonic_ns()}.log")
+    return HeedProcess(*arguments, log=log, environment={"OMP_NUM_THREADS": "1"})
 
 
 def trained(data: Path) -> tuple[list[int], str, str]:
     """The epochs that a training to the end told, and what it said on stdout and stderr."""
     process = training(data)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
+    assert process.wait() == 0, process.log()
+    out = process.out()
     assert {epochs for _, epochs in _EPOCH.findall(out)} == {"6"}  # two of the attention
-    return [int(epoch) for epoch, _ in _EPOCH.findall(out)], out, err
+    return [int(epoch) for epoch, _ in _EPOCH.findall(out)], out, process.log()
 
 
 def weights(data: Path) -> bytes:
@@ -63,12 +54,11 @@ def killed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     process = training(data)
     end = time.monotonic() + PATIENCE
     while not (data / CHECKPOINT_FILE).exists():
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive, process.log()
         assert time.monotonic() < end, "there was no checkpoint"
         time.sleep(0.001)
-    process.kill()
-    process.communicate()
-    assert process.returncode < 0, "it ended before it was killed"
+    process.send(signal.SIGKILL)
+    assert process.wait() < 0, "it ended before it was killed"
     assert Registry(data / MODELS_FOLDER).versions() == []
     return data
 

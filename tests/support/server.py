@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import sys
+import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0  # seconds until a process that neither answers nor ends is given up
-_SERVES = re.compile(r"serves on (http://127\.0\.0\.1:\d+)")
+from tests.support.heed_process import PATIENCE, ROOT, HeedProcess
 
-# Every server is a process of its own, forked from one that has imported the service: imports take
-# 3 s, far longer than what most tests ask of a server. Those that run `heed` itself are in
-# `test_readme` and `test_cli`.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["service.cli", "service.http.app", "service.http.server", __name__])
+__all__ = ["PATIENCE", "ROOT", "Server"]
+
+_SERVES = re.compile(r"serves on (http://127\.0\.0\.1:\d+)")
 
 
 class Server:
@@ -37,15 +30,14 @@ class Server:
     def __init__(self, data: Path, **settings: Any) -> None:
         self.data = data
         self.killed = False
-        self._log = data.with_name(data.name + ".log")
-        self._out = data.with_name(data.name + ".out")
-        self._out.write_text("")
         named = {"port": 0, "deadline": 60, "drain_timeout": 60} | settings
-        environment = {**os.environ, **{f"HEED_{k.upper()}": str(v) for k, v in named.items()}}
-        self.process = _FORKS.Process(
-            target=_serve, args=(data, environment, self._out, self._log), daemon=False
+        self.process = HeedProcess(
+            "serve",
+            "--data",
+            data,
+            log=data.with_name(data.name + ".log"),
+            environment={f"HEED_{name.upper()}": str(value) for name, value in named.items()},
         )
-        self.process.start()
         self.url = self._address()
 
     def __enter__(self) -> Self:
@@ -57,8 +49,7 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.process.is_alive():
-            self.terminate()
+        self.terminate()
         code = self.wait()
         well = code == 0 or self.killed or error is not None
         assert well, f"it ended with {code}: {self.log()}"
@@ -66,7 +57,6 @@ class Server:
     @property
     def pid(self) -> int:
         """Its process id."""
-        assert self.process.pid is not None
         return self.process.pid
 
     def client(self) -> httpx.Client:
@@ -79,48 +69,30 @@ class Server:
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self.process.terminate()
+        self.process.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
         self.killed = True
-        self.process.kill()
+        self.process.send(signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:
         """Its exit code, when it has ended."""
-        self.process.join(PATIENCE)
-        code = self.process.exitcode
-        assert code is not None, f"it goes on: {self.log()}"
-        return code
+        return self.process.wait()
 
     def log(self) -> str:
         """What it wrote to stderr."""
-        return self._log.read_text()
+        return self.process.log()
 
     def _address(self) -> str:
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            alive = self.process.is_alive()  # before its output is read, which is then complete
-            if found := _SERVES.search(self._out.read_text()):
+            alive = self.process.is_alive  # before its output is read, which is then complete
+            if found := _SERVES.search(self.process.out()):
                 return found.group(1)
             if not alive:
                 break
             time.sleep(0.01)
-        self.process.kill()
+        self.process.send(signal.SIGKILL)
         raise AssertionError(f"it did not serve, and ended with {self.wait()}: {self.log()}")
-
-
-def _serve(data: Path, environment: Mapping[str, str], out: Path, log: Path) -> None:
-    """Run `heed serve` in a process of its own; what it prints is appended to files."""
-    for path, number in ((out, 1), (log, 2)):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.dup2(file, number)
-        os.close(file)
-    os.chdir(ROOT)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["heed", "serve", "--data", str(data)]
-    from service.cli import main
-
-    main()

@@ -1,0 +1,88 @@
+"""Processes that run a command of `heed`, forked from one that has imported the service.
+
+Imports take 3 s, far longer than what most tests ask of a command. `test_readme` runs the commands
+themselves.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120.0  # seconds until a process that neither answers nor ends is given up
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["service.cli", "service.http.app", "service.http.server", __name__])
+
+
+class HeedProcess:
+    """`heed ARGUMENTS...` in a process of its own; its output goes to files.
+
+    Args:
+        arguments: of the command.
+        log: stderr is appended to it; stdout to the file of the suffix .out beside it, which is
+            emptied first.
+        environment: variables besides those of this process.
+    """
+
+    def __init__(
+        self, *arguments: object, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._log, self._out = log, log.with_suffix(".out")
+        self._out.write_text("")
+        variables = {**os.environ, **(environment or {})}
+        self._process: Any = _FORKS.Process(
+            target=_run, args=(list(map(str, arguments)), variables, self._out, log)
+        )
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return int(self._process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return bool(self._process.is_alive())
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; none where the process has ended."""
+        if self.is_alive:
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code once it has ended; minus the number of the signal that killed it."""
+        self._process.join(PATIENCE)
+        assert self._process.exitcode is not None, f"it goes on: {self.log()}"
+        return int(self._process.exitcode)
+
+    def out(self) -> str:
+        """What it has printed on stdout."""
+        return self._out.read_text()
+
+    def log(self) -> str:
+        """What it and earlier processes of this log have printed on stderr."""
+        return self._log.read_text()
+
+
+def _run(arguments: list[str], environment: Mapping[str, str], out: Path, log: Path) -> None:
+    for path, number in ((out, 1), (log, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    # Where the tests run in the background of a shell, SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["heed", *arguments]
+    from service.cli import main
+
+    main()
