@@ -58,16 +58,17 @@ def demo(
     ] = False,
 ) -> None:
     """Fetch MovieLens, import it, train a model, and serve. Steps already done are skipped."""
-    from service import datasets
+    from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+    from service.datasets.movielens import fetch as fetch_movielens
     from service.domain.settings import Settings
     from service.snapshots.registry import Registry
 
     with open_store(data) as store:
         counts = asyncio.run(store.counts())
         if not counts["events"]:
-            out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+            out.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
             with out.status(f"fetching {dataset}"):
-                source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
+                source = fetch_movielens(dataset, data / CACHE_FOLDER)
             import_dataset(store, source)
     if Registry(data / MODELS_FOLDER).current() is None:
         run_training(data, Settings.read().encoder)

@@ -99,14 +99,16 @@ def benchmark(
 
 def source(dataset: Name, path: Path | None, data: Path) -> Any:
     """Open a public data set; MovieLens is downloaded into the cache of `data` first."""
-    from service import datasets
+    from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+    from service.datasets.movielens import fetch as fetch_movielens
+    from service.datasets.online_retail import OnlineRetail
 
     if dataset == "online-retail":
         if path is None:
             raise Invalid("", "online-retail is read from a folder: give its PATH")
-        return datasets.OnlineRetail(path)
-    err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-    return datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
+        return OnlineRetail(path)
+    err.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+    return fetch_movielens(dataset, data / CACHE_FOLDER)
 
 
 def tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:

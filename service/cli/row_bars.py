@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 from models.compute.progress import ProgressCallback
-from service.datasets import Dataset
+from service.datasets.base import Dataset
 
 
 def columns() -> tuple[ProgressColumn, ...]:

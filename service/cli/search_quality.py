@@ -172,8 +172,8 @@ class _Searched(NamedTuple):
 def _searched(
     folder: Path | None, judgments: Path | None, data: Path, encoder: str, split: str
 ) -> _Searched:
-    from service import datasets
     from service.cli import progress_bars
+    from service.datasets.collections import open_collection, read_judgments
     from service.evaluation import search_quality
     from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
     from service.snapshots.text_encoders import open_encoder
@@ -187,12 +187,12 @@ def _searched(
     vectors = EmbeddingCache(reader, kept if data.exists() else None)
     with out.status("reading the items"):
         if folder is not None:
-            source = datasets.open_collection(folder, split)
+            source = open_collection(folder, split)
             name = source.name
-            judged = datasets.read_judgments(judgments) if judgments else source.judged_queries()
+            judged = read_judgments(judgments) if judgments else source.judged_queries()
             items = list(source.items())
         elif judgments is not None:
-            judged, name = datasets.read_judgments(judgments), judgments.name
+            judged, name = read_judgments(judgments), judgments.name
             with open_store(data) as store:
                 items = asyncio.run(store.catalogue_changes(0)).upserted
     if not judged:

@@ -55,9 +55,9 @@ def import_pyvideo(
     data: Data = DATA,
 ) -> None:
     """PyVideo: conference talks with titles, descriptions and tags."""
-    from service import datasets
+    from service.datasets.pyvideo import PyVideo
 
-    _import(datasets.PyVideo(path), data)
+    _import(PyVideo(path), data)
 
 
 @imports.command("online-retail")
@@ -66,9 +66,9 @@ def import_online_retail(
     data: Data = DATA,
 ) -> None:
     """Online Retail: a year of purchases at a wholesaler of gifts."""
-    from service import datasets
+    from service.datasets.online_retail import OnlineRetail
 
-    _import(datasets.OnlineRetail(path), data)
+    _import(OnlineRetail(path), data)
 
 
 @imports.command("items")
@@ -76,10 +76,10 @@ def import_items(
     file: FileArgument, data: Data = DATA, times: Times = "rfc3339", skip_bad: SkipBad = False
 ) -> None:
     """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
-    from service import datasets
+    from service.datasets.files import ItemsFile, ReadOptions
 
-    options = datasets.ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.ItemsFile(file, **options), data)
+    options = ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(ItemsFile(file, **options), data)
 
 
 @imports.command("events")
@@ -94,18 +94,18 @@ def import_events(
 
     With --dislikes-below it may also have a rating: events rated below are of type dislike.
     """
-    from service import datasets
+    from service.datasets.files import EventsFile, ReadOptions
 
-    options = datasets.ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
-    _import(datasets.EventsFile(file, dislikes_below=dislikes_below, **options), data)
+    options = ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    _import(EventsFile(file, dislikes_below=dislikes_below, **options), data)
 
 
 @imports.command("users")
 def import_users(file: FileArgument, data: Data = DATA, skip_bad: SkipBad = False) -> None:
     """Your users' profiles: user_id, attributes, interests; each replaces the stored one."""
-    from service import datasets
+    from service.datasets.files import UsersFile
 
-    source = datasets.UsersFile(file, skip_bad=skip_bad)
+    source = UsersFile(file, skip_bad=skip_bad)
     with open_store(data) as store, out.status(f"reading {source.name}"):
         count = asyncio.run(_put_users(store, source))
     _print_line(f"{source.name}: {count:,} profiles stored")
@@ -164,10 +164,10 @@ def _print_skipped(skipped: Any) -> None:
 
 async def _put_users(store: Any, source: Any) -> int:
     """Store all profiles of a file and return their number. Of one user the last row wins."""
-    from service import datasets
+    from service.datasets.base import batches
 
     count = 0
-    for batch in datasets.batches(source.records(), _BATCH):
+    for batch in batches(source.records(), _BATCH):
         # Concurrently, since writes that wait together share a commit; the writer keeps the order.
         await asyncio.gather(*map(store.put_user, batch))
         count += len(batch)
@@ -175,11 +175,12 @@ async def _put_users(store: Any, source: Any) -> int:
 
 
 def _import_movielens(name: str, data: Path, dislikes_below: float | None) -> None:
-    from service import datasets
+    from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+    from service.datasets.movielens import fetch as fetch_movielens
 
-    out.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+    out.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
     with out.status(f"fetching {name}"):
-        source = datasets.fetch_movielens(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
+        source = fetch_movielens(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
     _import(source, data)
 
 
@@ -189,11 +190,11 @@ def _import(source: Any, data: Path) -> None:
 
 
 def _export(file: Path, data: Path, what: str) -> None:
-    from service import datasets
+    from service.datasets.files import export_records
 
     with open_store(data) as store, out.status(f"writing {what}"):
         scans = {"items": store.scan_items, "events": store.scan_events, "users": store.scan_users}
-        count = datasets.export_records(file, scans[what]())
+        count = export_records(file, scans[what]())
     _print_line(f"{count:,} {what} written to {file}")
 
 
@@ -214,7 +215,7 @@ def _dims() -> int:
 def _times(name: str) -> Any:
     from typing import get_args
 
-    from service.datasets import TimeFormat as Allowed
+    from service.datasets.rows import TimeFormat as Allowed
 
     if name not in get_args(Allowed):
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(get_args(Allowed))}")

@@ -19,7 +19,8 @@ import numpy as np
 from models.catalogue.snapshot import Snapshot
 from models.compute.progress import ProgressCallback
 from models.text.static_encoder import TextEncoder
-from service.datasets import batches, open_table
+from service.datasets.base import batches
+from service.datasets.tables import open_table
 from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339

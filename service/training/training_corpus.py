@@ -15,7 +15,7 @@ from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
 from models.training.fit import TrainingProgress
-from service.datasets import Dataset
+from service.datasets.base import Dataset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
 from service.snapshots.item_entries import to_entry

@@ -23,7 +23,7 @@ from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.protocols import EvaluationTask, protocol_a
-from service import datasets
+from service.datasets.movielens import fetch as fetch_movielens
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 NAMES = ("popularity", "EASE", "transition counts")  # the columns of the README's table
@@ -59,7 +59,7 @@ class Figures(NamedTuple):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where MovieLens 100k lies, fetched."""
     cache = tmp_path_factory.mktemp("cache")
-    datasets.fetch_movielens("ml-100k", cache)
+    fetch_movielens("ml-100k", cache)
     return cache
 
 
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def task(folder: Path) -> EvaluationTask:
     """Protocol A, as `heed benchmark` has it."""
     users, items = Vocabulary(), Vocabulary()
-    events = list(datasets.fetch_movielens("ml-100k", folder).events())
+    events = list(fetch_movielens("ml-100k", folder).events())
     log = Interactions.from_columns(
         [users.add(event.user_id) for event in events],
         [items.add(event.item_id) for event in events],

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from service.datasets import JudgedQuery, read_judgments
+from service.datasets.base import JudgedQuery
+from service.datasets.collections import read_judgments
 
 LIST = Path(__file__).with_name("pyvideo.csv")
 RECORD = Path(__file__).with_name("pyvideo.json")

@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 
-from service import datasets
+from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.domain.errors import HeedError
 from tests.benchmarks.harness import conditions, machine
 from tests.benchmarks.harness.processes import Cores, pinned
@@ -87,7 +87,7 @@ def recommend(
     out, err, cores = _started(unpinned)
     pythons = Pythons(peers, rectools)
     versions(pythons)  # before anything takes long
-    err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+    err.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
     where = peer_data.prepare_data(dataset, data, preset, epochs, out)
     test = where.task.test
     asking = test.users[:: max(1, len(test) // users)][:users].tolist()

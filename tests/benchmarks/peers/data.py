@@ -22,10 +22,11 @@ from models.data.interactions import Interactions
 from models.evaluation.protocols import EvaluationTask, protocol_a
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset, choose_preset
-from service import datasets
 from service.cli import progress_bars
 from service.cli.console import open_store
 from service.datasets import import_into_store
+from service.datasets.base import Dataset
+from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
@@ -80,7 +81,7 @@ def prepare_data(
     Raises:
         Unavailable: when it could not be fetched.
     """
-    source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
+    source = fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
     corpus = training_corpus.read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)
@@ -109,10 +110,10 @@ def prepare_data(
 # ------------------------------------------------------------------------------ the parts
 
 
-class _Shown(datasets.Dataset):
+class _Shown(Dataset):
     """The items of a task, and the events that may be seen."""
 
-    def __init__(self, source: datasets.Dataset, ground: PeerData) -> None:
+    def __init__(self, source: Dataset, ground: PeerData) -> None:
         super().__init__(source.name, source.counts)
         self._source, self._ground = source, ground
         self.progress = source.progress

@@ -25,7 +25,8 @@ from rich.table import Table
 from models.data.interactions import Interactions
 from models.evaluation.protocols import protocol_a
 from models.training.presets import choose_preset
-from service import datasets
+from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.errors import HeedError, Unavailable
 from service.domain.settings import Settings
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE
@@ -159,8 +160,8 @@ def run(
     """Train Heed and RecTools' SASRec in turns, one thread each, on protocol A's training part."""
     # Into a pipe or a file, the table keeps the width it needs.
     out, err = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
-    err.print(datasets.MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-    source = datasets.fetch_movielens(dataset, data / CACHE_FOLDER)
+    err.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
+    source = fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
     corpus = read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
     task = protocol_a(corpus.log)

@@ -17,7 +17,7 @@ import pytest
 
 from models.recommender.artifact import WEIGHTS_FILE
 from service import cli
-from service.datasets import to_json_lines
+from service.datasets.rows import to_json_lines
 from service.domain.records import Event, Item, User
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry

@@ -17,16 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.datasets import (
-    EventsFile,
-    ItemsFile,
-    UsersFile,
-    batches,
-    export_records,
-    to_json_lines,
-)
-from service.datasets.files import MAX_MESSAGES
-from service.datasets.rows import ITEM, to_row
+from service.datasets.base import batches
+from service.datasets.files import MAX_MESSAGES, EventsFile, ItemsFile, UsersFile, export_records
+from service.datasets.rows import ITEM, to_json_lines, to_row
 from service.domain.errors import Invalid, StoreFull, Unavailable
 from service.domain.records import Event, Item, User
 

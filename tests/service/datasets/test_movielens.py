@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets import MOVIELENS_LICENCE, MovieLens, RecordCounts, fetch_movielens
-from service.datasets.movielens import SOURCES, MovieLensSource, natural_title
+from service.datasets.base import RecordCounts
+from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.movielens import SOURCES, MovieLens, MovieLensSource, natural_title
+from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.errors import Corrupt, Invalid, Unavailable
 from service.domain.records import Event, Item, check_events, check_items
 

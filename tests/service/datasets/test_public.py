@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets import OnlineRetail, PyVideo
+from service.datasets.online_retail import OnlineRetail
+from service.datasets.pyvideo import PyVideo
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item, check_events, check_items
 

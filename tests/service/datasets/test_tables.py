@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.datasets import open_table
+from service.datasets.tables import open_table
 from service.domain.errors import Invalid, StoreFull, Unavailable
 
 KINDS = {"user_id": str, "rank": int, "score": float}
