@@ -124,7 +124,7 @@ def test_an_event_waits_for_its_item(http: httpx.Client, fresh: dict[str, Any]) 
     assert "fresh" not in ids(post(http, "/v1/recommend", user_id="early", limit=1000))
 
 
-def test_questions_never_see_half_a_change(server: Server) -> None:
+def test_questions_never_see_a_partial_change(server: Server) -> None:
     """Readers ask in every way while items come, change and go: no failure, and no item too many.
 
     What was deleted before a question was asked is in no answer to it; what was stored is found.
@@ -274,7 +274,7 @@ def test_recommendations_stand_by_the_scores_that_score_gives(http: httpx.Client
         )
 
 
-def test_whoever_likes_a_genre_is_offered_it(http: httpx.Client) -> None:
+def test_recommendations_follow_the_genre_of_a_history(http: httpx.Client) -> None:
     """Most of what users are recommended is of the genre that they walk through."""
     hits = 0
     for user in range(8):
@@ -391,7 +391,7 @@ def test_a_window_is_a_history_of_what_it_shows(http: httpx.Client) -> None:
             assert one["reason"] == other["reason"]
 
 
-def test_a_short_history_is_attended_whole_in_every_mode(http: httpx.Client) -> None:
+def test_short_history_is_attended_exactly_in_every_mode(http: httpx.Client) -> None:
     """There are no clusters of twelve events: `coarse` answers as `exact` does, and says so."""
     asked = {"user_id": "u2", "item_ids": list(WORLD)[::5], "at": AT, "explain": 50}
     exact = post(http, "/v1/score", **asked)

@@ -174,7 +174,7 @@ def test_coarse_attends_to_the_best_rows_and_says_what_they_hold(
         assert max(found["mass"]) < 1
 
 
-def test_near_keys_with_far_values_are_told_apart(vectors: httpx.Client) -> None:
+def test_near_keys_with_distant_values_are_distinguished(vectors: httpx.Client) -> None:
     """To the query both rows match alike; what comes back of each is its own value."""
     found = ask(
         vectors,

@@ -70,7 +70,7 @@ def test_ids_are_escaped_as_in_a_path(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/events", "/v1/batch", "/v1/models/train", "score", "", "/v1/items//similar"]
 )
-def test_only_questions_may_be_asked(http: httpx.Client, path: str) -> None:
+def test_batch_accepts_only_questions(http: httpx.Client, path: str) -> None:
     """A batch writes nothing, and holds no other batch; what is allowed is said."""
     (response,) = http.post("/v1/batch", json={"requests": [{"path": path}]}).json()["responses"]
     assert response["status"] == 404

@@ -97,7 +97,7 @@ def check(http: httpx.Client, ledger: Ledger) -> None:
         assert http.get(f"/v1/items/{item}").status_code == 200
 
 
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_sigkill(tmp_path: Path) -> None:
     """Killed again and again mid-write, the server starts by itself and has lost nothing."""
     random = np.random.default_rng(5)
     ledger = Ledger()

@@ -148,7 +148,7 @@ def test_recommendations_and_searches_say_the_same_as_scores(http: httpx.Client)
             assert told == pytest.approx(again, abs=1e-4)
 
 
-def test_without_being_asked_nothing_changes(http: httpx.Client) -> None:
+def test_explain_exact_off_by_default_changes_nothing(http: httpx.Client) -> None:
     """The field is not there, and every other is the same to the last bit."""
     post(http, history("plain"))
     exact, plain = score(http, "plain"), score(http, "plain", explain_exact=False)

@@ -66,7 +66,7 @@ def test_each_list_is_what_the_service_answers(server: Server, tmp_path: Path) -
         (["--out", "nowhere/x.csv"], "nowhere"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_invalid_arguments_are_reported(
     world: tiny.World, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     """In a line, and without a trace."""

@@ -84,7 +84,7 @@ def test_a_killed_training_goes_on_when_it_is_started_again(
     assert weights(data) == weights(other)
 
 
-def test_a_checkpoint_of_other_events_is_left_aside(killed: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_other_events_is_ignored(killed: Path, tmp_path: Path) -> None:
     """One more event, and the training starts from the beginning, with a warning."""
     data = tmp_path / "data"
     shutil.copytree(killed, data)

@@ -53,7 +53,7 @@ def serving(http: httpx.Client) -> str:
 # ------------------------------------------------------------------ what runs
 
 
-def test_strangers_are_offered_what_most_people_saw(http: httpx.Client) -> None:
+def test_unknown_users_get_popular_items(http: httpx.Client) -> None:
     """By the number of events, the most first."""
     seen = Counter(event.item_id for event in events())
     offers = http.post("/v1/recommend", json={"limit": 60}).json()["items"]
@@ -89,7 +89,7 @@ def test_a_training_is_cancelled_over_http(http: httpx.Client) -> None:
     assert http.post(f"{place}/cancel", json={}).json() == job
 
 
-def test_a_model_trained_over_http_serves_without_a_restart(
+def test_model_trained_over_http_is_served_without_a_restart(
     http: httpx.Client, world: World
 ) -> None:
     """The job tells its progress, the version it publishes answers, and the one before is kept."""
@@ -150,7 +150,7 @@ def test_what_training_does_not_take_is_refused(
     assert http.get("/v1/jobs/nothing").status_code == 404
 
 
-def test_what_another_process_makes_current_is_served(
+def test_version_activated_by_another_process_is_served(
     http: httpx.Client, registry: Registry, world: World
 ) -> None:
     """A running service follows, forward and back."""
@@ -197,7 +197,7 @@ def test_a_broken_version_never_replaces_a_good_one(
 # ------------------------------------------------------------------ the end
 
 
-def test_told_to_stop_it_finishes_what_it_began_and_starts_as_it_was(server: Server) -> None:
+def test_sigterm_finishes_requests_and_a_restart_serves_the_same(server: Server) -> None:
     """What is in flight is answered, new requests refused; the exit is 0; answers stay the same."""
     slow = {"user_id": "u8", "item_ids": NAMES * 6, "explain": 12}
     with server.client() as http:

@@ -215,7 +215,7 @@ def test_texts_are_shown_with_their_words_marked(http: httpx.Client) -> None:
     assert "highlights" not in search(http, query="rockets", limit=3)["items"][0]
 
 
-def test_an_item_is_found_by_its_words_until_it_is_gone(world: tiny.World, tmp_path: Path) -> None:
+def test_item_is_found_by_its_words_until_it_is_deleted(world: tiny.World, tmp_path: Path) -> None:
     """In the very next answer after it came, changed and went."""
     with Server(world.copy(tmp_path / "data")) as server, server.client() as http:
         for title in ("zeppelin", "harpsichord"):
@@ -284,7 +284,7 @@ def test_reasons_are_those_of_the_score(
     assert told
 
 
-def test_a_coarse_search_attends_a_short_memory_whole(http: httpx.Client) -> None:
+def test_coarse_search_attends_a_short_memory_exactly(http: httpx.Client) -> None:
     """The answer's mass is the share of the nearest keys; each item's, the memory's: all of it."""
     found = search(http, user_id="u3", retrieval={"mode": "coarse", "k": 4})
     assert found["retrieval"] == "coarse"

@@ -173,7 +173,7 @@ def test_a_training_is_one_for_all_workers(pair: tuple[Worker, Worker]) -> None:
         assert versions == {version}
 
 
-def test_metrics_are_of_all_workers_whoever_is_asked(pair: tuple[Worker, Worker]) -> None:
+def test_metrics_cover_all_workers_from_any_worker(pair: tuple[Worker, Worker]) -> None:
     """Requests add up over the workers, the same from either; memory is told of each."""
 
     def counted(worker: Worker) -> dict[str, float]:
@@ -203,7 +203,7 @@ def test_metrics_are_of_all_workers_whoever_is_asked(pair: tuple[Worker, Worker]
     assert len(re.findall("^# TYPE heed_http_requests_total ", text, re.MULTILINE)) == 1
 
 
-def test_one_that_is_killed_is_followed_by_another(world: World, tmp_path: Path) -> None:
+def test_killed_worker_is_replaced(world: World, tmp_path: Path) -> None:
     """While one worker is dead the port answers, and what was written is with the next."""
     data = world.copy(tmp_path / "data")
     with Server(data, workers=COUNT) as server:
@@ -233,7 +233,7 @@ def _is_gone(server: Server, pid: int) -> bool:
     return pid not in children(server.pid)
 
 
-def test_all_end_well_and_none_is_left(world: World, tmp_path: Path) -> None:
+def test_every_worker_ends_and_no_process_remains(world: World, tmp_path: Path) -> None:
     """Told to stop, the workers finish what they are at; killed, their parent takes them along."""
     data = world.copy(tmp_path / "data")
     with Server(data, workers=COUNT) as server:
@@ -264,7 +264,7 @@ def test_all_end_well_and_none_is_left(world: World, tmp_path: Path) -> None:
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_what_was_loaded_is_in_memory_once(tmp_path: Path) -> None:
+def test_workers_share_the_loaded_memory(tmp_path: Path) -> None:
     """Of a catalogue with indexes each worker has little for itself, also after items changed."""
     data = tmp_path / "data"
     random = np.random.default_rng(0)

@@ -178,7 +178,7 @@ def test_events_without_an_id_are_all_new(http: httpx.Client) -> None:
     assert len(reasons(http, "again")) == 4
 
 
-def test_whoever_is_unknown_is_offered_what_is_popular(http: httpx.Client) -> None:
+def test_unknown_user_gets_popular_items(http: httpx.Client) -> None:
     """Without a history there is nothing to attend to, and the answer says so."""
     answer = http.post("/v1/recommend", json={"user_id": "nobody", "limit": 5}).json()
     assert {item["reason"] for item in answer["items"]} == {"popular"}
@@ -188,7 +188,7 @@ def test_whoever_is_unknown_is_offered_what_is_popular(http: httpx.Client) -> No
     assert history(http, "nobody") == []
 
 
-def test_a_forgotten_user_is_gone_from_the_next_answer(http: httpx.Client) -> None:
+def test_deleted_user_is_absent_from_the_next_answer(http: httpx.Client) -> None:
     """Events, profile and all; whoever comes back under that name is somebody new."""
     sent = events("leaver", 6)
     store(http, sent)
@@ -203,7 +203,7 @@ def test_a_forgotten_user_is_gone_from_the_next_answer(http: httpx.Client) -> No
     assert reasons(http, "leaver") == ["leaver-0"]
 
 
-def test_a_deleted_event_is_gone_once(http: httpx.Client) -> None:
+def test_deleted_event_is_absent_and_a_second_delete_is_404(http: httpx.Client) -> None:
     """The next answer does without it; there is nothing to delete twice, or of somebody else."""
     store(http, events("deleter", 3))
     assert http.delete("/v1/users/deleter/history/deleter-1").status_code == 204

@@ -334,7 +334,7 @@ def test_a_server_is_watched_and_stopped_whatever_happens(
     assert (watched[0].memory(), watched[0].cpu_seconds()) == (None, None)
 
 
-def test_a_server_dies_with_whoever_measures() -> None:
+def test_server_ends_with_the_benchmark_process() -> None:
     """Killed without a chance to clean up, the benchmark leaves no server behind."""
     code = (
         "import time; from tests.benchmarks.harness.processes import serving\n"
@@ -433,7 +433,7 @@ def test_a_report_is_plain_and_says_what_it_is_of(ran: dict[str, Any]) -> None:
         assert part in ran["shown"]
 
 
-def test_a_new_event_is_timed_beside_the_whole_history(ran: dict[str, Any]) -> None:
+def test_timing_compares_one_appended_event_with_the_full_history(ran: dict[str, Any]) -> None:
     """For each preset; what is kept is a history's, and the answer is the same either way."""
     found = ran["report"]["histories"]
     assert [each["preset"] for each in found] == ["quick", "best"]
@@ -490,7 +490,7 @@ def test_questions_are_about_items_that_exist() -> None:
     assert [q.name for q in questions(replace(ground, titles=()))] == ["score-5", "recommend-5"]
 
 
-def test_what_http_adds_is_beside_the_floor_and_the_job() -> None:
+def test_report_shows_http_overhead_floor_and_job() -> None:
     """Of 4 connections a request takes a quarter of its latency; round by round, by hand."""
 
     def loads(*milliseconds: float) -> list[Load]:

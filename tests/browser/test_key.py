@@ -50,7 +50,7 @@ def give(page: Page, key: str) -> None:
         page.get_by_label("API key").press("Enter")
 
 
-def test_a_key_is_asked_for_kept_and_changed(guarded: Page) -> None:
+def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None:
     """Nothing is shown without it; a wrong one is told apart from none, and from too weak a one."""
     page = guarded
     form = page.get_by_role("region", name="A key is needed")
@@ -82,7 +82,7 @@ def test_a_key_is_asked_for_kept_and_changed(guarded: Page) -> None:
     expect(page.locator("#key")).to_be_hidden()
 
 
-def test_a_key_is_kept_for_the_tab_alone_and_never_in_an_address(guarded: Page) -> None:
+def test_api_key_is_stored_per_tab_and_never_in_a_url(guarded: Page) -> None:
     """A reload has it still; it can be forgotten, and no request names it but in its header."""
     page = guarded
     asked: list[str] = []

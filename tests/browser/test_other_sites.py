@@ -68,7 +68,7 @@ def state(server: Server) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost", "127.0.0.1"])
-def test_a_page_of_another_origin(
+def test_page_of_another_origin_can_neither_read_nor_write(
     browser: Browser, server: Server, elsewhere: int, world: World, host: str
 ) -> None:
     """Neither its requests without CORS nor its forms write, and it cannot read an answer."""

@@ -89,7 +89,7 @@ def test_results_come_while_typing(page: Page) -> None:
     expect(results(page)).to_have_count(0)
 
 
-def test_a_typo_is_understood_and_told(page: Page) -> None:
+def test_page_shows_the_correction_of_a_typo(page: Page) -> None:
     """What the word was taken for stands above the results."""
     page.get_by_role("searchbox").fill("catsle ")
     expect(page.locator("#search-note")).to_contain_text("“catsle” is taken for “castle”")
@@ -175,7 +175,7 @@ def test_another_model_is_served_without_a_reload(page: Page, world: World) -> N
     expect(recommended(page)).not_to_have_text(before, use_inner_text=True)
 
 
-def test_where_time_went_is_told(page: Page) -> None:
+def test_page_shows_the_time_of_each_stage(page: Page) -> None:
     """Of the last requests, as the service measured it."""
     page.get_by_role("searchbox").fill("rocket")
     search = page.locator("#latency tr", has_text="POST /v1/search").first
@@ -233,7 +233,7 @@ def test_nothing_is_cut_off_on_a_small_screen(browser: Browser, server: Server, 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_shut_out(
+def test_page_passes_the_accessibility_audit(
     browser: Browser, server: Server, scheme: Literal["light", "dark"]
 ) -> None:
     """axe-core finds nothing wrong with names, roles, order or contrast, with everything open."""
@@ -254,7 +254,7 @@ def test_nobody_is_shut_out(
     context.close()
 
 
-def test_the_page_is_small_and_asked_for_once(page: Page, server: Server) -> None:
+def test_page_is_small_and_loaded_once(page: Page, server: Server) -> None:
     """Less than 100 kB in all; the second time nothing has to be sent again."""
     with server.client() as http:
         names = ["", *(f"playground/{name}" for name in

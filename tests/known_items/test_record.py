@@ -11,7 +11,7 @@ from models.text.static_encoder import StaticEncoder
 from tests.known_items.known import known, record
 
 
-def test_thirty_talks_are_asked_for() -> None:
+def test_list_has_thirty_queries() -> None:
     """Each once, by a query of its own."""
     items = [item_id for judged in known() for item_id in judged.gains]
     assert len(known()) == len(set(items)) == len(items) == 30

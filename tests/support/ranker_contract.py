@@ -71,7 +71,7 @@ class RankerContract:
         """No users, no scores, and no error."""
         assert ranker.scores(log, np.empty(0, dtype=np.int32), None).shape == (0, log.n_items)
 
-    def test_the_request_time_may_be_told(self, ranker: Ranker, log: Interactions) -> None:
+    def test_scores_accept_request_times(self, ranker: Ranker, log: Interactions) -> None:
         """Rankers take the time of the request, whether or not it changes anything."""
         users = np.arange(2, dtype=np.int32)
         times = log.timestamps[log.offsets[users + 1] - 1] + SECOND

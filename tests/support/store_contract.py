@@ -283,9 +283,7 @@ class AppendContract(_Contract):
         assert await store.append([]) == (0, 0)
         assert await store.put_items([]) == 0
 
-    async def test_a_change_of_the_catalogue_is_told_before_it_can_be_read(
-        self, store: Store
-    ) -> None:
+    async def test_catalogue_change_is_announced_before_it_is_readable(self, store: Store) -> None:
         """With the version before it and its own; a write that changes nothing tells nothing."""
         told: list[tuple[int, int]] = []
 
@@ -571,7 +569,7 @@ class HistoryContract(_Contract):
         assert await store.append([Event("u", "other", "e", timestamp=NOON + 1)]) == (1, 0)
         assert (await store.history("u")).vectors == {}
 
-    async def test_the_forgotten_are_gone(self, store: Store, another: Connect) -> None:
+    async def test_deleted_users_are_absent(self, store: Store, another: Connect) -> None:
         """Events, vectors, profile and ids go at once, for every client; others keep theirs."""
         other = another()
         await store.append([Event("u", "i", f"e{n}", key=vector(n)) for n in range(5)])
@@ -784,7 +782,7 @@ class CatalogueContract(_Contract):
         ],
         ids=ascii,
     )
-    async def test_bad_items_are_refused_whole(
+    async def test_batch_with_an_invalid_item_stores_nothing(
         self, store: Store, item: Item, pointer: str
     ) -> None:
         """One bad field refuses the call, and nothing of it is stored."""

@@ -106,7 +106,7 @@ def test_what_is_not_trained_cannot_be_enlarged(small: Snapshot) -> None:
         enlarged(replace(small, trained=None), COPIES)
 
 
-def test_recall_is_told_of_catalogues_that_an_index_is_for(
+def test_recall_is_reported_for_indexed_catalogues(
     small: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies reach each size from INDEX_FROM on; recall is of the best of all scores, by loops."""

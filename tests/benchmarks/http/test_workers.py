@@ -61,7 +61,7 @@ def test_a_small_run_measures_everything(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.as_dict()["cases"][0]["setups"][names[1]]["requests_per_second"]["median"] > 0
 
 
-def test_ratios_are_round_by_round_and_of_quiet_ones_where_that_is_asked() -> None:
+def test_ratios_are_per_round_and_may_exclude_noisy_rounds() -> None:
     """What else the machine did in a round keeps it from the ratio of quiet rounds."""
 
     def done(requests: int, others: float | None) -> Round:
@@ -84,7 +84,7 @@ def test_ratios_are_round_by_round_and_of_quiet_ones_where_that_is_asked() -> No
     assert case.busy("others", "one") == pytest.approx(1.1 / 3)
 
 
-def test_the_client_is_beside_the_servers_where_there_is_room(
+def test_client_gets_its_own_core_where_possible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its cores are those that no server uses; where there are none, all."""

@@ -79,7 +79,9 @@ def peers(ports: dict[str, int], kinds: tuple[str, ...] = ("score",)) -> list[Pe
     ]
 
 
-def test_all_are_asked_the_same_in_an_order_that_turns(diary: Path, ports: dict[str, int]) -> None:
+def test_every_peer_gets_the_same_requests_in_rotating_order(
+    diary: Path, ports: dict[str, int]
+) -> None:
     """One round warms up; then everybody has a turn in each, and goes on where they stopped."""
     diary.write_text("")
     found = measure(peers(ports), (1,), rounds=2, requests=2)

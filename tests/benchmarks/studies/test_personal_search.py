@@ -103,7 +103,7 @@ def test_a_memory_brings_its_own_kind_to_the_front() -> None:
     assert mrr(found.memory[20.0]) == 1.0 > mrr(found.nobody)
 
 
-def test_a_memory_that_counts_for_nothing_gives_the_order_that_nobody_gets() -> None:
+def test_personal_weight_zero_gives_the_impersonal_order() -> None:
     """Exactly, for every case; and so does popularity."""
     found = ranked(SNAPSHOT, EMBEDDINGS.query, cases(), grid=[0.0])
     np.testing.assert_array_equal(found.memory[0.0], found.nobody)
@@ -128,7 +128,7 @@ def test_what_the_history_does_not_show_changes_nothing() -> None:
         np.testing.assert_array_equal(again.memory[worth], ranks)
 
 
-def test_the_best_worth_is_the_least_of_the_best() -> None:
+def test_tuning_chooses_the_smallest_of_equally_good_weights() -> None:
     """By MRR over all cases."""
     ranks = {0.5: np.array([3, 3]), 1.0: np.array([0, 1]), 2.0: np.array([1, 0])}
     assert Ranked(np.array([3, 3]), ranks, ranks).best(ranks) == 1.0
@@ -163,7 +163,7 @@ def test_the_command_prints_both_and_how_sure_the_difference_is(
     assert chosen["gained"]["low"] > 0
 
 
-def test_nothing_is_evaluated_where_nothing_can_be_asked_for(tmp_path: Path) -> None:
+def test_study_without_cases_is_refused(tmp_path: Path) -> None:
     """A store without events says how to get some."""
     ran = CliRunner().invoke(app, ["personal-search", "--data", str(tmp_path)])
     assert isinstance(ran.exception, HeedError)

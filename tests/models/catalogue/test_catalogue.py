@@ -440,7 +440,7 @@ def test_no_change_is_the_same_view() -> None:
     assert_same(frozen(catalogue.updated([], ["never"], encode)), frozen(catalogue))
 
 
-def test_an_entry_is_replaced_whole() -> None:
+def test_put_replaces_every_field_of_an_entry() -> None:
     """What the new one does not say is not kept of the old one."""
     full = ItemEntry("a", "A", {"title": "jazz"}, ["a"], {"year": 1}, vector(1), True, 5)
     catalogue = build(full).updated([ItemEntry("a")], [], encode)

@@ -123,7 +123,7 @@ def test_appending_equals_encoding_anew(
     np.testing.assert_allclose(grown.user_state, anew.user_state, atol=1e-5)
 
 
-def test_what_was_kept_of_another_type_is_not_gone_on_from(snapshot: Snapshot) -> None:
+def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> None:
     """The same items at the same times, liked instead of disliked: computed anew."""
     liked, disliked = (
         past([3, 4], [0, DAY], types=np.array([VIEW, kind], np.int32)) for kind in (VIEW, DISLIKE)

@@ -105,7 +105,7 @@ def test_only_the_last_block_hears_of_the_request(encoder: HistoryEncoder) -> No
     assert not np.allclose(after[:, 3], before[:, 3], atol=1e-3)
 
 
-def test_not_told_is_not_just_now(encoder: HistoryEncoder) -> None:
+def test_unknown_request_time_differs_from_zero_elapsed_time(encoder: HistoryEncoder) -> None:
     """A request at the moment of the newest event is told; its summary is another."""
     vectors, times = events(12, 1, 5)
     assert not np.allclose(
@@ -231,7 +231,7 @@ def close(one: EncoderCache, other: EncoderCache) -> None:
     blocks=st.sampled_from([1, 2, 3]),
     data=st.data(),
 )
-def test_however_it_is_appended_it_is_the_whole(
+def test_incremental_states_equal_those_of_the_full_history(
     seed: int, length: int, blocks: int, data: st.DataObject
 ) -> None:
     """One by one, in chunks, empty ones too, or at once: the summaries of the full forward pass."""
@@ -319,7 +319,7 @@ def test_a_state_holds_the_bytes_that_it_says(blocks: int) -> None:
     follow=st.integers(1, 9),
     blocks=st.sampled_from([1, 2, 3]),
 )
-def test_histories_that_begin_alike_are_the_whole_ones(
+def test_states_depend_on_the_prefix_alone(
     seed: int, shared: int, more: int, follow: int, blocks: int
 ) -> None:
     """Three futures of one past, each as the full forward pass has it, whatever else was kept."""

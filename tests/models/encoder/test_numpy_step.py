@@ -28,7 +28,7 @@ def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) 
 
 
 @pytest.mark.parametrize(("blocks", "heads", "dim"), [(1, 1, 4), (2, 4, 16), (3, 2, 24)])
-def test_step_by_step_is_the_whole_window(blocks: int, heads: int, dim: int) -> None:
+def test_numpy_steps_equal_the_full_window(blocks: int, heads: int, dim: int) -> None:
     """Keys, values and summary, with times that stand still, jump and run backwards."""
     encoder = encoder_of(blocks, heads, dim)
     rng = np.random.default_rng(blocks)
@@ -56,7 +56,7 @@ def test_positions_have_no_end() -> None:
     np.testing.assert_allclose(state.newest, whole.newest, atol=1e-4)
 
 
-def test_what_was_kept_before_is_not_written_to() -> None:
+def test_step_does_not_modify_the_previous_state() -> None:
     """Two histories may branch from one state."""
     encoder = encoder_of(2, 2, 8)
     events, times = torch.randn(5, 8), torch.arange(5) * SECOND

@@ -124,7 +124,7 @@ def test_batches_change_nothing_and_are_reported(batch: int) -> None:
     assert [user for users, _ in table.asked for user in users] == [0, 1, 2, 3, 4]
 
 
-def test_the_targets_time_is_told_only_when_asked() -> None:
+def test_ranker_receives_the_target_time_only_on_request() -> None:
     """By default a ranker does not learn when the target happened."""
     table = Table(SCORES)
     evaluate(table, HOLDOUT)

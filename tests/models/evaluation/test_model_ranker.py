@@ -117,7 +117,7 @@ def test_a_log_without_any_event_is_scored() -> None:
     np.testing.assert_allclose(scores, [prior, prior], atol=1e-6)
 
 
-def test_many_users_are_ranked_in_the_order_asked() -> None:
+def test_many_users_are_ranked_in_request_order() -> None:
     """Batches inside are by length; rows come back in the caller's order."""
     model = random_model(7)
     log = drawn_log(9, list(np.random.default_rng(0).integers(0, 30, 60)), 12)

@@ -81,7 +81,7 @@ def test_time_split_can_take_every_later_event_and_users_without_a_past(log: Int
     assert held.targets.tolist() == [1, 2, 0, 5]
 
 
-def test_time_at_cuts_off_the_share_asked_for(log: Interactions) -> None:
+def test_time_at_cuts_off_the_requested_share(log: Interactions) -> None:
     """A share of the events lies before the time returned."""
     assert time_quantile(log, 0.0) == 1
     assert time_quantile(log, 1.0) == 41

@@ -94,7 +94,7 @@ def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: 
     np.testing.assert_array_equal(totals[0], totals[2])
 
 
-def test_the_profile_stands_beside_the_history(snapshot: Snapshot) -> None:
+def test_profile_entries_are_rows_of_the_memory(snapshot: Snapshot) -> None:
     """Its rows come last, weigh like the oldest of events, and do not age."""
     made = past([3], [AT], profile_rows=np.array([5, -1], np.int32),
                 profile_content=encode_texts(["x", "jazz"]))  # fmt: skip
@@ -276,7 +276,7 @@ def test_the_same_events_at_other_times_are_read_again(snapshot: Snapshot) -> No
     alike(found, encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY])))
 
 
-def test_what_is_kept_says_how_large_it_is(snapshot: Snapshot) -> None:
+def test_cached_memory_reports_its_size_in_bytes(snapshot: Snapshot) -> None:
     """However long the history it was read from: it holds no view of it."""
     kept = encode(snapshot, random_past(1, 500, ITEMS))
     longer = encode(snapshot, random_past(1, 501, ITEMS), kept)

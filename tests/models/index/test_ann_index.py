@@ -116,7 +116,7 @@ def test_candidates_keep_the_contract(kind: IndexKind, case: Case) -> None:
             np.testing.assert_allclose(found.scores[t, : len(real)], wanted, atol=1e-4)
 
 
-def test_many_rows_are_kept_in_half_the_precision(
+def test_large_index_stores_half_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Scores are as close to those of the keys as that is, and what is found hardly differs."""
@@ -161,7 +161,7 @@ def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
         )
 
 
-def test_keys_that_nobody_writes_to_are_not_copied() -> None:
+def test_read_only_keys_are_not_copied() -> None:
     """The bias is kept beside them then, and the answers are the same."""
     keys, queries = gaussian(3_000), gaussian(5, seed=1)
     bias = np.random.default_rng(3).standard_normal(3_000).astype(np.float32)
@@ -339,7 +339,7 @@ def test_what_cannot_be_built_is_named(change: dict[str, Any], message: str) -> 
         ({"allow": np.ones(3)}, "allow: must be bool"),
     ],
 )
-def test_what_cannot_be_asked_is_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_search_arguments_are_named(change: dict[str, Any], message: str) -> None:
     """Errors say which argument was wrong, and what is allowed."""
     index = build_index("flat", np.ones((3, 2), np.float32))
     arguments: dict[str, Any] = {"queries": np.ones((1, 2), np.float32), "k": 1}

@@ -80,7 +80,7 @@ def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> N
     assert (found[hidden] == 0).all()
 
 
-def test_explaining_a_whole_module_adds_up() -> None:
+def test_contributions_of_the_trained_module_sum_to_the_score() -> None:
     """Through projections and W_O: ⟨target, output⟩ is the sum of signed contributions."""
     torch.manual_seed(0)
     module = HeadProjections(12, 3)

@@ -7,7 +7,7 @@ import torch
 from models.recommender.target_attention import gather_rows
 
 
-def test_rows_of_a_table_are_those_that_were_asked_for() -> None:
+def test_item_tables_of_a_slice_equal_rows_of_the_full_tables() -> None:
     """In their order, as often as they come, each head's together; a table that is part of a
     wider one, as those of items are, stays as it is."""
     wide = torch.randn(9, 3 * 8)
@@ -25,7 +25,7 @@ def test_rows_of_a_table_are_those_that_were_asked_for() -> None:
     assert gather_rows(table[:, :0], torch.tensor([0])).tolist() == [[[0.0] * 4]] * 2
 
 
-def test_no_more_of_a_table_is_read_than_was_asked_for() -> None:
+def test_item_tables_read_only_the_requested_rows() -> None:
     """A table of which a copy would take 256 GB has its rows taken all the same."""
     table = torch.ones(1, 1, 16).expand(4, 1_000_000_000, 16)
     assert float(gather_rows(table, torch.tensor([0, 999_999_999])).sum()) == 128

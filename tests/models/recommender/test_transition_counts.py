@@ -36,7 +36,7 @@ def test_counts_by_hand() -> None:
 
 @quick
 @given(log=logs(), most=st.integers(1, ITEMS + 2))
-def test_the_largest_are_kept(log: Interactions, most: int) -> None:
+def test_largest_counts_are_retained(log: Interactions, most: int) -> None:
     """As many of each item as asked, largest first, none larger left out; the rest is nothing."""
     kept = count_transitions(log, most)
     assert kept.items.shape == kept.counts.shape == (ITEMS, most)

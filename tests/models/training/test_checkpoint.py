@@ -143,7 +143,7 @@ def test_a_training_may_be_interrupted_again_and_again() -> None:
     assert_same(whole, resumed)
 
 
-def test_the_latest_validation_is_told_from_the_first_step() -> None:
+def test_resumed_progress_reports_the_latest_validation_from_the_first_step() -> None:
     """As it would have been without the interruption."""
     _, saved = run()
     told: list[TrainingProgress] = []

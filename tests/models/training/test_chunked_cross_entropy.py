@@ -167,7 +167,7 @@ def test_hidden_classes_learn_nothing() -> None:
     assert (classes.abs().sum(1) > 0).sum() == 7
 
 
-def test_rows_of_no_worth_are_not_there() -> None:
+def test_rows_of_zero_weight_are_excluded() -> None:
     """Whatever they hold: the loss is that of the other rows, and they learn nothing."""
     case = drawn(6, 12, 7)
     case.worth[:] = torch.tensor([1.0, 0.0, 2.0] * 4)
@@ -188,7 +188,7 @@ def test_rows_of_no_worth_are_not_there() -> None:
         np.testing.assert_allclose(mine, other, atol=1e-6)
 
 
-def test_rows_that_are_all_worth_nothing_are_no_loss() -> None:
+def test_rows_that_all_weigh_zero_have_no_loss() -> None:
     """A number, not a division by zero."""
     case = drawn(8, 5, 4)._replace(worth=torch.zeros(5))
     loss, gradients = run(case, [0, 5])

@@ -119,7 +119,7 @@ def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
     )
 
 
-def test_baskets_are_asked_for_as_the_cases_ask() -> None:
+def test_training_predicts_baskets_as_the_cases_do() -> None:
     """The next one, from what came before it: what a user takes again, and what all do of late."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     assert task.validation is not None
@@ -295,7 +295,7 @@ def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.Monke
     assert fitted.model.prior.any()
 
 
-def test_an_attention_that_makes_it_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_lowers_validation_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is then what the first stage left."""
     fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
     assert fitted.epoch == 2
@@ -373,7 +373,7 @@ def test_what_is_served_is_the_running_mean() -> None:
     assert not trainer.ema.training
 
 
-def test_the_loss_told_is_the_mean_over_targets() -> None:
+def test_reported_loss_is_the_mean_over_targets() -> None:
     """Batches count by how many targets they have."""
     trainer, model = trainer_of(cycle(users=60, length=6, items=10), QUICK)
     losses: list[float] = []
@@ -448,7 +448,7 @@ def scripted(
     return train(split.train, replace(QUICK, **config), validation=split.test), script
 
 
-def test_the_best_epoch_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_ends_with_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights, its metrics and its number; training stops when nothing better comes."""
     fitted, script = scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
     assert (fitted.epoch, len(script.weights)) == (2, 4)
@@ -508,7 +508,7 @@ def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
-def test_progress_is_told_after_every_step(blocks: int) -> None:
+def test_progress_is_reported_after_every_step(blocks: int) -> None:
     """Epochs and steps count from 1, seconds never fall, the latest validation is shown."""
     split = leave_one_out(cycle(users=20, length=8, items=10))
     told: list[TrainingProgress] = []

@@ -73,7 +73,7 @@ def shop(*, apart: int, every: int = 4) -> Interactions:
     return Interactions.from_columns(users, items, times, n_users=480, n_items=60)
 
 
-def test_the_cases_say_whether_a_basket_is_asked_for() -> None:
+def test_holdout_cases_record_whether_a_next_basket_is_predicted() -> None:
     """The last event is one of its basket; what is taken at another time is a basket of its own."""
     log = shop(apart=0)
     assert has_repeat_consumption(log)

@@ -328,7 +328,7 @@ def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, 
     return float(np.linalg.norm(found.mean(0) - exact) / length), float(each.mean() / length)
 
 
-def test_the_gradient_of_samples_is_on_average_that_of_the_whole() -> None:
+def test_sampled_gradient_equals_the_full_one_on_average() -> None:
     """Of the prior it is softmax minus target, here in float64: 12 negatives for 17 others."""
     items = 40
     log = drawn_log(13, [9, 5, 7, 3], items, again=False)

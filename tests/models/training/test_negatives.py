@@ -58,7 +58,7 @@ def test_where_every_item_is_a_target_none_is_drawn() -> None:
     assert not chosen.correction.any()
 
 
-def test_small_catalogues_are_softmaxed_whole() -> None:
+def test_small_catalogues_use_the_full_softmax() -> None:
     """Up to `full_softmax` items no one is drawn and nothing is corrected."""
     chosen = drawn(10, [2], 3)
     assert chosen.rows.tolist() == list(range(10))

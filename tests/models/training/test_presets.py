@@ -26,7 +26,7 @@ def test_there_is_one_for_haste_and_one_for_quality() -> None:
             assert quick.train_config.epochs <= best.train_config.epochs
 
 
-def test_the_size_chooses_where_nobody_does() -> None:
+def test_preset_is_chosen_by_size_by_default() -> None:
     """Up to 300,000 events the small model, as if it had been named."""
     assert SMALL_LOG == 300_000
     for events, name in (

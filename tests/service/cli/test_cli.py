@@ -210,7 +210,7 @@ def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path
     ]
 
 
-def test_bad_rows_stop_an_import_or_are_told_and_left_out(heed: Heed, files: Path) -> None:
+def test_bad_rows_stop_an_import_or_are_skipped_and_reported(heed: Heed, files: Path) -> None:
     """Line, field, what was wrong; with --skip-bad the good ones are stored."""
     path = files / "some.csv"
     path.write_text(

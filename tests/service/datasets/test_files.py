@@ -346,7 +346,7 @@ def test_a_batch_with_a_bad_line_is_not_given(put: Put) -> None:
         next(given_batches)
 
 
-def test_bad_lines_can_be_left_out_and_are_told_of(put: Put) -> None:
+def test_bad_lines_are_skipped_and_reported(put: Put) -> None:
     """All good lines come; all bad ones are counted and the first ones described, each reading."""
     bad = [line for line, _ in BAD_EVENTS]
     good = '{"user_id":"u","item_id":"i"}'
@@ -483,9 +483,7 @@ def test_a_line_without_end_does_not_fill_the_memory(
         list(EventsFile(put("l.jsonl", "x" * 65), skip_bad=True).events())
 
 
-def test_a_full_disk_is_told_of_in_the_domains_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_raises_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export for which there is no room is a `StoreFull`, and leaves nothing."""
 
     def full(_: int) -> None:
@@ -506,7 +504,7 @@ def test_unknown_endings_are_refused_with_the_known(put: Put, name: str) -> None
         export_records(put(name, b""), [])
 
 
-def test_files_that_are_not_there_or_not_parquet_are_told_of(tmp_path: Path, put: Put) -> None:
+def test_missing_and_non_parquet_files_are_refused(tmp_path: Path, put: Put) -> None:
     """The error names the path at once, before anything is read."""
     with pytest.raises(Invalid, match=r"none\.csv is not a file"):
         EventsFile(tmp_path / "none.csv")

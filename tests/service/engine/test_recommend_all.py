@@ -158,7 +158,7 @@ def test_beyond_the_exact_crossover_the_candidates_are_the_same(
     same(found, expected(data, users, query))
 
 
-def test_what_candidates_miss_is_told(
+def test_recall_of_the_candidates_is_reported(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share of the lists of all scores that is in those from some of them, by the files."""

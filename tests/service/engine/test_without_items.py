@@ -54,7 +54,7 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     asyncio.run(catalogue())
 
 
-def test_a_removed_item_cannot_be_asked_for(world: tiny.World, tmp_path: Path) -> None:
+def test_deleted_item_is_not_found(world: tiny.World, tmp_path: Path) -> None:
     """Neither its score nor its neighbours, although the model was trained on it."""
 
     async def story() -> None:

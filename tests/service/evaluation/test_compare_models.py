@@ -33,7 +33,7 @@ def corpus(
         asyncio.run(store.close())
 
 
-def test_a_comparison_ranks_heed_beside_the_baselines(
+def test_comparison_contains_heed_and_the_baselines(
     corpus: training_corpus.TrainingCorpus,
 ) -> None:
     """All on the same users and items, test and validation apart; order beats popularity here."""
@@ -55,7 +55,7 @@ def test_a_comparison_ranks_heed_beside_the_baselines(
     ]  # fmt: skip
 
 
-def test_what_each_part_is_worth_is_trained_without_it(
+def test_ablations_train_without_each_part(
     corpus: training_corpus.TrainingCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each training lacks what its row says and nothing else; all are judged on the same cases."""

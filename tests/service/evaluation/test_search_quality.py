@@ -173,7 +173,7 @@ def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: s
     assert path.read_text() == content
 
 
-def test_parameters_come_back_as_they_were_kept(
+def test_search_parameters_survive_a_round_trip(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All of them, for the encoder that they were fitted with; another gets its own, or none."""
@@ -246,7 +246,7 @@ def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:
     assert (said.code, "no query has a relevant item" in said.err) == (1, True)
 
 
-def test_fitted_parameters_are_kept_and_served(
+def test_fitted_parameters_are_stored_and_served(
     heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the judgments of the stored items; a server that starts then searches with them."""

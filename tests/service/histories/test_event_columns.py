@@ -151,7 +151,7 @@ async def test_an_unknown_user_has_nothing_and_takes_no_room(memories: MemoryPro
     assert memories.stats()["cached_history_bytes"] == 0
 
 
-async def test_a_profile_without_events_is_kept(
+async def test_profile_without_events_is_cached(
     memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary
 ) -> None:
     """It is somebody, who has interests and no events yet."""
@@ -180,7 +180,7 @@ async def test_the_least_recently_used_makes_room(
     await same(memories, store, vocabulary, "u4")
 
 
-async def test_what_is_too_large_evicts_nobody(store: SQLiteStore) -> None:
+async def test_oversized_entry_evicts_nothing(store: SQLiteStore) -> None:
     """Events beyond the budget are answered and not kept; those that were there stay."""
     await store.append([event(n, user="u0") for n in range(50)])
     await store.append([event(n, user="giant") for n in range(500)])
@@ -222,7 +222,7 @@ async def test_any_number_of_types(memories: MemoryProvider, store: SQLiteStore)
     assert found.type_names[found.types[-1]] == "type 39999"
 
 
-async def test_what_nobody_waited_for_to_the_end_is_kept(
+async def test_load_of_a_cancelled_request_is_cached(
     memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question that ran out of time has read the history for the next one."""

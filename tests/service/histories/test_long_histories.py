@@ -116,7 +116,9 @@ def test_nothing_that_happens_to_a_history_makes_an_answer_old(
     _run(world.copy(tmp_path / "data"), story)
 
 
-def test_cells_are_made_beside_and_their_error_is_told(world: tiny.World, tmp_path: Path) -> None:
+def test_clusters_are_built_in_the_background_and_report_their_error(
+    world: tiny.World, tmp_path: Path
+) -> None:
     """Many items go into cells; answers say their error, which a share of them is held to."""
 
     async def story(engine: Engine) -> None:

@@ -101,9 +101,7 @@ def test_only_new_events_are_encoded(memories: MemoryProvider, snapshot: Snapsho
     assert [count for count in counts if count] == [3, 1, 1, 3]
 
 
-def test_a_repeated_request_gets_what_was_kept(
-    memories: MemoryProvider, snapshot: Snapshot
-) -> None:
+def test_repeated_request_hits_the_cache(memories: MemoryProvider, snapshot: Snapshot) -> None:
     """Until the events, the snapshot or the ages of events change."""
     events = stored_events("ann", 5)
     for _ in range(3):
@@ -131,7 +129,7 @@ def test_requests_without_events_share_one_memory(
 
 
 @pytest.mark.anyio
-async def test_sessions_and_masks_are_neither_kept_nor_served(
+async def test_requests_with_sessions_or_masks_bypass_the_cache(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:
     """What is not all that is stored of a user leaves what is kept as it was."""
@@ -155,7 +153,9 @@ def test_models_without_an_encoder_are_provided_for() -> None:
         check(memories, bare, stored_events("ann", length))
 
 
-def test_no_model_reads_what_another_kept(memories: MemoryProvider, snapshot: Snapshot) -> None:
+def test_cache_entries_are_separate_for_each_model(
+    memories: MemoryProvider, snapshot: Snapshot
+) -> None:
     """From one model to another and back, over the same events."""
     other = small_snapshot(ITEMS, random_model(2, window=8))
     for now in (snapshot, other, snapshot):

@@ -86,7 +86,7 @@ def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
     assert cache.derived("ann", snapshot)[0] is None
 
 
-def test_what_has_no_room_evicts_nobody(snapshot: Snapshot) -> None:
+def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
     """A state larger than the budget is not kept, and the others stay."""
     events, derived = size(snapshot)
     cache = UserCache(events + derived)

@@ -120,7 +120,7 @@ def test_profiles_merge_and_forgetting(client: Client) -> None:
     assert (itself.status_code, itself.json()["errors"][0]["pointer"]) == (422, "/from")
 
 
-def test_a_score_request_reaches_the_engine_whole(client: Client) -> None:
+def test_score_request_passes_every_field_to_the_engine(client: Client) -> None:
     """Every common field of a question becomes its field of the requester."""
     client.post(
         "/v1/score",
@@ -202,7 +202,7 @@ def test_recommend_and_search_pass_their_filters(client: Client) -> None:
     assert (search.query, search.requester.user_id) == ("asyncio", "u")
 
 
-def test_a_search_reaches_the_engine_whole(client: Client) -> None:
+def test_search_request_passes_every_field_to_the_engine(client: Client) -> None:
     """Every common field of a question is one of a search, and a misspelt one is refused."""
     common = {
         "user_id": "u",

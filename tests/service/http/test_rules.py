@@ -215,7 +215,7 @@ def test_attributes_are_bounded(client: Client) -> None:
     assert answer.json()["errors"][0]["pointer"].startswith("/items/0/attributes/a/a/a")
 
 
-def test_a_batch_of_errors_is_told_briefly(client: Client) -> None:
+def test_many_validation_errors_are_truncated(client: Client) -> None:
     """Ten thousand wrong events do not make an answer of ten thousand errors."""
     answer = client.post("/v1/events", json={"events": [{}] * 10_000})
     problem = answer.json()

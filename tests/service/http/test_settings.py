@@ -77,7 +77,7 @@ def test_settings_are_frozen_and_closed() -> None:
         Settings(prot=1)  # type: ignore[call-arg]
 
 
-def test_a_misspelt_variable_is_told() -> None:
+def test_misspelt_variable_is_logged() -> None:
     """A variable that is no setting is named together with the one that was meant."""
     sentences = unknown_variables({"HEED_PROT": "1", "HEED_PORT": "1", "PATH": "/bin"})
     assert sentences == ["HEED_PROT is not a setting; did you mean HEED_PORT?"]

@@ -58,7 +58,7 @@ def test_every_answer_has_its_id_and_its_times(
         ("<script>", False),
     ],
 )
-def test_a_plain_request_id_is_kept(client: Client, sent: str, kept: bool) -> None:
+def test_valid_request_id_is_echoed(client: Client, sent: str, kept: bool) -> None:
     """The caller's id comes back when it is fit for a log, and is replaced when it is not."""
     answer = client.get("/nope", headers={"x-request-id": sent})
     assert (answer.headers["x-request-id"] == sent) is kept

@@ -183,7 +183,7 @@ def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_garbage_is_kept_in_bounds(tmp_path: Path) -> None:
+def test_output_of_a_job_is_bounded(tmp_path: Path) -> None:
     """Binary noise, endless lines, numbers JSON has not and half messages do not harm a job."""
     code = """
 out = sys.stdout.buffer
@@ -461,7 +461,7 @@ say(result={})
     assert len(asyncio.run(main())) > 1
 
 
-def test_a_damaged_record_is_told_and_does_not_stop_anything(tmp_path: Path) -> None:
+def test_damaged_job_record_is_logged_and_skipped(tmp_path: Path) -> None:
     """Whatever a job's file holds, it is read as a failed job, or as what was written."""
     whole = ended(tmp_path, SUCCEED)
     path = tmp_path / f"jobs/{whole.id}.json"

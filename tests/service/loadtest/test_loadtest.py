@@ -214,7 +214,7 @@ def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
         assert found["cleaning"]["kept"]
 
 
-def test_events_of_users_are_written_only_when_told_and_deleted_one_by_one() -> None:
+def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_one() -> None:
     """With `write_to_users` they are for those who ask, and each event is deleted, nothing else."""
     with faking() as fake:
         ran(fake, mix="events=1", write_to_users=True)
@@ -240,7 +240,7 @@ def test_a_key_goes_with_every_request_and_into_no_report() -> None:
 # ------------------------------------------------------------------------------ ramp
 
 
-def test_a_ramp_finds_the_rate_that_a_server_bears() -> None:
+def test_ramp_finds_the_capacity_of_a_server() -> None:
     """It answers 30 a second and refuses the rest: four fifths are answered up to 37 and a bit."""
     left, at = 5.0, time.perf_counter()  # how many more it takes at once
 

@@ -56,7 +56,7 @@ def test_memory_is_read_until_the_end() -> None:
     ]
 
 
-def test_a_server_without_metrics_is_asked_once() -> None:
+def test_server_without_metrics_is_polled_once() -> None:
     """After the first reading fails there is no thread and no result."""
     with MemorySampler(answering(), 0.001) as sampler:
         time.sleep(0.02)

@@ -110,7 +110,7 @@ def test_a_mix_that_is_none_is_refused(text: str, said: str) -> None:
         parse_mix(text)
 
 
-def test_a_kind_without_a_share_is_not_asked() -> None:
+def test_kind_with_share_zero_is_excluded() -> None:
     """Those with a share of 0 are as good as not named."""
     assert parse_mix("score=0, search=2.5") == {"search": 2.5}
 

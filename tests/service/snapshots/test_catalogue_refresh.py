@@ -208,9 +208,7 @@ async def test_a_failed_refresh_fails_questions_and_no_write(
 # ------------------------------------------------------------------ slow text encoders
 
 
-async def test_texts_of_a_slow_encoder_are_encoded_beside_questions(
-    live: LiveSnapshot, encoder: Encoder
-) -> None:
+async def test_slow_encoding_does_not_delay_questions(live: LiveSnapshot, encoder: Encoder) -> None:
     """A large write is found by its words at once, and by meaning when its texts are encoded."""
     encoder.quick = False
     encoder.free.clear()

@@ -79,7 +79,7 @@ def test_answers_are_degraded_while_the_current_model_cannot_serve(
     asyncio.run(story())
 
 
-def test_answers_are_whole_again_when_another_process_chooses_a_good_model(
+def test_degraded_ends_when_another_process_activates_a_valid_model(
     world: World, tmp_path: Path
 ) -> None:
     """Following what is current ends it, as following began it."""

@@ -280,7 +280,7 @@ async def test_embeddings_of_another_dimension_are_left_out(
     assert snapshot.catalogue.has_content[snapshot.catalogue.rows(["short", "fits"])].all()
 
 
-async def test_popularity_is_taken_over_when_told_to(
+async def test_popularity_is_refreshed_on_request(
     serving: LiveSnapshot, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the log holds counts, of unknown items too, and what was forgotten no longer does."""

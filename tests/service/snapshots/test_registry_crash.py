@@ -61,7 +61,7 @@ for number, _ in enumerate(sys.stdin, 1):
 
 
 @pytest.mark.parametrize("action", ["publish", "activate"])
-def test_a_kill_at_any_step_leaves_a_whole_version(tmp_path: Path, action: str) -> None:
+def test_kill_at_any_step_leaves_a_complete_version(tmp_path: Path, action: str) -> None:
     """After SIGKILL before each step, the current version is the old or the new one, and whole."""
     Registry(tmp_path).publish(files("b"), {"tag": "b"}, version="b")
     Registry(tmp_path).publish(files("a"), {"tag": "a"}, version="a")
@@ -195,7 +195,7 @@ def lives_through_power_loss(
     yield from outcomes
 
 
-def test_power_loss_at_any_step_leaves_a_whole_version(
+def test_power_loss_at_any_step_leaves_a_complete_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a disk forgets that was not fsynced: old, then new, and new once it was said."""

@@ -95,9 +95,7 @@ def test_without_the_extra_the_message_says_which(
 # ------------------------------------------------------------------ who follows the setting
 
 
-def test_what_is_trained_with_an_encoder_is_served_with_it_alone(
-    heed: Heed, tmp_path: Path, folder: Path
-) -> None:
+def test_model_is_served_only_with_its_encoder(heed: Heed, tmp_path: Path, folder: Path) -> None:
     """By command and as a job of a running service; another encoder's service refuses to start."""
     data = tmp_path / "data"
     populate(data)
@@ -200,7 +198,7 @@ def test_judging_another_encoder_leaves_what_is_served_alone(
     assert not (data / SEARCH_FILE).exists()
 
 
-def test_the_vectors_of_a_model_are_kept_by_training(
+def test_training_caches_the_vectors_of_its_encoder(
     heed: Heed, tmp_path: Path, folder: Path
 ) -> None:
     """What a transformer takes minutes for is not done again by the service that follows."""

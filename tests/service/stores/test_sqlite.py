@@ -114,7 +114,7 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
     await store.close()
 
 
-async def test_what_nobody_waits_for_is_not_written(path: Path) -> None:
+async def test_cancelled_write_is_not_executed(path: Path) -> None:
     """An append cancelled while it waits behind another is dropped."""
     store = SQLiteStore(path)
     holder = locked(path)
@@ -148,7 +148,7 @@ async def test_nothing_is_left_of_the_forgotten(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # meant
-async def test_a_dying_writer_leaves_nobody_waiting(path: Path) -> None:
+async def test_failed_writer_ends_every_waiting_call(path: Path) -> None:
     """If the thread ends, all who wait are told, and health says so."""
     store = SQLiteStore(path)
     holder = locked(path)

@@ -96,7 +96,7 @@ def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
     assert int(corpus.log.disliked.sum()) == sum(event.type == "dislike" for event in sent)
 
 
-def test_of_many_types_the_frequent_are_told_apart(tmp_path: Path) -> None:
+def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
     """As many as a model may know; the others are of no type, dislikes never among them."""
     made = events()
     sent = [

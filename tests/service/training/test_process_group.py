@@ -111,7 +111,7 @@ def weights(fitted: TrainingResult) -> dict[str, NDArray[np.float32]]:
     return {name: part.detach().numpy() for name, part in fitted.model.named_parameters()}
 
 
-def test_together_they_train_the_model_that_one_trains(tmp_path: Path) -> None:
+def test_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
     """Losses, validation and weights agree but for rounding; gone on with, it is the same model."""
     said: list[Any] = []
     alone = trained(1, preset())
@@ -170,7 +170,7 @@ def test_a_helper_that_never_comes_is_not_waited_for() -> None:
         raise AssertionError("nobody was there to begin with")
 
 
-def test_how_many_processes_are_worth_their_start() -> None:
+def test_process_count_grows_with_the_work() -> None:
     """One for a little work, small batches or many weights, one for each core otherwise."""
 
     def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
@@ -184,7 +184,7 @@ def test_how_many_processes_are_worth_their_start() -> None:
     assert found(8, 6400, 10**8, 5 * 10**7) == 1
 
 
-def test_torchrun_starts_a_team(tmp_path: Path) -> None:
+def test_torchrun_starts_a_process_group(tmp_path: Path) -> None:
     """Two processes of the command: one model is published and one says so."""
     populate(tmp_path)
     script = Path(sys.executable).parent / "heed"

@@ -63,7 +63,7 @@ def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None)
 # ------------------------------------------------------------------ what it reads
 
 
-def test_it_reads_the_whole_log_and_the_text_of_what_was_touched(
+def test_corpus_contains_every_event_and_the_text_of_their_items(
     store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
     """Each user's events in order of time; items known from events alone have no text."""
@@ -343,7 +343,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / CHECKPOINT_FILE
 
 
-def test_a_killed_training_is_gone_on_with(
+def test_killed_training_is_resumed(
     corpus: training_corpus.TrainingCorpus, registry: Registry, tmp_path: Path, checkpoint: Path
 ) -> None:
     """From the epoch it was killed in, to the same model; then the checkpoint is gone."""
@@ -370,7 +370,7 @@ def test_a_killed_training_is_gone_on_with(
     assert "resuming from the checkpoint" not in whole.stages
 
 
-def test_a_checkpoint_of_other_events_is_left_aside(
+def test_checkpoint_of_other_events_is_ignored(
     corpus: training_corpus.TrainingCorpus,
     registry: Registry,
     checkpoint: Path,
