@@ -37,3 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     twice = [name for name, count in names.items() if count > 1]
     if twice and hasattr(config, "workerinput"):
         raise pytest.UsageError(f"run these without -n, for they have one id: {', '.join(twice)}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests recorded by `record_property`."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{name}: {value}")

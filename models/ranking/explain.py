@@ -61,7 +61,7 @@ def explain(
 
     `without` recomputes both over what would be left, at the positions the other events would then
     have, so that it equals the score after deleting the event (the sequence part and the prior,
-    `rest`, are taken as they are).
+    `other_parts`, stay the same).
 
     Args:
         snapshot: the model and the catalogue.
@@ -69,8 +69,8 @@ def explain(
         target: an item row.
         top: how many rows to name.
         options: as in `score`.
-        rest: sequence + prior of the target.
-        whole: of a long history, what the target attended to, [H, 1].
+        other_parts: sequence + prior of the target.
+        partial: of a long history, the target's attention as `score` returned it, [H, 1].
     """
     if not len(user) or top < 1:
         return []

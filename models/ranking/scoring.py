@@ -1,4 +1,8 @@
-"""Score targets by attention over a user's memory."""
+"""Score targets as the sum of four parts: sequence, transitions, attention and prior.
+
+Sequence, transitions and prior come from `models.recommender.recommender`, the attention from the
+user's memory. `models.training.losses` forms the same sum when it trains.
+"""
 
 from __future__ import annotations
 

@@ -185,9 +185,13 @@ def _attend(
 
 
 def _scorer(query: AttendQuery, dimension: int) -> Scorer:
-    if query.scorer == "additive":
-        return Additive.plain(dimension)
-    return cosine if query.scorer == "cosine" else scaled_dot
+    match query.scorer:
+        case "scaled_dot":
+            return scaled_dot
+        case "cosine":
+            return cosine
+        case "additive":
+            return Additive.plain(dimension)
 
 
 def _split(vectors: Vector, heads: int) -> Tensor:

@@ -70,9 +70,9 @@ class UserCache:
 
     Any entry may be dropped at any time without changing an answer. Events and derived state have
     an equal claim: either may use what the other leaves free, and where there is no room the one
-    that holds more makes it, least recently used first. Derived state never takes the half of the
+    that holds more makes it, least recently used first. Half of the budget is therefore safe for
     events: the memories of a few users, of some 600 bytes an event, cannot displace the events of
-    many, of 20 bytes each. It goes before its user's events, or with them.
+    many, of 20 bytes each. Derived state goes before its user's events, or with them.
 
     The lock is held for bookkeeping alone; all entries are immutable but `CollapsedHistory`, which
     has a lock of its own.

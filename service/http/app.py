@@ -1,4 +1,4 @@
-"""The composition root: settings, engine, middleware and routes make the HTTP service."""
+"""The ASGI application: middleware and routes around one engine."""
 
 from __future__ import annotations
 

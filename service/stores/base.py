@@ -12,8 +12,8 @@ The contract suite, `tests/support/store_contract.py`, is the full specification
 - The catalogue has a version too, from the same clock, and lists the changes since any version.
 
 Every method raises `Invalid` for input that breaks the rules of `service.domain.records`,
-`Unavailable` (or `StoreFull`, `Overloaded`) when the engine cannot serve it now, and `Corrupt` when
-stored bytes fail their checks.
+`Unavailable` (or `StoreFull`, `Overloaded`) when the database cannot serve it now, and `Corrupt`
+when stored bytes fail their checks.
 """
 
 from __future__ import annotations
