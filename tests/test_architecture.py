@@ -143,7 +143,7 @@ def test_arrows_between_rooms_are_counted(record_property: Callable[[str, object
     assert len(arrows) <= MOST_ARROWS
 
 
-def test_imports_run_in_no_circle() -> None:
+def test_imports_have_no_cycles() -> None:
     """No module imports itself by way of others."""
     graph = {
         module: {other for other in imported if other in MODULES}

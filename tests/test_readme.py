@@ -105,7 +105,7 @@ def test_the_readmes_show_requests() -> None:
 
 
 def test_every_request_answers_what_is_shown(port: int) -> None:
-    """In order, as a reader would run them: exactly, or in kind where a training decides."""
+    """Each README request returns the answer shown, or its shape where a trained model decides."""
     assert requests()
     for how, command, shown in requests():
         run = subprocess.run(

@@ -23,7 +23,7 @@ COOKING = [{"item_id": item_id(1, n), "timestamp": f"2026-01-01T11:0{n}:00Z"} fo
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
-    """The answer to a question, which must be one."""
+    """Return the JSON body of a POST request, which must succeed with 200."""
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -36,7 +36,7 @@ def ids(answer: dict[str, Any]) -> list[str]:
 
 
 def similar(http: httpx.Client, name: str) -> list[str]:
-    """All items like one."""
+    """Return the ids of all items similar to one item."""
     answer = http.get(f"/v1/items/{name}/similar", params={"limit": 1000})
     assert answer.status_code == 200, answer.text
     return ids(answer.json())
@@ -44,7 +44,7 @@ def similar(http: httpx.Client, name: str) -> list[str]:
 
 @pytest.fixture
 def fresh(http: httpx.Client) -> Iterator[dict[str, Any]]:
-    """An item that is not there yet, and will be gone afterwards."""
+    """Yield an item that is not stored yet, and delete it after the test."""
     yield {
         "item_id": "fresh",
         "title": "supernova nebula quasar",
@@ -59,7 +59,7 @@ def fresh(http: httpx.Client) -> Iterator[dict[str, Any]]:
 
 
 def offered(http: httpx.Client) -> dict[str, bool]:
-    """Where the fresh item turns up: among all that is recommended, found and similar."""
+    """Report for each route whether its answer contains the fresh item."""
     everything = {"limit": 1000}
     return {
         "recommend": "fresh" in ids(post(http, "/v1/recommend", history=SPACE, **everything)),
@@ -72,7 +72,7 @@ def offered(http: httpx.Client) -> dict[str, bool]:
 def test_a_new_item_is_offered_at_once_until_it_is_hidden_or_deleted(
     http: httpx.Client, fresh: dict[str, Any]
 ) -> None:
-    """Each question after the write was answered sees it: posted, hidden, shown again, deleted."""
+    """Answers reflect an acknowledged write at once: item added, hidden, shown again, deleted."""
     for body, seen in ((fresh, True), (fresh | {"hidden": True}, False), (fresh, True)):
         assert post(http, "/v1/items", items=[body]) == {"stored": 1}
         assert set(offered(http).values()) == {seen}, body
@@ -82,10 +82,8 @@ def test_a_new_item_is_offered_at_once_until_it_is_hidden_or_deleted(
     assert http.get("/v1/items/fresh").status_code == 404
 
 
-def test_a_new_item_stands_where_its_text_belongs(
-    http: httpx.Client, fresh: dict[str, Any]
-) -> None:
-    """It leads the search for its words, is like items of its genre, and suits who likes them."""
+def test_new_item_is_placed_by_its_text(http: httpx.Client, fresh: dict[str, Any]) -> None:
+    """A new item is placed by its text in search, similar items and scores."""
     post(http, "/v1/items", items=[fresh])
     assert ids(post(http, "/v1/search", query=fresh["title"], limit=3))[0] == "fresh"
     genres = [name.split("-")[0] for name in similar(http, "fresh")[:5]]
@@ -97,8 +95,8 @@ def test_a_new_item_stands_where_its_text_belongs(
     assert by["space"]["score"] > by["cooking"]["score"]
 
 
-def test_a_changed_item_is_another_at_once(http: httpx.Client, fresh: dict[str, Any]) -> None:
-    """Its categories and its text are those of the last write."""
+def test_changed_item_takes_effect_at_once(http: httpx.Client, fresh: dict[str, Any]) -> None:
+    """Search and filters use the text and categories of the last write."""
     post(http, "/v1/items", items=[fresh])
     changed = fresh | {"title": "garlic bread", "description": "", "tags": [],
                        "categories": ["cooking"]}  # fmt: skip
@@ -110,8 +108,10 @@ def test_a_changed_item_is_another_at_once(http: httpx.Client, fresh: dict[str, 
         assert ("fresh" in ids(found)) is seen
 
 
-def test_an_event_waits_for_its_item(http: httpx.Client, fresh: dict[str, Any]) -> None:
-    """Seen before it was in the catalogue, an item is attended as soon as it is."""
+def test_event_on_an_unknown_item_counts_once_the_item_is_stored(
+    http: httpx.Client, fresh: dict[str, Any]
+) -> None:
+    """An event on an unknown item is attended as soon as the item is stored."""
     event = {"user_id": "early", "item_id": "fresh", "event_id": "early"}
     post(http, "/v1/events", events=[event])
     asked = {"user_id": "early", "item_ids": [item_id(0, 1)], "explain": 5}
@@ -125,7 +125,7 @@ def test_an_event_waits_for_its_item(http: httpx.Client, fresh: dict[str, Any]) 
 
 
 def test_questions_never_see_a_partial_change(server: Server) -> None:
-    """Readers ask in every way while items come, change and go: no failure, and no item too many.
+    """Concurrent reads succeed, include every stored item and exclude every deleted one.
 
     What was deleted before a question was asked is in no answer to it; what was stored is found.
     """
@@ -181,7 +181,7 @@ def test_questions_never_see_a_partial_change(server: Server) -> None:
 
 
 def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
-    """Without any text it is found by its vector; a vector of another length is refused."""
+    """An item without text is found by its embedding; one of another dimension is refused."""
     vector = StaticEncoder().encode(["volcano eruption"])[0].tolist()
     short = http.post("/v1/items", json={"items": [{"item_id": "mute", "embedding": [1.0]}]})
     assert short.status_code == 422
@@ -215,7 +215,7 @@ def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
         ({"attributes": {"absent": None}}, lambda i: False),
     ],
 )  # fmt: skip
-def test_only_what_passes_the_filter_is_offered(
+def test_answers_contain_exactly_the_items_that_pass_the_filter(
     http: httpx.Client, wanted: dict[str, Any], passes: Any
 ) -> None:
     """Recommend and search offer everything that passes, and nothing else."""
@@ -239,8 +239,8 @@ def test_only_what_passes_the_filter_is_offered(
         assert set(ids(answer.json())) == expected - {seed}
 
 
-def test_what_was_seen_or_excluded_is_left_out(http: httpx.Client) -> None:
-    """Seen items come back only when asked for, excluded ones never."""
+def test_seen_and_excluded_items_are_not_recommended(http: httpx.Client) -> None:
+    """Seen items are recommended only with `exclude_seen=false`, excluded items never."""
     seen = {event["item_id"] for event in SPACE}
     everything = {"history": SPACE, "limit": 1000}
     assert set(ids(post(http, "/v1/recommend", **everything))) == WORLD.keys() - seen
@@ -255,8 +255,8 @@ def test_what_was_seen_or_excluded_is_left_out(http: httpx.Client) -> None:
 # ------------------------------------------------------------------ in which order
 
 
-def test_recommendations_stand_by_the_scores_that_score_gives(http: httpx.Client) -> None:
-    """The best of all items, each with its own score: an exhaustive ranking agrees."""
+def test_recommend_ranks_by_the_scores_of_score(http: httpx.Client) -> None:
+    """Recommendations are the ten items with the highest scores of /v1/score, in order."""
     every = list(WORLD)
     scored = {
         item["item_id"]: item["score"]
@@ -285,7 +285,7 @@ def test_recommendations_follow_the_genre_of_a_history(http: httpx.Client) -> No
 
 
 def spread(names: list[str]) -> float:
-    """How unlike each other items are: one minus the mean cosine of their texts."""
+    """Return one minus the mean cosine between the texts of the items."""
     texts = [" ".join((WORLD[name].title, WORLD[name].description)) for name in names]
     unit = StaticEncoder().encode(texts)
     cosines = unit @ unit.T
@@ -293,7 +293,7 @@ def spread(names: list[str]) -> float:
 
 
 def test_diversity_trades_score_for_variety(http: httpx.Client) -> None:
-    """More of it gives items less alike; the best one stays first; none changes nothing."""
+    """Diversity keeps the best item first and makes items less similar; 0 changes nothing."""
     asked = {"user_id": "u0", "limit": 8, "exclude_seen": False, "at": AT}
     plain = post(http, "/v1/recommend", **asked)
     zero, half, full = (
@@ -308,8 +308,8 @@ def test_diversity_trades_score_for_variety(http: httpx.Client) -> None:
     assert nothing["items"] == []
 
 
-def test_search_leads_with_what_matches_and_says_where(http: httpx.Client) -> None:
-    """A title's own words find it first, by its title; weights are shares of one softmax."""
+def test_search_ranks_the_matching_title_first(http: httpx.Client) -> None:
+    """A title as query ranks its item first, matched by title; weights sum to 1."""
     for item in list(WORLD.values())[::7]:
         words = set(item.title.split())
         same = {name for name, other in WORLD.items() if set(other.title.split()) == words}
@@ -324,8 +324,8 @@ def test_search_leads_with_what_matches_and_says_where(http: httpx.Client) -> No
         assert values == sorted(values, reverse=True)
 
 
-def test_whose_search_it_is_moves_what_is_found(http: httpx.Client) -> None:
-    """The same vague words weigh each genre more for those who like it."""
+def test_history_shifts_the_weights_of_a_vague_search(http: httpx.Client) -> None:
+    """A vague query gives a genre more weight for a history of that genre."""
 
     def share(history: list[dict[str, Any]], genre: str) -> float:
         asked = {"query": "all about", "history": history, "limit": 1000, "at": AT}
@@ -338,7 +338,7 @@ def test_whose_search_it_is_moves_what_is_found(http: httpx.Client) -> None:
 
 
 def test_similar_items_are_of_the_genre_and_never_the_item_itself(http: httpx.Client) -> None:
-    """The nearest first; all of them when asked for all."""
+    """Four of the five most similar items share the genre, and the item itself is not listed."""
     for genre in range(len(GENRES)):
         found = similar(http, item_id(genre, 1))
         assert len(found) == len(WORLD) - 1
@@ -349,8 +349,8 @@ def test_similar_items_are_of_the_genre_and_never_the_item_itself(http: httpx.Cl
 # ------------------------------------------------------------------ whose history
 
 
-def test_a_session_is_a_history_that_is_not_stored(http: httpx.Client) -> None:
-    """Inline events alone, or laid over stored ones, score as if all of them were stored."""
+def test_inline_history_scores_as_stored_events(http: httpx.Client) -> None:
+    """An inline history, alone or appended to a stored one, scores as the same events stored."""
     stored = [event | {"user_id": "stored"} for event in SPACE + COOKING]
     partly = [event | {"user_id": "partly"} for event in COOKING]
     assert http.post("/v1/events", json={"events": stored + partly}).status_code == 200
@@ -371,8 +371,8 @@ def test_a_session_is_a_history_that_is_not_stored(http: httpx.Client) -> None:
     assert len(page["events"]) == 3
 
 
-def test_a_window_is_a_history_of_what_it_shows(http: httpx.Client) -> None:
-    """Outside of the window an event counts as if it had never happened, in every part."""
+def test_visible_scores_as_a_history_of_the_visible_events(http: httpx.Client) -> None:
+    """Scores with `visible` equal those of a history of the visible events alone."""
     asked = {"item_ids": [item_id(0, 6), item_id(1, 6)], "at": AT}
     typed = [{**event, "type": "view"} for event in SPACE]
     typed += [{**event, "type": "buy"} for event in COOKING]
@@ -392,7 +392,7 @@ def test_a_window_is_a_history_of_what_it_shows(http: httpx.Client) -> None:
 
 
 def test_short_history_is_attended_exactly_in_every_mode(http: httpx.Client) -> None:
-    """There are no clusters of twelve events: `coarse` answers as `exact` does, and says so."""
+    """Over twelve events `coarse` retrieval answers as `exact` does, and reports `exact`."""
     asked = {"user_id": "u2", "item_ids": list(WORLD)[::5], "at": AT, "explain": 50}
     exact = post(http, "/v1/score", **asked)
     coarse = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 4}, **asked)
@@ -405,7 +405,7 @@ def test_short_history_is_attended_exactly_in_every_mode(http: httpx.Client) -> 
 
 
 def test_hard_attention_is_the_limit_of_low_temperatures(http: httpx.Client) -> None:
-    """As the temperature falls the softmax becomes the lookup."""
+    """Scores at temperature 1e-6 equal those of hard attention."""
     asked = {"user_id": "u4", "item_ids": [item_id(0, 1), item_id(3, 8)], "at": AT}
     hard = post(http, "/v1/score", hard=True, **asked)["items"]
     cold = post(http, "/v1/score", temperature=1e-6, **asked)["items"]
@@ -424,8 +424,8 @@ def test_limits_and_unknown_targets_are_refused(http: httpx.Client) -> None:
     assert http.get("/v1/items/what/similar").status_code == 404
 
 
-def test_a_world_has_all_its_items(http: httpx.Client) -> None:
-    """What these tests compare with is what the server has, page by page."""
+def test_item_list_is_complete_across_pages(http: httpx.Client) -> None:
+    """The paged list of items equals the generated world."""
     found: list[str] = []
     cursor = None
     while True:

@@ -31,7 +31,7 @@ def scores(query: Array, keys: Array, scorer: str) -> Array:
 
 
 def attention(logits: Array, temperature: float, hard: bool) -> Array:
-    """Weights [n]; -inf is hidden, and where all is hidden all is zero."""
+    """Return softmax weights [n]; a logit of -inf hides its row, and all hidden gives zeros."""
     weights: Array = np.zeros(len(logits))
     if not np.isfinite(logits).any():
         return weights
@@ -80,7 +80,7 @@ def dense(answer: dict[str, Any], n: int) -> Array:
 
 
 def question(seed: int, **given: Any) -> dict[str, Any]:
-    """A question to vectors, drawn at random but for what is given."""
+    """Return a random request over inline vectors; `given` overrides its fields."""
     random = np.random.default_rng(seed)
     heads = given.setdefault("heads", int(random.choice([1, 2, 4])))
     n = given.pop("n", int(random.choice([1, 2, 3, 40, 300])))
@@ -103,7 +103,7 @@ def question(seed: int, **given: Any) -> dict[str, Any]:
 
 
 def ask(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a question, which must be one."""
+    """Return the JSON body of POST /v1/attend, which must succeed with 200."""
     answer = http.post("/v1/attend", json=body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -112,14 +112,14 @@ def ask(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def vectors(untrained: Server) -> Any:
-    """A client; whether there is a model is nothing to vectors that a client brings."""
+    """Yield a client of the untrained server, since inline vectors need no model."""
     with untrained.client() as client:
         yield client
 
 
 @pytest.mark.parametrize("scorer", ["scaled_dot", "cosine", "additive"])
 def test_vectors_are_attended_as_the_formula_says(vectors: httpx.Client, scorer: str) -> None:
-    """Whatever heads, masks, biases, temperatures, hard or soft: weights and context to 1e-5."""
+    """Weights, context and mass equal the formula for any heads, mask, bias and temperature."""
     for seed in range(25):
         body = question(seed, scorer=scorer)
         found = ask(vectors, body)
@@ -133,7 +133,7 @@ def test_vectors_are_attended_as_the_formula_says(vectors: httpx.Client, scorer:
 @pytest.mark.parametrize("scorer", ["scaled_dot", "cosine", "additive"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_two_thousand_rows(vectors: httpx.Client, scorer: str, heads: int) -> None:
-    """The context is over all rows, though only the heaviest are named, heaviest first."""
+    """With `limit` the heaviest rows are listed in order, and the context covers all rows."""
     body = question(7, scorer=scorer, heads=heads, n=2_000, hard=False, limit=50)
     found = ask(vectors, body)
     weights, context, _ = reference(body)
@@ -159,10 +159,10 @@ def test_coarse_over_all_rows_is_exact(vectors: httpx.Client, scorer: str) -> No
 
 
 @pytest.mark.parametrize("scorer", ["scaled_dot", "cosine"])
-def test_coarse_attends_to_the_best_rows_and_says_what_they_hold(
+def test_coarse_attends_to_the_best_rows_and_reports_their_mass(
     vectors: httpx.Client, scorer: str
 ) -> None:
-    """The softmax over each head's best k rows, and their true share of the full softmax."""
+    """Coarse attention is the softmax over each head's best k rows, with their exact mass."""
     for seed in range(8):
         how = {"mode": "coarse", "k": 20}
         body = question(seed, scorer=scorer, n=300, hard=False, retrieval=how)
@@ -175,7 +175,7 @@ def test_coarse_attends_to_the_best_rows_and_says_what_they_hold(
 
 
 def test_near_keys_with_distant_values_are_distinguished(vectors: httpx.Client) -> None:
-    """To the query both rows match alike; what comes back of each is its own value."""
+    """Rows of nearly equal keys share the weight, and each adds its own value to the context."""
     found = ask(
         vectors,
         {
@@ -200,8 +200,8 @@ def test_a_tie_goes_to_the_lowest_row(vectors: httpx.Client) -> None:
         assert (found["rows"], found["context"]) == ([1], [2.0])
 
 
-def test_nothing_visible_is_nothing_attended(vectors: httpx.Client) -> None:
-    """Zero weights and zero context: not NaN, and not the mean of what is hidden."""
+def test_memory_without_visible_rows_gives_a_zero_context(vectors: httpx.Client) -> None:
+    """A memory without visible rows gives no weights and a zero context, never NaN."""
     memories: list[dict[str, Any]] = [
         {"keys": [[1, 2]] * 3, "values": [[1, 1]] * 3, "visible": [False] * 3},
         {"keys": [], "values": []},
@@ -225,17 +225,17 @@ def test_nothing_visible_is_nothing_attended(vectors: httpx.Client) -> None:
         ({"memory": {"keys": [[1, 2]], "values": [[1]]}, "query": {"text": "x"}}, "/query"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_field(
+def test_mismatched_query_is_refused_with_a_pointer(
     http: httpx.Client, body: dict[str, Any], pointer: str
 ) -> None:
-    """Dimensions and heads that no memory has are 422, never a 500."""
+    """A query or number of heads that does not fit the memory is refused with 422."""
     answer = http.post("/v1/attend", json=body)
     assert answer.status_code == 422, answer.text
     assert answer.json()["errors"][0]["pointer"].startswith(pointer)
 
 
 def test_an_unknown_item_is_not_found(http: httpx.Client) -> None:
-    """A query by an item that nobody knows has no vector."""
+    """A query by an unknown item id is 404."""
     body = {"memory": {"catalogue": True}, "query": {"item_id": "nothing"}}
     assert http.post("/v1/attend", json=body).status_code == 404
 
@@ -244,7 +244,7 @@ def test_an_unknown_item_is_not_found(http: httpx.Client) -> None:
 
 
 def catalogue(http: httpx.Client) -> tuple[list[str], Array, Array]:
-    """Of each field of each listed item: the item's id, the key and the value."""
+    """Return the item id, key and value of every text field of the listed items."""
     encoder = StaticEncoder()
     owners: list[str] = []
     keys: list[Array] = []
@@ -268,7 +268,7 @@ def catalogue(http: httpx.Client) -> tuple[list[str], Array, Array]:
 def test_the_catalogue_is_a_memory(
     http: httpx.Client, text: str, retrieval: dict[str, Any]
 ) -> None:
-    """Every text field is a key, its item the value: weights by item and context to 1e-5."""
+    """Over the catalogue each text field is a key, with its item's vector as value."""
     owners, keys, values = catalogue(http)
     body = {
         "memory": {"catalogue": True},
@@ -307,7 +307,7 @@ def test_a_query_item_may_be_hidden_from_itself(http: httpx.Client) -> None:
 
 
 def test_a_user_is_a_memory(http: httpx.Client) -> None:
-    """What attends in a score attends here: the mean weights of events are the explained ones."""
+    """Mean weights over a user's memory equal the weights in the explanation of a score."""
     put = http.put("/v1/users/u6", json={"interests": [GENRES[3], item_id(1, 1)]})
     assert put.status_code == 200
     for how in ({}, {"temperature": 0.5}, {"hard": True}, {"retrieval": {"mode": "coarse"}}):
@@ -329,7 +329,7 @@ def test_a_user_is_a_memory(http: httpx.Client) -> None:
 
 
 def test_a_window_limits_a_users_memory(http: httpx.Client) -> None:
-    """Only events within `visible` are attended; at the end of a window, exclusive."""
+    """Only events that pass `visible` are attended; `until` is exclusive."""
     events = [
         {"user_id": "window", "item_id": item_id(0, n), "event_id": f"window-{n}",
          "type": "view" if n % 2 else "buy", "timestamp": f"2026-01-01T12:00:{10 + n}Z"}

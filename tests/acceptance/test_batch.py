@@ -1,4 +1,4 @@
-"""Many questions in one request: each as if it had come alone."""
+"""Batch requests: each response equals that of the same request sent alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUESTIONS: list[dict[str, Any]] = [
 
 
 def alone(http: httpx.Client, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The same question on its own route."""
+    """Send a request of a batch to its own route; return its status and body."""
     body = asked.get("body", {})
     if asked["path"].startswith("/v1/items/"):
         answer = http.get(asked["path"], params=body)
@@ -42,8 +42,8 @@ def alone(http: httpx.Client, asked: dict[str, Any]) -> tuple[int, dict[str, Any
     return answer.status_code, found
 
 
-def test_each_is_answered_as_if_it_had_come_alone(http: httpx.Client) -> None:
-    """In order, with the same answers, and the same problems where there are some."""
+def test_batch_responses_equal_single_responses(http: httpx.Client) -> None:
+    """Responses come in order and equal those of single requests, problems included."""
     answer = http.post("/v1/batch", json={"requests": QUESTIONS})
     assert answer.status_code == 200
     responses = answer.json()["responses"]
@@ -60,7 +60,7 @@ def test_each_is_answered_as_if_it_had_come_alone(http: httpx.Client) -> None:
 
 
 def test_ids_are_escaped_as_in_a_path(http: httpx.Client) -> None:
-    """So that an id with a slash is asked for as it is alone."""
+    """Percent-encoded ids in the path of a batched request are decoded as in a URL."""
     asked = {"path": "/v1/items/a%2Fb%20c/similar"}
     (response,) = http.post("/v1/batch", json={"requests": [asked]}).json()["responses"]
     assert response["status"] == 404
@@ -70,8 +70,8 @@ def test_ids_are_escaped_as_in_a_path(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/events", "/v1/batch", "/v1/models/train", "score", "", "/v1/items//similar"]
 )
-def test_batch_accepts_only_questions(http: httpx.Client, path: str) -> None:
-    """A batch writes nothing, and holds no other batch; what is allowed is said."""
+def test_batch_accepts_only_read_requests(http: httpx.Client, path: str) -> None:
+    """Writes, nested batches and malformed paths are 404, and the detail lists what is allowed."""
     (response,) = http.post("/v1/batch", json={"requests": [{"path": path}]}).json()["responses"]
     assert response["status"] == 404
     assert "/v1/search" in response["body"]["detail"]
@@ -87,17 +87,17 @@ def test_batch_accepts_only_questions(http: httpx.Client, path: str) -> None:
         ({}, "/requests"),
     ],
 )
-def test_what_is_no_batch_is_refused(
+def test_malformed_batch_is_refused_with_a_pointer(
     http: httpx.Client, body: dict[str, Any], pointer: str
 ) -> None:
-    """And its field is named."""
+    """A malformed batch is refused with 422 and the pointer of the offending field."""
     answer = http.post("/v1/batch", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == pointer
 
 
 def test_a_hundred_questions_are_answered(http: httpx.Client) -> None:
-    """As many as are allowed."""
+    """A batch of 100 requests, the maximum, succeeds."""
     asked = [{"path": "/v1/search", "body": {"query": f"rocket {n}", "limit": 1}}
              for n in range(100)]  # fmt: skip
     responses = http.post("/v1/batch", json={"requests": asked}).json()["responses"]

@@ -142,7 +142,7 @@ def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict
 def test_without_is_the_score_after_deleting_the_event(
     server: Server, http: httpx.Client, user: str, how: dict[str, Any]
 ) -> None:
-    """For each event: what its absence was said to change is what deleting it changes.
+    """`without` changes the score as deleting the event changes attention and transitions.
 
     The attention part is what it becomes. The transitions are what follows the events that are
     left, under the λ of the whole history: the sequence part, which λ is read off, is taken as it
@@ -187,8 +187,8 @@ def test_without_of_an_interest_is_the_score_after_withdrawing_it(
         assert reason["without"] - old["score"] == pytest.approx(change, abs=1e-4)
 
 
-def test_the_last_event_that_goes_leaves_the_prior(http: httpx.Client) -> None:
-    """Without the only event there is nothing to attend to."""
+def test_score_without_the_only_event_is_the_prior(http: httpx.Client) -> None:
+    """Deleting the only event leaves the prior, and `without` drops attention and transitions."""
     post(http, [{"user_id": "once", "event_id": "once", "item_id": TARGETS[0]}])
     before = score(http, "once")
     http.delete("/v1/users/once/history/once").raise_for_status()
@@ -245,7 +245,7 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
 
 
 def test_age_is_measured_from_the_request(trained: Server) -> None:
-    """The same history asked about later has another sequence and attends otherwise."""
+    """A later request time changes the sequence and attention parts of the same history."""
     with trained.client() as http:
         post(http, history("aged"))
         now, later = (score(http, "aged", at=at)[0]["parts"] for at in (AT, "2026-01-01T15:00:00Z"))
@@ -253,8 +253,8 @@ def test_age_is_measured_from_the_request(trained: Server) -> None:
     assert abs(now["attention"] - later["attention"]) > 1e-4
 
 
-def test_beyond_the_horizon_the_sequence_is_as_it_was(trained: Server) -> None:
-    """Years later or decades later is the same to the encoder, which learned of neither."""
+def test_sequence_is_constant_beyond_the_horizon(trained: Server) -> None:
+    """Beyond the horizon the sequence part does not depend on the request time."""
     with trained.client() as http:
         post(http, history("gone"))
         years, decades = (score(http, "gone", at=at)[0]["parts"]

@@ -172,7 +172,7 @@ def ahead(scores: Scores, cases: list[Case]) -> tuple[NDArray[np.int64], NDArray
     return np.array(surely), np.array(possibly)
 
 
-def test_both_ways_hold_out_the_same(task: EvaluationTask, cases: list[Case]) -> None:
+def test_holdouts_agree(task: EvaluationTask, cases: list[Case]) -> None:
     """As many users, items and events, and each history of the same length."""
     assert (task.train.n_users, task.train.n_items) == (len(cases), n_items(cases))
     assert task.train.n_items == len({film for case in cases for film in case.items})

@@ -1,4 +1,4 @@
-"""`explain_exact` over HTTP: what it says of an event is what comes of deleting the event."""
+"""`explain_exact` over HTTP: `without_exact` equals the score after deletion of the event."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def personal(item: dict[str, Any]) -> float:
 def compare(
     http: httpx.Client, user: str, event: dict[str, Any], **how: Any
 ) -> list[tuple[float, float]]:
-    """For each target that names it: what is said of leaving the event out, and what comes of it.
+    """Pair each target's `without_exact` of an event with its score after deletion of the event.
 
     The event is stored again afterwards.
     """
@@ -70,8 +70,10 @@ def long_history(user: str, length: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_it_is_the_score_after_deleting_the_event(http: httpx.Client, how: dict[str, Any]) -> None:
-    """Events of every kind, equal times, a profile beside them: the whole score, to 1e-4."""
+def test_without_exact_is_the_score_after_deleting_the_event(
+    http: httpx.Client, how: dict[str, Any]
+) -> None:
+    """`without_exact` of an event equals the score after its deletion, to 1e-4."""
     user, compared = "left", 0
     post(http, history(user))
     http.put(f"/v1/users/{user}", json={"interests": [GENRES[2]]}).raise_for_status()
@@ -85,10 +87,10 @@ def test_it_is_the_score_after_deleting_the_event(http: httpx.Client, how: dict[
 # Of 251 events the encoder reads 151, and of the 250 that are left 200: its window begins
 # elsewhere. Of 230 and of 229 it reads from the same place on.
 @pytest.mark.parametrize(("length", "begins"), [(230, 50), (251, 100)])
-def test_events_within_and_before_the_window_are_left_out_alike(
+def test_without_exact_holds_before_and_within_the_window(
     http: httpx.Client, length: int, begins: int
 ) -> None:
-    """An old event shifts what the encoder reads; a new one changes what it makes of the rest."""
+    """`without_exact` is correct for events before and within the encoder's window."""
     user = f"long-{length}"
     events = long_history(user, length)
     post(http, events)
@@ -103,8 +105,8 @@ def test_events_within_and_before_the_window_are_left_out_alike(
             assert told == pytest.approx(real, abs=1e-4)
 
 
-def test_withdrawing_an_interest_is_left_out_too(http: httpx.Client) -> None:
-    """A profile entry is a row of the memory, and its score is told as an event's is."""
+def test_without_exact_of_an_interest_is_the_score_after_withdrawing_it(http: httpx.Client) -> None:
+    """`without_exact` of a profile interest equals the score after it is withdrawn."""
     post(http, history("fond"))
     http.put("/v1/users/fond", json={"interests": [GENRES[2], item_id(1, 9)]}).raise_for_status()
     before = score(http, "fond")
@@ -115,8 +117,8 @@ def test_withdrawing_an_interest_is_left_out_too(http: httpx.Client) -> None:
         assert told == pytest.approx(personal(new), abs=1e-4)
 
 
-def test_a_session_s_event_is_left_out_as_if_it_had_not_been_sent(http: httpx.Client) -> None:
-    """Inline events have no ids, and are explained all the same."""
+def test_without_exact_of_an_inline_event_is_the_score_without_it(http: httpx.Client) -> None:
+    """`without_exact` of an inline event equals the score of a request without the event."""
     session = [{"item_id": item_id(g, 2), "timestamp": f"2026-01-01T11:0{g}:00Z"} for g in range(4)]
     asked: dict[str, Any] = {"item_ids": TARGETS, "explain": 50, "explain_exact": True}
     whole = ask(http, "/v1/score", history=session, **asked)
@@ -129,8 +131,8 @@ def test_a_session_s_event_is_left_out_as_if_it_had_not_been_sent(http: httpx.Cl
             )
 
 
-def test_recommendations_and_searches_say_the_same_as_scores(http: httpx.Client) -> None:
-    """Of each item that they answer; a search of those that it re-ranks."""
+def test_recommend_and_search_report_the_without_exact_of_score(http: httpx.Client) -> None:
+    """Recommend and search report the same `without_exact` as /v1/score."""
     post(http, history("found"))
     how: dict[str, Any] = {"user_id": "found", "explain": 8, "explain_exact": True}
     for path, asked in (
@@ -148,7 +150,7 @@ def test_recommendations_and_searches_say_the_same_as_scores(http: httpx.Client)
             assert told == pytest.approx(again, abs=1e-4)
 
 
-def test_explain_exact_off_by_default_changes_nothing(http: httpx.Client) -> None:
+def test_explain_exact_only_adds_its_field(http: httpx.Client) -> None:
     """The field is not there, and every other is the same to the last bit."""
     post(http, history("plain"))
     exact, plain = score(http, "plain"), score(http, "plain", explain_exact=False)
@@ -162,8 +164,8 @@ def test_explain_exact_off_by_default_changes_nothing(http: httpx.Client) -> Non
         assert "explanation" not in item
 
 
-def test_training_adds_what_only_the_exact_score_sees(trained: Server) -> None:
-    """The sequence part changes with the history, which `without` leaves as it is."""
+def test_without_exact_differs_from_without_after_training(trained: Server) -> None:
+    """After training `without_exact` differs from `without`, which keeps the sequence part."""
     with trained.client() as http:
         post(http, history("seen"))
         apart = [

@@ -36,7 +36,7 @@ def server(
 
 
 def test_each_list_is_what_the_service_answers(server: Server, tmp_path: Path) -> None:
-    """Of forty users and one who has interests alone, at one time, to the last of twenty items."""
+    """Every user's list equals /v1/recommend at the same time, in items, order and scores."""
     with server.client() as http:
         http.put("/v1/users/fond", json={"interests": [GENRES[2]]}).raise_for_status()
         done = start(server.data, "--out", tmp_path / "x.csv", "--at", AT)
@@ -69,7 +69,7 @@ def test_each_list_is_what_the_service_answers(server: Server, tmp_path: Path) -
 def test_invalid_arguments_are_reported(
     world: tiny.World, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
-    """In a line, and without a trace."""
+    """An invalid argument fails with a message, without a traceback or a file."""
     done = start(world.copy(tmp_path / "here" / "data"), *arguments)
     assert done.wait() != 0
     assert said in done.log()
@@ -78,7 +78,7 @@ def test_invalid_arguments_are_reported(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_stopped_leaves_no_file_under_that_name(
+def test_stopped_run_leaves_no_output_file(
     world: tiny.World, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Interrupted it leaves nothing; killed, what it had written has another name."""

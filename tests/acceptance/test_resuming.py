@@ -40,7 +40,7 @@ def trained(data: Path) -> tuple[list[int], str, str]:
 
 
 def weights(data: Path) -> bytes:
-    """Of the only version there is."""
+    """Return the weights file of the only published version."""
     registry = Registry(data / MODELS_FOLDER)
     (version,) = registry.versions()
     assert registry.current() == version.version
@@ -63,10 +63,10 @@ def killed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def test_a_killed_training_goes_on_when_it_is_started_again(
+def test_killed_training_resumes_from_its_checkpoint(
     killed: Path, world: World, tmp_path: Path
 ) -> None:
-    """It says so, does no epoch twice, and publishes what an undisturbed one does, bit for bit."""
+    """A restarted training repeats no epoch and publishes the same weights, bit for bit."""
     data = tmp_path / "data"
     shutil.copytree(killed, data)
     done = len(Checkpoint.from_bytes((data / CHECKPOINT_FILE).read_bytes()).history)

@@ -54,7 +54,7 @@ def serving(http: httpx.Client) -> str:
 
 
 def test_unknown_users_get_popular_items(http: httpx.Client) -> None:
-    """By the number of events, the most first."""
+    """A request without a user recommends items by falling number of events."""
     seen = Counter(event.item_id for event in events())
     offers = http.post("/v1/recommend", json={"limit": 60}).json()["items"]
     counts = [seen[offer["item_id"]] for offer in offers]
@@ -62,8 +62,8 @@ def test_unknown_users_get_popular_items(http: httpx.Client) -> None:
     assert counts == sorted(counts, reverse=True)
 
 
-def test_the_service_says_how_it_is(http: httpx.Client, world: World) -> None:
-    """Alive, ready with store and model, and measured."""
+def test_health_metrics_and_headers_report_the_state(http: httpx.Client, world: World) -> None:
+    """Liveness, readiness, metrics and response headers report the state of the service."""
     assert http.get("/health/live").json() == {"live": True}
     ready = http.get("/health/ready").json()
     assert ready == {"ready": True, "checks": {"store": True, "model": world.first}}
@@ -137,7 +137,7 @@ def test_model_trained_over_http_is_served_without_a_restart(
         ({"speed": 1}, "those are epochs, preset, seed"),
     ],
 )
-def test_what_training_does_not_take_is_refused(
+def test_invalid_training_option_is_refused(
     http: httpx.Client, options: dict[str, Any], why: str
 ) -> None:
     """The option is named, with what it takes, and nothing is started."""

@@ -1,4 +1,4 @@
-"""Search over HTTP: how its keys are found, whose memory re-ranks, and which events that says."""
+"""Search over HTTP: retrieval of keys, re-ranking by a memory, and explanations."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Keys:
 def test_exact_search_is_the_softmax_over_every_field(
     http: httpx.Client, retrieval: dict[str, Any], temperature: float
 ) -> None:
-    """So is what a small catalogue is asked automatically; `k` has no part in it."""
+    """Exact search, and auto search of a small catalogue, is the softmax over all keys."""
     keys = Keys(http, temperature)
     found = search(http, retrieval=retrieval, temperature=temperature)
     weights = keys.weights(set(range(len(keys.logits))))
@@ -137,7 +137,7 @@ def test_coarse_search_is_the_softmax_over_the_items_of_the_nearest_fields(
 
 
 def test_coarse_search_with_room_for_every_key_is_exact(http: httpx.Client) -> None:
-    """Items, weights, scores and fields; with somebody's memory too."""
+    """Coarse search with k of at least all keys equals exact search, with or without a user."""
     askers: list[dict[str, Any]] = [{}, {"user_id": "u3"}, {"history": SESSION}]
     for who in askers:
         exact = search(http, **who, retrieval={"mode": "exact"})
@@ -152,8 +152,8 @@ def test_coarse_search_with_room_for_every_key_is_exact(http: httpx.Client) -> N
         assert (whole["keys_attended"], whole["mass"]) == (exact["keys_attended"], exact["mass"])
 
 
-def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
-    """Coarse beyond so many keys of what may be answered, exact up to there, unless told."""
+def test_auto_retrieval_follows_max_exact_rows(world: tiny.World, tmp_path: Path) -> None:
+    """Auto search is coarse above `max_exact_rows` allowed keys, and exact up to that number."""
     few = {"filter": {"categories": {"all": ["space", "odd"]}}}
     with (
         Server(world.copy(tmp_path / "data"), max_exact_rows=50) as server,
@@ -178,13 +178,13 @@ def test_auto_goes_by_the_setting(world: tiny.World, tmp_path: Path) -> None:
         ("*", 0),
     ],
 )
-def test_whatever_is_typed_has_an_answer(http: httpx.Client, query: str, found: int) -> None:
-    """Nothing to nothing; what no item has in words is compared by what it means."""
+def test_any_query_text_is_answered(http: httpx.Client, query: str, found: int) -> None:
+    """A query without letters or symbols to search by returns nothing, any other is answered."""
     answer = search(http, query=query, limit=5)
     assert len(answer["items"]) == found
 
 
-def test_a_typo_finds_what_was_meant(http: httpx.Client) -> None:
+def test_typo_returns_the_results_of_the_corrected_word(http: httpx.Client) -> None:
     """The same items in the same order, and the answer says what it took the word for."""
     right, wrong = search(http, query="castle", limit=5), search(http, query="catsle", limit=5)
     assert wrong["corrections"] == {"catsle": ["castle"]}
@@ -194,8 +194,8 @@ def test_a_typo_finds_what_was_meant(http: httpx.Client) -> None:
     assert typing["items"] == right["items"]
 
 
-def test_a_phrase_is_in_every_answer(http: httpx.Client) -> None:
-    """And nothing else is attended."""
+def test_phrase_restricts_the_results(http: httpx.Client) -> None:
+    """A quoted phrase restricts results and weights to items whose title contains it."""
     items = http.get("/v1/items", params={"limit": 1000}).json()["items"]
     one = items[7]["title"].split()[:2]
     having = {item["item_id"] for item in items if " ".join(one) in item["title"]}
@@ -204,7 +204,7 @@ def test_a_phrase_is_in_every_answer(http: httpx.Client) -> None:
     assert sum(item["weight"] for item in found["items"]) == pytest.approx(1, abs=1e-4)
 
 
-def test_texts_are_shown_with_their_words_marked(http: httpx.Client) -> None:
+def test_highlight_marks_the_words_of_the_query(http: httpx.Client) -> None:
     """Where it is asked for: the parts make up the title, and what is marked was asked for."""
     found = search(http, query="rockets", limit=3, highlight=True)["items"]
     assert any(part["match"] for item in found for part in item["highlights"]["title"])
@@ -216,7 +216,7 @@ def test_texts_are_shown_with_their_words_marked(http: httpx.Client) -> None:
 
 
 def test_item_is_found_by_its_words_until_it_is_deleted(world: tiny.World, tmp_path: Path) -> None:
-    """In the very next answer after it came, changed and went."""
+    """The next search after a write finds an item by its current title, and not after deletion."""
     with Server(world.copy(tmp_path / "data")) as server, server.client() as http:
         for title in ("zeppelin", "harpsichord"):
             item = {"item_id": "new", "title": title}
@@ -261,10 +261,10 @@ def test_a_memory_adds_its_standardised_score(http: httpx.Client, who: dict[str,
     ],
 )
 @pytest.mark.parametrize("who", [{"user_id": "u3"}, {"user_id": "u3", "history": SESSION}])
-def test_reasons_are_those_of_the_score(
+def test_search_explanations_equal_those_of_score(
     http: httpx.Client, who: dict[str, Any], how: dict[str, Any]
 ) -> None:
-    """The same events with the same numbers, however the memory is attended; and its mass."""
+    """Search gives each item the explanation and mass of /v1/score."""
     asked = {"at": AT, "explain": 50} | who | how
     found = search(http, **asked)["items"]
     scored = ask(http, "/v1/score", item_ids=[item["item_id"] for item in found], **asked)["items"]
@@ -285,15 +285,15 @@ def test_reasons_are_those_of_the_score(
 
 
 def test_coarse_search_attends_a_short_memory_exactly(http: httpx.Client) -> None:
-    """The answer's mass is the share of the nearest keys; each item's, the memory's: all of it."""
+    """Coarse search attends a short memory exactly, so that each item has mass 1."""
     found = search(http, user_id="u3", retrieval={"mode": "coarse", "k": 4})
     assert found["retrieval"] == "coarse"
     assert 0 < found["mass"] < 1
     assert [item["mass"] for item in found["items"]] == [1.0] * len(found["items"])
 
 
-def test_without_a_memory_there_are_no_reasons(http: httpx.Client) -> None:
-    """Asked for by nobody they add nothing; a memory that is empty has none."""
+def test_explanations_are_absent_without_a_memory(http: httpx.Client) -> None:
+    """`explain` adds nothing without a user, and empty explanations for an empty memory."""
     plain = search(http)
     asked = search(http, explain=5)
     assert asked == plain

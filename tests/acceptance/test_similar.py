@@ -21,15 +21,15 @@ def http(trained: Server) -> Iterator[httpx.Client]:
 
 
 def near(http: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
-    """What is like an item, with how it is."""
+    """Return the items similar to an item, with cosines and shares."""
     answer = http.get(f"/v1/items/{name}/similar", params={"limit": 1000} | asked)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
 
-def test_similar_items_say_by_what(http: httpx.Client) -> None:
-    """By text and by training; the space that is asked for alone gives that one's cosines."""
+def test_similar_items_report_cosine_and_share_per_space(http: httpx.Client) -> None:
+    """Each similar item has a cosine and share per space; one space alone ranks by its cosine."""
     seed = item_id(0, 1)
     both = near(http, seed)
     alone = {space: near(http, seed, space=space) for space in ("content", "trained")}
@@ -62,8 +62,8 @@ def ids(answer: dict[str, Any]) -> list[str]:
     return [item["item_id"] for item in answer["items"]]
 
 
-def test_a_new_item_is_similar_by_its_text_until_it_is_trained(http: httpx.Client) -> None:
-    """The answer says so, and what to ask for instead."""
+def test_untrained_item_is_similar_by_content_alone(http: httpx.Client) -> None:
+    """An untrained item has only the content space; `space=trained` is refused with 422."""
     seed = item_id(0, 1)
     put(http, {"item_id": "fresh", "title": "supernova nebula quasar", "tags": ["telescope"]})
     assert near(http, "fresh")["spaces"] == ["content"]
@@ -78,7 +78,7 @@ def test_a_new_item_is_similar_by_its_text_until_it_is_trained(http: httpx.Clien
 
 
 def test_an_item_without_text_is_similar_by_training_alone(http: httpx.Client) -> None:
-    """Until it has a text again."""
+    """An item without text has only the trained space, until its text is restored."""
     seed = item_id(0, 1)
     before = http.get(f"/v1/items/{seed}").json()
     try:
@@ -91,7 +91,7 @@ def test_an_item_without_text_is_similar_by_training_alone(http: httpx.Client) -
 
 
 def test_before_training_items_are_similar_by_their_text(untrained: Server) -> None:
-    """And say so."""
+    """Without a model, similar items have only the content space."""
     with untrained.client() as http:
         found = near(http, item_id(0, 1))
         assert found["spaces"] == ["content"]

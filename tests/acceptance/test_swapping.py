@@ -109,8 +109,8 @@ def test_no_answer_mixes_two_models(trained: Server, world: World) -> None:
     assert min(seen.values()) >= SWAPS // 2 * CLIENTS
 
 
-def test_what_was_answered_before_a_swap_comes_back_with_it(trained: Server, world: World) -> None:
-    """Forward and back again: the first model answers as it did, and the list names the current."""
+def test_reactivated_version_gives_the_same_answers(trained: Server, world: World) -> None:
+    """Reactivating a version restores its answers, and the list names the current version."""
     path, body = QUESTIONS[0]
     with trained.client() as http:
         before = http.post(path, json=body).json()

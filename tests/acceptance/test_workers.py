@@ -1,4 +1,4 @@
-"""Several workers behind one port: what one was told, the others know; what one suffers, it alone.
+"""Several workers behind one port: shared writes, models, jobs, metrics and memory.
 
 Every request is shown to have been answered by the process that it is said to be answered by.
 """
@@ -43,13 +43,13 @@ def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 def pair(server: Server) -> tuple[Worker, Worker]:
-    """Its two workers."""
+    """The two workers of the server."""
     one, other = workers(server)
     return one, other
 
 
 def answering(server: Server) -> list[Worker]:
-    """The workers that say they are ready, of those there are."""
+    """Return the workers of a server once all of them serve, else none."""
     with server.client() as http:
         text = http.get("/metrics").text
     serving = set(re.findall(r'heed_events\{worker="(\d)"\}', text))
@@ -57,7 +57,7 @@ def answering(server: Server) -> list[Worker]:
 
 
 def both_ways(pair: tuple[Worker, Worker]) -> Iterator[tuple[Worker, Worker]]:
-    """Who writes, and who reads at once."""
+    """Yield the two workers as (writer, reader), then the other way round."""
     yield pair
     yield pair[::-1]
 
@@ -82,7 +82,7 @@ def test_an_event_is_in_the_next_answer_of_the_other(pair: tuple[Worker, Worker]
 
 
 def test_a_forgotten_event_is_in_no_answer_of_the_other(pair: tuple[Worker, Worker]) -> None:
-    """What one worker deletes, the other explains by no more, though it had it in its cache."""
+    """An event deleted through one worker is absent from the other's next explanation."""
     for at, (writer, reader) in enumerate(both_ways(pair)):
         user = f"shared-forget-{at}"
         events = [
@@ -102,8 +102,8 @@ def test_a_forgotten_event_is_in_no_answer_of_the_other(pair: tuple[Worker, Work
         assert named() == set()
 
 
-def test_an_item_is_found_by_the_other_and_then_by_none(pair: tuple[Worker, Worker]) -> None:
-    """New, changed and deleted items are at once so in search, scores and lists of the other."""
+def test_item_changes_are_found_by_the_other(pair: tuple[Worker, Worker]) -> None:
+    """New, changed and deleted items are reflected in the next answer of the other worker."""
     for at, (writer, reader) in enumerate(both_ways(pair)):
         item = {"item_id": f"shared-item-{at}", "title": f"zyzzyva{at} weevil"}
 
@@ -125,7 +125,7 @@ def test_an_item_is_found_by_the_other_and_then_by_none(pair: tuple[Worker, Work
 
 
 def test_a_profile_is_known_to_the_other(pair: tuple[Worker, Worker]) -> None:
-    """A profile that one worker stores is what the other answers by."""
+    """A profile stored through one worker makes the next answer of the other personal."""
     for at, (writer, reader) in enumerate(both_ways(pair)):
         path = f"/v1/users/shared-profile-{at}"
         asked = {"user_id": f"shared-profile-{at}", "item_ids": [item_id(2, 1)]}
@@ -139,7 +139,7 @@ def test_a_profile_is_known_to_the_other(pair: tuple[Worker, Worker]) -> None:
 def test_a_model_that_one_activates_answers_from_all(
     pair: tuple[Worker, Worker], world: World
 ) -> None:
-    """When an activation was answered, the next answer of the other worker is the new version's."""
+    """A version activated through one worker is served by the next answer of the other."""
     for version, (writer, reader) in zip(
         (world.second, world.first) * 2, itertools.cycle(both_ways(pair)), strict=False
     ):
@@ -149,8 +149,8 @@ def test_a_model_that_one_activates_answers_from_all(
         assert reader.ask("POST", "/v1/score", asked).body["model_version"] == version
 
 
-def test_a_training_is_one_for_all_workers(pair: tuple[Worker, Worker]) -> None:
-    """One trains, the other follows the job, refuses a second, and serves what came of it."""
+def test_training_is_shared_by_all_workers(pair: tuple[Worker, Worker]) -> None:
+    """A second worker refuses another training, follows the job, and serves its version."""
     trainer, other = pair
     job = trainer.ask("POST", "/v1/models/train", TRAINING).body["job_id"]
     refused = other.ask("POST", "/v1/models/train", TRAINING)
@@ -174,7 +174,7 @@ def test_a_training_is_one_for_all_workers(pair: tuple[Worker, Worker]) -> None:
 
 
 def test_metrics_cover_all_workers_from_any_worker(pair: tuple[Worker, Worker]) -> None:
-    """Requests add up over the workers, the same from either; memory is told of each."""
+    """Each worker returns the request counts and the memory of all workers."""
 
     def counted(worker: Worker) -> dict[str, float]:
         text = worker.ask("GET", "/metrics").body
@@ -265,7 +265,7 @@ def test_every_worker_ends_and_no_process_remains(world: World, tmp_path: Path) 
 
 
 def test_workers_share_the_loaded_memory(tmp_path: Path) -> None:
-    """Of a catalogue with indexes each worker has little for itself, also after items changed."""
+    """Two workers hold less than 1.2 times the memory of one, 1.4 times after item changes."""
     data = tmp_path / "data"
     random = np.random.default_rng(0)
     words = np.array([f"w{number}" for number in range(5_000)])
@@ -310,7 +310,7 @@ def _held(server: Server) -> int:
 def test_a_port_that_is_served_is_not_shared_with_another_service(
     server: Server, world: World, tmp_path: Path
 ) -> None:
-    """Sockets of workers share a port among themselves; a second service is refused it."""
+    """A second service on a port that workers already share is refused."""
     data = world.copy(tmp_path / "data")
     port = server.url.rpartition(":")[2]
     with pytest.raises(AssertionError, match=r"in use"):

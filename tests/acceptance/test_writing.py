@@ -212,7 +212,7 @@ def test_deleted_event_is_absent_and_a_second_delete_is_404(http: httpx.Client) 
         assert http.delete(f"/v1/users/{user}/history/{event}").status_code == 404
 
 
-def test_at_sign_in_both_histories_are_one(http: httpx.Client) -> None:
+def test_merge_unites_histories_and_profiles(http: httpx.Client) -> None:
     """After the merge the answer is that of someone who did it all; the visitor is unknown."""
     visitor, member = events("visitor", 3), events("member", 3, genre=1)
     store(http, visitor + member)
@@ -248,7 +248,7 @@ def test_a_profile_alone_makes_an_answer_personal(http: httpx.Client) -> None:
         assert reason["type"] == "profile"
 
 
-def test_a_profile_has_its_bounds(http: httpx.Client) -> None:
+def test_profile_has_at_most_1000_interests(http: httpx.Client) -> None:
     """A thousand interests are answered with; one more is refused."""
     interests = [f"word {n}" for n in range(1001)]
     refused = http.put("/v1/users/keen", json={"interests": interests})

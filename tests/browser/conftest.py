@@ -44,7 +44,7 @@ def size() -> tuple[int, int]:
 
 @pytest.fixture
 def page(browser: Browser, server: Server, size: tuple[int, int]) -> Iterator[Page]:
-    """The page, opened; at the end it must have had nothing to complain of."""
+    """Yield the opened page; fail on console errors, warnings and requests elsewhere."""
     page = browser.new_page(viewport={"width": size[0], "height": size[1]})
     page.set_default_timeout(15_000)
     wrong: list[str] = []

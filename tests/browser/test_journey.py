@@ -12,7 +12,7 @@ from tests.support.tiny import World
 
 
 def test_search_watch_ask_why_and_swap_the_model(page: Page, world: World) -> None:
-    """Each step shows what the one before it changed, and nothing is said on the console."""
+    """Search, watch, explanation and a change of model each update the page."""
     page.get_by_role("searchbox").press_sequentially("garlic", delay=20)
     expect(results(page).first.locator("mark").first).to_have_text("garlic")
     choose(page, "u4")  # walks through space

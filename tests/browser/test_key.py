@@ -1,4 +1,4 @@
-"""A service that asks for a key: what stands before it lets nobody in without one."""
+"""The page of a service behind a guard that requires an API key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def give(page: Page, key: str) -> None:
 
 
 def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None:
-    """Nothing is shown without it; a wrong one is told apart from none, and from too weak a one."""
+    """Without a key the page is empty; a missing, wrong or weak key each get their own message."""
     page = guarded
     form = page.get_by_role("region", name="A key is needed")
     expect(form).to_contain_text("answers only those who have one")
@@ -83,7 +83,7 @@ def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None
 
 
 def test_api_key_is_stored_per_tab_and_never_in_a_url(guarded: Page) -> None:
-    """A reload has it still; it can be forgotten, and no request names it but in its header."""
+    """The key survives a reload, can be forgotten, and is in no URL and no local storage."""
     page = guarded
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

@@ -23,8 +23,8 @@ def leave_out(row: Locator) -> float:
     return float(told.get_attribute("data-without") or "nan")
 
 
-def test_the_score_without_an_event_is_the_one_after_forgetting_it(page: Page) -> None:
-    """Told by number, by a second bar and in words; and then the event is forgotten in earnest."""
+def test_score_without_an_event_equals_the_score_after_deleting_it(page: Page) -> None:
+    """The score shown without an event equals the score after the event is deleted."""
     choose(page, "u3")
     ask_why(page)
     whole, bars = score(page), page.locator("#contributions rect").count()

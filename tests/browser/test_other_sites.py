@@ -101,7 +101,7 @@ def test_page_of_another_origin_can_neither_read_nor_write(
     assert state(server) == before
 
 
-def test_a_name_that_turns_into_this_machine(browser: Browser, server: Server) -> None:
+def test_dns_rebinding_is_refused(browser: Browser, server: Server) -> None:
     """A page that the browser takes for the service's own (DNS rebinding) changes nothing."""
     before = state(server)
     own = f"http://evil.example:{server.url.rpartition(':')[2]}"

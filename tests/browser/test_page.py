@@ -16,7 +16,7 @@ from tests.support.server import Server
 from tests.support.tiny import World
 
 
-def test_the_page_opens_on_a_person_and_on_what_is_stored(page: Page, server: Server) -> None:
+def test_page_opens_with_a_user_and_the_store_counts(page: Page, server: Server) -> None:
     """A user with a history and recommendations, the counts of the store, and the model."""
     expect(page.locator("#person")).to_have_attribute("data-shown", re.compile("^u"))
     user = page.get_by_label("User", exact=True).input_value()
@@ -37,8 +37,8 @@ def test_the_page_opens_on_a_person_and_on_what_is_stored(page: Page, server: Se
     expect(page.locator("#stored-events")).to_have_text("481")
 
 
-def test_an_empty_store_says_what_to_do_next(browser: Browser, tmp_path: Path) -> None:
-    """Commands with the page's own address; once they were followed, it opens on a person."""
+def test_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path: Path) -> None:
+    """On an empty store the page shows commands, which fill it when they are run."""
     with Server(tmp_path / "empty") as server, server.client() as http:
         page = browser.new_page(viewport={"width": 360, "height": 740})
         page.goto(server.url)
@@ -57,7 +57,7 @@ def test_an_empty_store_says_what_to_do_next(browser: Browser, tmp_path: Path) -
         page.close()
 
 
-def test_what_lowers_a_score_is_no_reason_for_it(page: Page) -> None:
+def test_only_positive_contributions_are_shown_as_reasons(page: Page) -> None:
     """Only events of positive contribution stand after "because of"."""
 
     def answer(route: Route) -> None:
@@ -123,7 +123,7 @@ def test_watching_changes_the_recommendations_at_once(page: Page) -> None:
 
 
 def test_a_guest_begins_with_nothing(page: Page) -> None:
-    """And gets answers all the same; the first event makes them personal."""
+    """A new guest gets popular items, and personal ones after the first event."""
     page.get_by_role("button", name="New guest").click()
     expect(page.locator("#person-note")).to_contain_text("No event yet")
     expect(page.locator("#recommended > li").first).to_contain_text("popular")
@@ -132,8 +132,8 @@ def test_a_guest_begins_with_nothing(page: Page) -> None:
     expect(page.locator("#recommended > li").first).to_contain_text("from their history")
 
 
-def test_what_a_score_is_made_of_sums_to_it(page: Page) -> None:
-    """Every row is signed, and together they are the score that the service gave."""
+def test_shown_contributions_sum_to_the_score(page: Page) -> None:
+    """The signed contributions shown for a score sum to it."""
     choose(page, "u3")
     ask_why(page)
     expect(page.locator("#why")).to_be_visible()
@@ -147,8 +147,8 @@ def test_what_a_score_is_made_of_sums_to_it(page: Page) -> None:
     assert signs == ["negative" if amount < 0 else "positive" for amount in amounts(page)]
 
 
-def test_the_map_shows_each_head_and_changes_with_how_it_attends(page: Page) -> None:
-    """Weights of a head are shares; hard attention gives one row everything."""
+def test_attention_table_follows_the_options(page: Page) -> None:
+    """The table shows weights in percent, and 100 % for one row under hard attention."""
     choose(page, "u3")
     ask_why(page)
     soft = page.locator("#attention td").all_inner_texts()
@@ -176,14 +176,14 @@ def test_another_model_is_served_without_a_reload(page: Page, world: World) -> N
 
 
 def test_page_shows_the_time_of_each_stage(page: Page) -> None:
-    """Of the last requests, as the service measured it."""
+    """The latency table lists the stages of the last requests."""
     page.get_by_role("searchbox").fill("rocket")
     search = page.locator("#latency tr", has_text="POST /v1/search").first
     expect(search).to_contain_text("attend")
     expect(search).to_contain_text("total")
 
 
-def test_texts_are_only_text(page: Page, server: Server) -> None:
+def test_markup_in_titles_is_escaped(page: Page, server: Server) -> None:
     """What a title holds is shown as it is written, and runs nothing."""
     evil = '<img src=x onerror="document.title=1"> <script>document.title=2</script> zeppelin'
     with server.client() as http:
@@ -196,7 +196,7 @@ def test_texts_are_only_text(page: Page, server: Server) -> None:
 
 
 def test_the_page_can_be_used_by_keys_alone(page: Page) -> None:
-    """From the first tab to an explanation, in the order in which things stand."""
+    """Search and the choice of a user work with the keyboard alone."""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to search"
     page.keyboard.press("Enter")
@@ -255,7 +255,7 @@ def test_page_passes_the_accessibility_audit(
 
 
 def test_page_is_small_and_loaded_once(page: Page, server: Server) -> None:
-    """Less than 100 kB in all; the second time nothing has to be sent again."""
+    """The files of the page total less than 100 kB, and a second request is answered with 304."""
     with server.client() as http:
         names = ["", *(f"playground/{name}" for name in
                        ("style.css", "main.js", "api.js", "dom.js", "search.js", "person.js",

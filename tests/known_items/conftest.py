@@ -1,4 +1,4 @@
-"""What needs data that may not be kept here is collected where a folder with it is named."""
+"""Collection rule: test_pyvideo.py is collected only where PYVIDEO names its data."""
 
 import os
 

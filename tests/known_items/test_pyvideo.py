@@ -17,8 +17,8 @@ __all__ = ["heed"]
 FOLDER = Path(os.environ["PYVIDEO"])
 
 
-def test_the_command_finds_what_is_recorded(heed: Heed, tmp_path: Path) -> None:
-    """In the same catalogue: every rank, and the means to rounding."""
+def test_evaluate_search_reproduces_the_record(heed: Heed, tmp_path: Path) -> None:
+    """`heed evaluate-search` reproduces every recorded rank, and the means to 1e-6."""
     report = tmp_path / "report.json"
     said = heed("evaluate-search", FOLDER, "--judgments", LIST, "--json", report)
     assert said.code == 0, said.err
@@ -31,8 +31,8 @@ def test_the_command_finds_what_is_recorded(heed: Heed, tmp_path: Path) -> None:
             assert abs(found["ways"][way][name] - value) < 1e-6
 
 
-def test_a_server_answers_what_is_recorded(heed: Heed, tmp_path: Path) -> None:
-    """`POST /v1/search`, over the talks that `heed import pyvideo` stored."""
+def test_server_reproduces_the_record(heed: Heed, tmp_path: Path) -> None:
+    """POST /v1/search over the imported talks reproduces the recorded ranks."""
     said = heed("import", "pyvideo", FOLDER)
     assert said.code == 0, said.err
     with Server(tmp_path / "data") as server, server.client() as http:

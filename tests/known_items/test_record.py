@@ -1,4 +1,4 @@
-"""What is recorded of known items holds for the search that is served, and finds them.
+"""The recorded known-item ranks match the query list and the current search parameters.
 
 Whether a search still finds them is told by test_pyvideo.py, which needs the data.
 """
@@ -12,13 +12,13 @@ from tests.known_items.known import known, record
 
 
 def test_list_has_thirty_queries() -> None:
-    """Each once, by a query of its own."""
+    """The list has thirty queries, each with one relevant talk of its own."""
     items = [item_id for judged in known() for item_id in judged.gains]
     assert len(known()) == len(set(items)) == len(items) == 30
 
 
-def test_the_record_is_of_this_list_and_of_the_search_that_is_served() -> None:
-    """Whoever changes the encoder or what a match is worth records anew: make known PYVIDEO=DIR."""
+def test_record_matches_the_current_search() -> None:
+    """The record was made with the current queries, text encoder and search parameters."""
     recorded = record()
     assert [found["query"] for found in recorded["ranks"]] == [judged.query for judged in known()]
     assert recorded["encoder"] == StaticEncoder.name
@@ -27,7 +27,7 @@ def test_the_record_is_of_this_list_and_of_the_search_that_is_served() -> None:
 
 
 def test_all_were_found_among_the_first_three() -> None:
-    """And the means that are recorded are those of the ranks."""
+    """Every recorded rank is at most 3, and the recorded nDCG is that of the ranks."""
     recorded = record()
     ranks = [found["rank"] for found in recorded["ranks"]]
     assert sum(rank is not None and rank <= 3 for rank in ranks) == 30

@@ -273,7 +273,7 @@ def test_gradients_equal_the_slopes_of_the_loop(problem: Problem) -> None:
 def test_a_target_that_sees_nothing_gets_nothing(
     hidden_by: str, score: Scorer, temperature: float, hard: bool
 ) -> None:
-    """Zero weights, zero context, and finite gradients: its own exactly zero."""
+    """A target with all rows hidden has zero weights, zero context and zero gradients."""
     torch.manual_seed(0)
     query, keys = torch.randn(2, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     values = torch.randn(3, 5, requires_grad=True)
@@ -312,7 +312,7 @@ def test_an_empty_memory_gives_nothing() -> None:
 # ---------------------------------------------------------------------------- named cases
 
 
-def test_network_finds_neural_and_social() -> None:
+def test_rows_of_equal_keys_share_the_weight_and_keep_their_values() -> None:
     """Rows that match a query alike but mean different things share the weight, not the value."""
     query = torch.tensor([[4.0, 0.0, 0.0]])  # "network"
     keys = torch.tensor([[2.0, 0.1, 0.0], [2.0, 0.0, 0.1], [-2.0, 0.0, 0.0]])
@@ -339,7 +339,7 @@ def test_one_hot_retrieval_is_a_lookup() -> None:
 @given(st.integers(1, 40), st.integers(2, 70), st.integers(1, 20), st.integers(0, 2**16))
 @quick
 def test_equal_keys_tie_to_the_lowest_row(dim: int, n: int, targets: int, seed: int) -> None:
-    """A matrix product rounds equal keys unequally; the lookup must not see it."""
+    """Hard attention over equal keys takes the lowest row, despite rounding of the products."""
     generator = torch.Generator().manual_seed(seed)
     key = torch.randn(3, 1, dim, generator=generator)
     first = int(torch.randint(n, (1,), generator=generator))
@@ -399,7 +399,7 @@ def test_a_low_temperature_approaches_the_lookup() -> None:
         ({"score": Additive(2, 4, 3)}, "keys: dimension 2, the scorer takes 4"),
     ],
 )
-def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_argument_is_named(change: dict[str, Any], message: str) -> None:
     """Errors say which argument was wrong, and how."""
     arguments = {"query": torch.ones(1, 2), "keys": torch.ones(3, 2), "values": torch.ones(3, 2)}
     with pytest.raises(ValueError, match=message):
@@ -409,8 +409,8 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 # ---------------------------------------------------------------------------- masks
 
 
-def test_a_target_does_not_win_by_being_itself() -> None:
-    """With exclude_self a target in the history is scored by the others alone."""
+def test_exclude_self_hides_the_targets_own_events() -> None:
+    """With exclude_self a target gets no weight from events on the same item."""
     items = torch.tensor([7, 8, 9, 7])
     vectors = torch.eye(3)[torch.tensor([0, 1, 2, 0])] * 5
     targets = torch.tensor([7, 5])

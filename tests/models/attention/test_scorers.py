@@ -18,7 +18,7 @@ def test_zero_vectors_have_cosine_zero() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 3e37])
-def test_cosine_does_not_see_length(size: float) -> None:
+def test_normalize_ignores_the_length(size: float) -> None:
     """Squares that would overflow or vanish in float32 leave the direction intact."""
     torch.testing.assert_close(
         normalize(torch.tensor([[3.0, 4.0]]) * size), torch.tensor([[0.6, 0.8]]), atol=1e-6, rtol=0
@@ -39,7 +39,7 @@ def test_additive_in_blocks_equals_additive_at_once(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
 def test_cosine_is_the_same_with_and_without_gradients(size: float) -> None:
-    """That of float64, keys of any length among the others, none of which changes."""
+    """Cosine equals float64 with and without gradients, for any key length, and changes no key."""
     torch.manual_seed(0)
     query, keys = torch.randn(2, 5, 8), torch.randn(2, 30, 8)
     keys[0, 3] *= size

@@ -150,7 +150,7 @@ def test_any_changes_leave_what_a_dict_would(
 
 
 def frozen(catalogue: Catalogue) -> dict[str, Any]:
-    """A copy of everything that nothing done to the catalogue can reach."""
+    """Return a copy of all data of a catalogue."""
     arrays = ("content", "has_content", "present", "deleted", "visible", "published")
     fields = ("vectors", "owners", "codes", "log_frequency")
     return {
@@ -169,7 +169,7 @@ def frozen(catalogue: Catalogue) -> dict[str, Any]:
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Bit for bit."""
+    """Assert that two copies are equal bit for bit."""
     for name, value in one.items():
         if isinstance(value, np.ndarray):
             np.testing.assert_array_equal(value, other[name])
@@ -178,7 +178,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def differing(old: Catalogue, new: Catalogue) -> set[int]:
-    """The rows whose vectors are others in the later of two views, or that only it has."""
+    """Return the rows whose vectors differ between two views, and the rows of the later alone."""
     return {
         row
         for row in range(len(new))
@@ -187,7 +187,7 @@ def differing(old: Catalogue, new: Catalogue) -> set[int]:
 
 
 def test_changes_are_known_since_the_latest_views_alone() -> None:
-    """Of a view that was long ago, or of another catalogue, nobody says what changed since."""
+    """`changed_since` returns None for an old view and for another catalogue."""
     first = Catalogue.empty(DIMENSION).updated([ItemEntry("a", "a", {"title": "a"})], [], encode)
     later = first
     for count in range(9):
@@ -213,7 +213,7 @@ def matches(has: Any, wanted: Any) -> bool:
 
 
 def passes(entry: ItemEntry, wanted: ItemFilter) -> bool:
-    """The filter of one item, said once more."""
+    """Reference implementation of the filter for one item."""
     categories = set(entry.categories)
     if entry.hidden or (wanted.any and not categories & wanted.any):
         return False
@@ -267,16 +267,14 @@ def test_filters_are_exact(
         (["a"], ["c"], False), ([], [], False), ([1], [True], False), ("ab", "a", False),
     ],
 )  # fmt: skip
-def test_an_attribute_equals_is_one_of_or_holds_one_of(
-    has: Any, wanted: Any, passes_: bool
-) -> None:
-    """As JSON has it: 1 is 1.0, and neither is true."""
+def test_attribute_filters_compare_as_json(has: Any, wanted: Any, passes_: bool) -> None:
+    """Attributes match as JSON values: 1 equals 1.0, and neither equals true."""
     made = build(ItemEntry("a", attributes={"x": has}), ItemEntry("b"))
     assert made.allowed(ItemFilter(attributes={"x": wanted})).tolist() == [passes_, False]
 
 
 def test_no_filter_lets_every_listed_item_pass() -> None:
-    """And nothing that is hidden, removed, or only known from events."""
+    """Without a filter every visible item passes, but no hidden, removed or unlisted item."""
     catalogue = build(ItemEntry("a"), ItemEntry("b", hidden=True), ItemEntry("c")).updated(
         [], ["c"], encode
     )
@@ -294,8 +292,8 @@ def test_a_filter_does_not_write_into_the_catalogue() -> None:
 # ---------------------------------------------------------------------------- keys
 
 
-def test_keys_shared_by_items_know_how_many_they_are() -> None:
-    """The log of their number, over all items and fields, and again after one is gone."""
+def test_log_frequency_counts_the_items_that_share_a_key() -> None:
+    """A key's log frequency counts its items and fields, and follows removals."""
     texts = {"a": "jazz", "b": "jazz", "c": "jazz", "d": "blues"}
     catalogue = build(*(ItemEntry(id_, fields={"tags": text}) for id_, text in texts.items()))
     np.testing.assert_allclose(catalogue.keys.log_frequency, np.log([3, 3, 3, 1]), atol=1e-6)
@@ -305,7 +303,7 @@ def test_keys_shared_by_items_know_how_many_they_are() -> None:
 
 
 def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
-    """Who shares it with the catalogue finds the items that are put later."""
+    """A catalogue extends the vocabulary that it is given."""
     shared = Vocabulary()
     made = Catalogue.empty(DIMENSION, shared).updated(
         [ItemEntry("a", "a", {"title": "a"})], [], encode
@@ -314,7 +312,7 @@ def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
     assert shared.row("a") == made.row("a") == 0
 
 
-def test_the_last_of_several_with_one_id_counts() -> None:
+def test_last_entry_of_an_id_wins() -> None:
     """Within one call too; and an item both removed and put is put."""
     catalogue = build(ItemEntry("a", "first"), ItemEntry("a", "second"))
     assert catalogue.titles[:] == ["second"]
@@ -332,7 +330,7 @@ def test_a_text_without_words_is_no_key() -> None:
 
 
 def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
-    """Search takes their products for cosines."""
+    """Keys are normalised to unit length, whatever the length of the encoder's vectors."""
 
     def rough(texts: Sequence[str]) -> NDArray[np.float32]:
         return 3 * encode(texts).astype(np.float16).astype(np.float32)
@@ -356,14 +354,14 @@ def test_a_brought_embedding_is_a_key_of_unit_length(size: float) -> None:
 
 
 def test_a_zero_embedding_is_no_key() -> None:
-    """It points nowhere."""
+    """An embedding of zeros gives no key and no content vector."""
     catalogue = build(ItemEntry("a", embedding=np.zeros(DIMENSION, np.float32)))
     assert not catalogue.has_content.any()
     assert len(catalogue.keys) == 0
 
 
 def test_an_embedding_of_another_dimension_is_refused() -> None:
-    """Naming both; the catalogue stays as it was."""
+    """An embedding of another dimension is refused, naming both, and changes nothing."""
     catalogue = build(ItemEntry("a", fields={"title": "jazz"}))
     before = frozen(catalogue)
     with pytest.raises(ValueError, match=f"dimension 3, not {DIMENSION}"):
@@ -372,7 +370,7 @@ def test_an_embedding_of_another_dimension_is_refused() -> None:
 
 
 def test_embeddings_of_two_dimensions_are_refused() -> None:
-    """One fits and one does not."""
+    """A batch with one embedding of another dimension is refused."""
     entries = [ItemEntry(f"i{n}", embedding=np.ones(DIMENSION + n, np.float32)) for n in range(2)]
     with pytest.raises(ValueError, match=f"dimension {DIMENSION + 1}, not {DIMENSION}"):
         build(*entries)
@@ -399,7 +397,7 @@ def test_only_what_changed_is_encoded() -> None:
 # ---------------------------------------------------------------------------- rows
 
 
-def test_rows_are_the_vocabularys_and_keep_their_meaning() -> None:
+def test_items_keep_their_row() -> None:
     """A removed item that comes back, changed, comes back to its row."""
     vocabulary = Vocabulary(["from a history"])
     catalogue = Catalogue.empty(DIMENSION, vocabulary)
@@ -423,8 +421,8 @@ def test_a_view_knows_only_the_rows_it_has() -> None:
     assert late.rows([]).shape == (0,)
 
 
-def test_covering_gives_rows_without_listing_them() -> None:
-    """Nothing else changes, and covering what is covered changes nothing at all."""
+def test_with_items_adds_unlisted_rows() -> None:
+    """`with_items` adds invisible rows for unknown ids and is idempotent."""
     catalogue = build(ItemEntry("a", "A", fields={"title": "jazz"}))
     wider = catalogue.with_items(["x", "a", "x"])
     assert (len(catalogue), len(wider)) == (1, 2)
@@ -434,7 +432,7 @@ def test_covering_gives_rows_without_listing_them() -> None:
 
 
 def test_no_change_is_the_same_view() -> None:
-    """Removing what never was is a change that changes nothing."""
+    """An empty update returns the same view; removing an unknown id changes no data."""
     catalogue = build(ItemEntry("a", fields={"title": "jazz"}))
     assert catalogue.updated([], [], encode) is catalogue
     assert_same(frozen(catalogue.updated([], ["never"], encode)), frozen(catalogue))

@@ -17,7 +17,7 @@ from models.catalogue.cow_array import CowArray
 
 @pytest.fixture(autouse=True)
 def always_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is too small to be shared."""
+    """Map arrays of every size."""
     monkeypatch.setattr(cow_array, "SMALL", 0)
 
 
@@ -32,7 +32,7 @@ def rows(seed: int, count: int, width: int, dtype: Any) -> NDArray[Any]:
 @settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_every_version_stays_as_a_copy_of_it_would(
+def test_every_version_equals_a_plain_copy(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, mapped: bool
 ) -> None:
     """Mapped or, where the system cannot, copied: a version never changes, whatever follows it."""
@@ -63,8 +63,8 @@ def test_every_version_stays_as_a_copy_of_it_would(
             np.testing.assert_array_equal(state.array, copy)
 
 
-def test_what_is_added_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New rows are in the memory of those before; a row is written once, and when it changes."""
+def test_appended_rows_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appended rows share memory with earlier rows, and each row is written once per change."""
     written = 0
 
     def counted(file: int, data: Any, place: int, pwrite: Any = os.pwrite) -> int:
@@ -138,8 +138,8 @@ def _private() -> int:
     )
 
 
-def test_views_that_are_let_go_of_hold_no_file() -> None:
-    """A file goes with the last view of it, a mapping with the last array that looks at it."""
+def test_released_arrays_close_their_files() -> None:
+    """A file is closed once the last array that uses it is released."""
     folder = Path("/proc/self/fd")
     if not folder.exists():
         folder = Path("/dev/fd")
@@ -164,7 +164,7 @@ def test_views_that_are_let_go_of_hold_no_file() -> None:
 
 
 def test_small_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in memory is for large arrays alone."""
+    """Arrays below the size limit are copied and not mapped."""
     monkeypatch.setattr(cow_array, "SMALL", 1 << 20)
     one = rows(1, 1, 9, np.float32)
     first = CowArray(rows(0, 100, 9, np.float32))

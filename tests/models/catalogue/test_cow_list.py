@@ -1,4 +1,4 @@
-"""Sequences of which later states share what is alike, beside plain lists."""
+"""Copy-on-write lists compared with plain lists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from models.catalogue.cow_list import CowList
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
-def test_every_state_stays_as_a_list_would(data: st.DataObject) -> None:
-    """Whatever was appended and changed since, and from whichever state."""
+def test_every_version_equals_a_plain_list(data: st.DataObject) -> None:
+    """Each version equals a plain list of its time, whichever version is updated later."""
     states = [(CowList(["a", "b"]), ["a", "b"])]
     for turn in range(data.draw(st.integers(1, 9), "updates")):
         before, listed = states[data.draw(st.sampled_from([-1, -1, 0]), "from")]
@@ -39,8 +39,8 @@ class Thing:
     """Something that can be watched."""
 
 
-def test_what_no_view_needs_is_let_go_of() -> None:
-    """A sequence whose objects change for ever holds the latest, and at most as many again."""
+def test_replaced_objects_are_released() -> None:
+    """A repeatedly updated list keeps a bounded number of replaced objects alive."""
     things = [Thing() for _ in range(5_000)]
     watched = [weakref.ref(thing) for thing in things]
     state = CowList(things[:10])

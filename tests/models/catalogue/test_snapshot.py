@@ -1,4 +1,4 @@
-"""Snapshots: what one answer needs, as it was built and after the catalogue changed."""
+"""Snapshots: building, refreshing after catalogue changes, and indexes."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def made() -> TrainedModel:
 
 
 def alike(one: Snapshot, other: Snapshot) -> None:
-    """Everything but the indexes."""
+    """Assert that two snapshots are equal but for their indexes."""
     for mine, yours in zip(one.tables, other.tables, strict=True):
         np.testing.assert_allclose(mine, yours, atol=1e-6)
     for name in ("trained_rows", "has_vector", "counts"):
@@ -32,8 +32,8 @@ def alike(one: Snapshot, other: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_a_refreshed_snapshot_is_one_built_anew(made: TrainedModel, is_trained: bool) -> None:
-    """After items came, changed and went, and others were used; the old one stays as it was."""
+def test_refreshing_equals_building(made: TrainedModel, is_trained: bool) -> None:
+    """A refreshed snapshot equals a newly built one, and the old snapshot is unchanged."""
     model = made if is_trained else None
     counts = np.arange(14)
     before = Snapshot.build("v", model, catalogue(14), counts)
@@ -48,8 +48,8 @@ def test_a_refreshed_snapshot_is_one_built_anew(made: TrainedModel, is_trained: 
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_a_few_changes_are_projected_alone(made: TrainedModel, is_trained: bool) -> None:
-    """One item of many changed, one came and one went: the same tables as from projecting all."""
+def test_partial_projection_equals_projecting_all(made: TrainedModel, is_trained: bool) -> None:
+    """Projecting the changed items alone gives the tables of projecting all items."""
     model = made if is_trained else None
     before = Snapshot.build("v", model, catalogue(40), np.arange(40))
     kept = [table.clone() for table in before.tables]
@@ -76,7 +76,7 @@ def test_popularity_alone_may_be_refreshed(made: TrainedModel, is_trained: bool)
 
 
 def test_counts_are_copied(made: TrainedModel) -> None:
-    """The counter goes on counting; what the snapshot shows does not move. Missing ones are 0."""
+    """A snapshot copies the counts; items without a count have 0."""
     counts = np.arange(5)
     for snapshot in (
         Snapshot.build("v", made, catalogue(14), counts),
@@ -104,7 +104,7 @@ def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trai
 
 
 def test_untrained_items_take_the_prior_of_the_new(made: TrainedModel) -> None:
-    """As training learned it, when the catalogue is first seen and when it grows."""
+    """Untrained items have the learned prior of new items."""
     snapshot = Snapshot.build("v", made, catalogue(14), np.zeros(14, np.int64))
     grown = snapshot.refreshed(catalogue(40), np.zeros(40, np.int64))
     new = made.model.new_prior.item()
@@ -148,7 +148,7 @@ def test_an_empty_service_has_a_snapshot() -> None:
 
 
 def test_a_model_of_another_text_space_is_refused(made: TrainedModel) -> None:
-    """Naming both dimensions."""
+    """A model of another embedding dimension is refused, naming both dimensions."""
     with pytest.raises(ValueError, match=f"dimension {DIMENSION}, the catalogue's have 3"):
         Snapshot.build("v", made, Catalogue.empty(3), np.zeros(0, np.int64))
 
@@ -174,7 +174,7 @@ def test_items_newer_than_the_index_are_recommended(
 
 
 def test_small_catalogues_have_no_index(made: TrainedModel) -> None:
-    """Fields are counted apart from items: there are two keys an item here."""
+    """Each index is built once its own number of items or keys reaches the limit."""
     bare = small_snapshot(15, made.model, index_from=31)
     assert bare.index is None
     assert bare.key_index is None
@@ -185,7 +185,7 @@ def test_small_catalogues_have_no_index(made: TrainedModel) -> None:
 
 
 def test_the_key_index_stays_until_there_is_a_new_one(made: TrainedModel) -> None:
-    """Keys never move: those of changed items are nobody's, until all are put in order."""
+    """Refreshing keeps the key index and its keys; reindexing removes the orphaned keys."""
     snapshot = small_snapshot(40, made.model, index_from=20)
     assert snapshot.indexed_keys == 80
     changes: list[tuple[list[ItemEntry], list[str]]] = [

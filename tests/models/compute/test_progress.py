@@ -8,8 +8,8 @@ import pytest
 from models.compute.progress import Stopwatch
 
 
-def test_the_time_left_is_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first step on, which may be the first of a training that was gone on with."""
+def test_remaining_time_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remaining time follows the pace since the first step, also of a resumed training."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     clock = Stopwatch(90.0)

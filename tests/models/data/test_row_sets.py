@@ -10,7 +10,7 @@ from models.data.row_sets import sorted_union
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 0), (1, 0), (5, 7, 3), (200, 300)])
 def test_rows_are_united_as_sets_are(sizes: tuple[int, ...]) -> None:
-    """Each once, rising, of any number of parts, some of them empty."""
+    """`sorted_union` returns the distinct rows of all parts in ascending order."""
     generator = np.random.default_rng(sum(sizes))
     parts = [generator.integers(0, 50, size) for size in sizes]
     found = sorted_union(*parts)

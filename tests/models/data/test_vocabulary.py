@@ -51,7 +51,7 @@ def test_ids_must_be_distinct() -> None:
 
 
 def test_a_copy_grows_on_its_own() -> None:
-    """Neither sees what the other adds."""
+    """A copied vocabulary and its original do not see each other's additions."""
     first = Vocabulary(["a"])
     second = first.copy()
     assert (first.add("b"), second.add("c")) == (1, 1)

@@ -37,7 +37,7 @@ def log_of(lengths: list[int], seed: int = 0) -> Interactions:
 # ---------------------------------------------------------------------------- rectangles
 
 
-def test_stretches_become_rectangles_by_hand() -> None:
+def test_padded_windows_by_hand() -> None:
     """Oldest first; in the padding item 0, the stretch's last time, and an event that is there."""
     log = five_users()
     found = pad_windows(log, np.array([0, 3]), np.array([3, 5]))
@@ -50,8 +50,10 @@ def test_stretches_become_rectangles_by_hand() -> None:
 
 @quick
 @given(lengths=lengths_of_users, seed=st.integers(0, 1000), data=st.data())
-def test_every_stretch_is_in_its_row(lengths: list[int], seed: int, data: st.DataObject) -> None:
-    """Any stretches of any log, empty ones too; the padding can be read without harm."""
+def test_padded_windows_hold_their_events(
+    lengths: list[int], seed: int, data: st.DataObject
+) -> None:
+    """Each padded row holds the events of its window, and its padding is valid to read."""
     log = log_of(lengths, seed)
     ends = st.integers(0, len(log)).flatmap(
         lambda end: st.tuples(st.integers(0, end), st.just(end))
@@ -76,8 +78,8 @@ def test_every_stretch_is_in_its_row(lengths: list[int], seed: int, data: st.Dat
             assert (found.events[row] < len(log)).all()
 
 
-def test_of_no_users_there_is_nothing() -> None:
-    """Nor of a log without events; a rectangle has a column all the same."""
+def test_windows_of_an_empty_log() -> None:
+    """Windows of a log without events have length 0 and one column."""
     log = log_of([0, 0])
     found = newest_windows(log, np.array([0, 1], np.int32), 5)
     assert found.items.tolist() == [[0], [0]]
@@ -91,7 +93,7 @@ def test_of_no_users_there_is_nothing() -> None:
 @given(length=st.integers(0, 2_000), window=st.integers(1, 300))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_the_window_begins_within_bounds(length: int, window: int) -> None:
-    """All of it is read up to a window, then more than three quarters of one, never more."""
+    """A history longer than the window is read from over three quarters to one window of events."""
     start = window_start(length, window)
     read = length - start
     assert start == reference_model.window_start(length, window)
@@ -115,8 +117,8 @@ def test_the_window_moves_in_steps(window: int) -> None:
     assert (np.diff(places) == step).all()
 
 
-def test_what_the_encoder_reads_of_each_history() -> None:
-    """The newest events from the beginning of the window on, by hand and for those without any."""
+def test_newest_windows_by_hand() -> None:
+    """`newest_windows` returns the events from each window's start on, in request order."""
     log = log_of([3, 0, 11, 8])
     found = newest_windows(log, np.array([2, 1, 0, 3, 2], np.int32), 8)
     # Of 11 events with a window of 8 and steps of 2 the first 4 are left out.
@@ -151,7 +153,7 @@ def test_windows_cover_every_target(lengths: list[int], longest: int, seed: int)
 
 
 def test_windows_are_drawn_anew() -> None:
-    """Another epoch cuts a long history elsewhere; the same chance cuts it the same."""
+    """Windows differ from epoch to epoch and repeat for a seed."""
     log = log_of([400])
     generator = np.random.default_rng(0)
     first, second = tile_windows(log, 50, generator), tile_windows(log, 50, generator)
@@ -187,7 +189,7 @@ def test_batches_hold_within_their_budget(lengths: list[int], tokens: int, seed:
 
 
 def test_windows_of_like_length_are_together() -> None:
-    """So that little is padded; and batches come in random order."""
+    """Windows of similar length share a batch, and batches come in random order."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 60, 800)
     ends = np.cumsum(lengths)

@@ -44,8 +44,8 @@ def plain(parts: Sequence[Tensor], bucket: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("length", EDGES)
-def test_it_is_attention_over_what_came_before(length: int) -> None:
-    """Each head of each history, query by query and key by key."""
+def test_causal_attention_equals_the_loop(length: int) -> None:
+    """Each query's context equals the float64 loop over its own and earlier keys."""
     parts, bucket = drawn(length, 2, length)
     got = causal(parts, bucket)
     assert got.shape == (HEADS, 2, length, SIZE)
@@ -66,7 +66,7 @@ def test_it_is_attention_over_what_came_before(length: int) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", EDGES)
 def test_every_gradient_is_that_of_the_formula(length: int, batch: int) -> None:
-    """Of queries, keys, values and biases, by autograd of the plain formula in float64."""
+    """Gradients equal those of autograd over the float64 formula."""
     parts, bucket = drawn(length + batch, batch, length)
     weight = torch.randn(parts[0].shape, generator=torch.Generator().manual_seed(1))
     mine = [part.clone().requires_grad_() for part in parts]
@@ -84,7 +84,7 @@ def test_every_gradient_is_that_of_the_formula(length: int, batch: int) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), length=st.integers(2, 140), data=st.data())
 def test_the_future_changes_nothing_before_it(seed: int, length: int, data: st.DataObject) -> None:
-    """Other queries, keys, values and buckets from some place on: not one bit, nor a gradient."""
+    """Later rows change no earlier output and get no gradient from it."""
     place = data.draw(st.integers(1, length - 1))
     parts, bucket = drawn(seed, 1, length)
     others, buckets = drawn(seed + 1, 1, length)
@@ -103,8 +103,8 @@ def test_the_future_changes_nothing_before_it(seed: int, length: int, data: st.D
         assert (mine.grad[:, :, place:] == 0).all()
 
 
-def test_what_is_hidden_teaches_the_biases_nothing() -> None:
-    """Only the buckets of visible keys have a gradient, and of one visible key there is none."""
+def test_biases_of_hidden_keys_have_no_gradient() -> None:
+    """Biases have a gradient only from visible keys, and none where one key is visible."""
     parts, bucket = drawn(3, 1, 70)
     table = parts[3].requires_grad_()
     causal(parts, bucket).square().sum().backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Dropout from a pool of masks: what is dropped, what is kept, and how chance enters."""
+"""Pooled dropout: rate, independence, seeding, gradients and dtype."""
 
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ def test_it_drops_its_share_and_keeps_the_mean(rate: float) -> None:
 
 
 def test_entries_are_dropped_one_by_one() -> None:
-    """Neither whole rows nor whole columns, and each call drops others."""
+    """Entries are dropped independently within and between calls."""
     torch.manual_seed(1)
     drop, ones = training(0.5), torch.ones(200, 300)
     masks = [(drop(ones) != 0).float() for _ in range(8)]
@@ -69,7 +69,7 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 100, 128, 200])
 def test_tensors_larger_than_the_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool begins again: shapes, values and the share dropped are as of any other tensor."""
+    """Tensors larger than the pool repeat it, with the same share dropped."""
     monkeypatch.setattr(models.encoder.dropout, "_POOL", 64)
     torch.manual_seed(size)
     drop, dropped = training(0.25), 0.0
@@ -88,7 +88,7 @@ def test_tensors_larger_than_the_pool(size: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("size", [40, 64, 100])
 def test_masks_begin_anywhere_in_the_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near its end as well: each mask is the pool read round from some place, all places taken."""
+    """Each mask is the pool read cyclically from a random place, and every place occurs."""
     monkeypatch.setattr(models.encoder.dropout, "_POOL", 64)
     torch.manual_seed(5)
     drop, ones = training(0.5), torch.ones(size)
@@ -113,7 +113,7 @@ def test_a_pool_can_be_drawn_again() -> None:
 
 
 def test_the_gradient_is_dropped_with_its_entry() -> None:
-    """What was zeroed teaches nothing; the rest is scaled as its value was."""
+    """The gradient is 0 where the entry was dropped, else scaled as the entry."""
     torch.manual_seed(4)
     x = torch.randn(20, 30, requires_grad=True)
     out = training(0.3)(x)
@@ -124,12 +124,12 @@ def test_the_gradient_is_dropped_with_its_entry() -> None:
 
 
 def test_the_dtype_stays() -> None:
-    """Narrow streams stay narrow."""
+    """The output has the dtype of the input."""
     assert training(0.5)(torch.ones(4, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_masks_are_no_weights() -> None:
-    """A used pool is not part of what is saved."""
+    """The pool is not part of the state dict."""
     drop = training(0.5)
     drop(torch.ones(3))
     assert dict(drop.state_dict()) == {}

@@ -86,7 +86,7 @@ def test_contributions_sum_to_the_score(
 def test_without_an_event_is_the_loop_over_the_rest(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """The whole score anew, and attention and transitions alone: both to 1e-4."""
+    """`without` and `scores_without` equal the loop over the remaining events, to 1e-4."""
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.sequence[0] + scores.prior[0])
@@ -113,7 +113,7 @@ def test_without_an_event_is_the_loop_over_the_rest(
 def test_appending_equals_encoding_anew(
     snapshot: Snapshot, seed: int, events: int, data: st.DataObject
 ) -> None:
-    """From what was kept of a beginning, where types and weights are still the same."""
+    """A memory built from a cached prefix equals one encoded from nothing."""
     made = mixed(seed, events)
     cut = data.draw(st.integers(0, events))
     part = replace(made, rows=made.rows[:cut], timestamps=made.timestamps[:cut],
@@ -124,7 +124,7 @@ def test_appending_equals_encoding_anew(
 
 
 def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> None:
-    """The same items at the same times, liked instead of disliked: computed anew."""
+    """A cached state of events of another type is discarded and computed again."""
     liked, disliked = (
         past([3, 4], [0, DAY], types=np.array([VIEW, kind], np.int32)) for kind in (VIEW, DISLIKE)
     )
@@ -182,7 +182,7 @@ def test_an_unknown_type_reads_as_no_type(snapshot: Snapshot) -> None:
 
 
 def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
-    """A model that knows no dislikes is not shown any, for it would take them for likes."""
+    """Type names map to the model's rows; a model without dislikes masks them."""
     names = ["purchase", "view", "dislike", "share", "view"]
     assert snapshot.type_rows(names).tolist() == [2, 0, 1, UNKNOWN, 0]
     plain = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.zeros(ITEMS, np.int64))
@@ -199,7 +199,7 @@ def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
 
 
 def test_one_type_and_unit_weights_say_nothing() -> None:
-    """What is read is what was given, and the bias is position and age: no parameter is used."""
+    """With one type and unit weights, inputs and bias have no type parameters."""
     model = random_model(6)
     assert model.event_embedding is not None
     assert model.event_embedding.type_embedding is None
@@ -212,7 +212,7 @@ def test_one_type_and_unit_weights_say_nothing() -> None:
 
 
 def test_types_say_nothing_before_they_are_learned() -> None:
-    """A new model that knows types has the weights and the scores of one that knows none."""
+    """A new model with types has the weights and outputs of one without."""
     torch.manual_seed(3)
     plain = Recommender(RecommenderConfig(n_items=12, dim=12, heads=3, transitions_per_item=0))
     torch.manual_seed(3)

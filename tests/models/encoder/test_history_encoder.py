@@ -94,7 +94,7 @@ def test_summaries_of_a_long_history_equal_the_loop(
 
 
 def test_only_the_last_block_hears_of_the_request(encoder: HistoryEncoder) -> None:
-    """Asked at another time a prefix has another summary, and the prefixes beside it the same."""
+    """A request time changes the summary of its own prefix alone."""
     vectors, times = events(6, 1, 7)
     asked = requests(6, times, 1.0)
     other = asked.clone()
@@ -256,7 +256,7 @@ def test_incremental_states_equal_those_of_the_full_history(
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), wait=st.sampled_from([-DAY, 0, 1, SECOND, DAY, 900 * DAY]))
 def test_one_state_answers_at_any_time(seed: int, wait: int) -> None:
-    """What is kept does not depend on the request; each is answered as the float64 loop does."""
+    """One cached state gives the summaries of the loop at any request time."""
     model = random_model(seed % 3)
     encoder = encoder_of(model)
     vectors, times = events(seed, 1, 7)
@@ -286,7 +286,7 @@ def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
 
 
 def test_no_events_are_nothing(encoder: HistoryEncoder) -> None:
-    """Their summary is zero at any time, and appending none changes nothing."""
+    """An empty history has a zero summary, and appending no event returns the same state."""
     empty = encoder.empty_cache()
     assert len(empty) == 0
     for asked in (NO_REQUEST_TIME, 0, DAY):
@@ -299,7 +299,7 @@ def test_no_events_are_nothing(encoder: HistoryEncoder) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_a_state_holds_the_bytes_that_it_says(blocks: int) -> None:
-    """No part is a view of something larger that it would keep alive."""
+    """A state's `nbytes` equals the storage that its tensors keep alive."""
     encoder = encoder_of(random_model(1, blocks=blocks))
     vectors, times = events(16, 1, 40)
     for state in appended(encoder, vectors[0], times[0], [30, 31]):
@@ -322,7 +322,7 @@ def test_a_state_holds_the_bytes_that_it_says(blocks: int) -> None:
 def test_states_depend_on_the_prefix_alone(
     seed: int, shared: int, more: int, follow: int, blocks: int
 ) -> None:
-    """Three futures of one past, each as the full forward pass has it, whatever else was kept."""
+    """`branch` equals the full forward pass for each future of a shared prefix."""
     encoder = encoder_of(random_model(seed % 7, blocks=blocks))
     vectors, times = events(seed, 3, shared + follow)
     vectors[:, :shared], times[:, :shared] = vectors[0, :shared], times[0, :shared]

@@ -46,7 +46,7 @@ def test_numpy_steps_equal_the_full_window(blocks: int, heads: int, dim: int) ->
 
 
 def test_positions_have_no_end() -> None:
-    """Beyond the distances that were looked up beforehand, too."""
+    """A step is correct beyond the precomputed distances."""
     encoder = encoder_of(2, 1, 4)
     events = torch.randn(4_100, 4, generator=torch.Generator().manual_seed(0))
     times = torch.arange(4_100) * SECOND

@@ -115,7 +115,7 @@ def test_heads_start_with_different_reach() -> None:
 
 
 def test_all_three_tables_learn() -> None:
-    """The gradient of an entry is the sum of those of the places that read it."""
+    """The gradient of a table entry is the sum over the places that read it."""
     bias = drawn(2)
     distance, age = places(1)
     weight = torch.randn(2, 2, 4, 5, generator=torch.Generator().manual_seed(1))
@@ -135,7 +135,7 @@ def test_all_three_tables_learn() -> None:
 
 
 def test_weights_are_summed_by_bucket() -> None:
-    """For each head; a bucket that is not there has 0, and of nothing there is 0 everywhere."""
+    """`bucket_sums` adds weights per bucket and head; absent buckets have 0."""
     bucket = torch.tensor([4, 0, 4, 2], dtype=torch.int32)
     weights = torch.tensor([[1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 0.25, 0.0]])
     found = bucket_sums(bucket, weights, 6)
@@ -155,8 +155,8 @@ def test_weights_are_summed_by_bucket() -> None:
         max_size=6,
     )
 )
-def test_time_may_go_so_far_and_no_further(ages: list[int]) -> None:
-    """Within the bounds no bucket changes; one microsecond beyond either, one does."""
+def test_bucket_margins_bound_the_unchanged_interval(ages: list[int]) -> None:
+    """Within `bucket_margins` no age changes its bucket, and one microsecond beyond, one does."""
     younger, older = bucket_margins(np.array(ages, dtype=np.int64))
     here = torch.tensor(ages, dtype=torch.int64)
     same = age_bucket(here)

@@ -64,8 +64,8 @@ def test_popularity_counts_events() -> None:
 
 
 @pytest.mark.parametrize("make", [Popularity, Repeats, EASE])
-def test_what_was_not_liked_counts_for_nothing(make: type[Popularity | Repeats | EASE]) -> None:
-    """Fitted on dislikes and asked of them, they score as if these had never been."""
+def test_baselines_ignore_dislikes(make: type[Popularity | Repeats | EASE]) -> None:
+    """Baselines fit and score as if dislikes had never happened."""
     rng = np.random.default_rng(3)
     log = random_log(3)
     log = replace(log, types=rng.integers(0, 2, len(log)).astype(np.int16), dislike_type=1)

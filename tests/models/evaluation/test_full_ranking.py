@@ -201,8 +201,8 @@ def test_equals_ranking_item_by_item(seed: int) -> None:
 
 
 @pytest.mark.parametrize("use_target_time", [False, True])
-def test_the_items_of_a_basket_are_one_question(use_target_time: bool) -> None:
-    """Each user, or user and time, is scored once, and every case ranks as it does alone."""
+def test_cases_of_one_user_and_time_are_scored_once(use_target_time: bool) -> None:
+    """Cases of one user, or of one user and time, are scored once and ranked as alone."""
     rng = np.random.default_rng(5)
     users = np.repeat([0, 1, 2], 4).astype(np.int32)
     history = Interactions.from_columns(

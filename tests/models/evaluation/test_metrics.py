@@ -33,7 +33,7 @@ def test_hits_and_gains_by_hand() -> None:
 
 @pytest.mark.parametrize("metric", [hits, ndcg_gains])
 def test_a_cutoff_below_one_is_refused(metric: object) -> None:
-    """There is no such thing as the first zero places."""
+    """A cutoff k below 1 is refused."""
     assert callable(metric)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         metric(RANKS, 0)
@@ -124,8 +124,8 @@ def test_graded_ndcg_at_its_edges() -> None:
         graded_ndcg(["a", "a"], {"a": 1})
 
 
-def test_the_first_relevant_id_is_what_counts() -> None:
-    """From 0; what was judged to be worth nothing is not relevant, nor is what comes too late."""
+def test_first_relevant_rank_by_hand() -> None:
+    """The first relevant rank counts from 0 and skips ids judged 0; without one it is k."""
     judged = {"a": 0.0, "b": 1.0, "c": 3.0}
     assert first_relevant_rank(["a", "x", "b", "c"], judged, 4) == 2
     assert first_relevant_rank(["a", "x", "b", "c"], judged, 2) == 2

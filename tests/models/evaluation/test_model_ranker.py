@@ -82,7 +82,7 @@ def test_the_ranker_reads_the_last_window(window: int) -> None:
 
 
 def test_without_attention_the_rest_is_ranked() -> None:
-    """What is left out is the sum over the memory, in float64 and loops."""
+    """Without attention the scores lack exactly the attention part of the float64 loop."""
     model = random_model(9)
     log = drawn_log(10, [6, 3], 12)
     users = np.arange(2, dtype=np.int32)

@@ -82,16 +82,16 @@ SHOP = [
 ]  # fmt: skip
 
 
-def test_the_next_basket_is_what_was_taken_at_one_time() -> None:
-    """Each distinct item of the first basket from the date on; only of who bought before."""
+def test_next_basket_by_hand() -> None:
+    """Cases are the distinct items of each known user's first basket from the date on."""
     task = next_basket(log(*SHOP), at=90)
     assert cases(task, task.test) == {(0, 3, 90), (0, 1, 90), (0, 4, 90), (1, 2, 91)}
     assert not task.exclude_seen
     assert held(task, task.test.history, 0) == [1, 2, 1, 3]
 
 
-def test_the_next_new_items_were_never_taken() -> None:
-    """What is not in a user's history, of their first basket from the date on that has such items.
+def test_next_new_item_by_hand() -> None:
+    """Cases are the items new to the user in the first basket from the date on with any.
 
     What was taken at one time has no first, and counts once.
     """
@@ -102,7 +102,7 @@ def test_the_next_new_items_were_never_taken() -> None:
 
 
 @pytest.mark.parametrize("make", [next_basket, next_new_item])
-def test_what_is_chosen_by_was_not_fitted_on(
+def test_validation_users_lose_their_later_events(
     make: Callable[[Interactions], EvaluationTask],
 ) -> None:
     """A fourth of the users lose what they did since the validation cases; nobody what they did

@@ -44,7 +44,7 @@ class TestSnapshotRanker(RankerContract):
 
 @pytest.mark.parametrize("gap", [None, DAY])
 @pytest.mark.parametrize("blocks", [2, 0])
-def test_it_agrees_with_the_fast_ranker(gap: int | None, blocks: int) -> None:
+def test_scores_equal_the_model_ranker(gap: int | None, blocks: int) -> None:
     """Where all items were trained, both give the same scores, at a time and at none."""
     model = random_model(5, window=10, blocks=blocks)
     snapshot = small_snapshot(12, model)
@@ -83,8 +83,8 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
         assert scores[0, item] == pytest.approx(expected, abs=1e-4)
 
 
-def test_what_nothing_is_known_of_is_never_recommended() -> None:
-    """Without training and without a text there is no score to rank by."""
+def test_item_without_training_or_text_scores_minus_infinity() -> None:
+    """An item with neither training nor text scores -inf."""
     snapshot = small_snapshot(12)
     bare = Snapshot.build(
         "v",

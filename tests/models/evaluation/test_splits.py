@@ -109,7 +109,7 @@ def test_cases_can_be_selected(log: Interactions) -> None:
     assert kept.history is test.history
 
 
-def test_min_counts_drops_what_falls_in_turn() -> None:
+def test_k_core_removes_in_turn() -> None:
     """The rare item 9 takes user 2 along, who takes item 1, which takes user 3."""
     users = [0, 0, 1, 1, 2, 2, 3, 3]
     items = [0, 3, 0, 3, 1, 9, 1, 0]
@@ -128,9 +128,7 @@ events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40)
 
 @settings(max_examples=50, deadline=None)
 @given(rows=events, minimum=st.integers(0, 4))
-def test_min_counts_is_the_largest_set_that_holds(
-    rows: list[tuple[int, int]], minimum: int
-) -> None:
+def test_k_core_is_the_largest_set_that_holds(rows: list[tuple[int, int]], minimum: int) -> None:
     """The result equals peeling one offending event at a time, in any order."""
     left = list(range(len(rows)))
     while True:
@@ -146,8 +144,8 @@ def test_min_counts_is_the_largest_set_that_holds(
     assert np.flatnonzero(keep).tolist() == left
 
 
-def test_the_last_basket_is_what_was_taken_at_the_last_time() -> None:
-    """Every liked item of it once, and nothing from then on is left; each rule by hand."""
+def test_leave_last_basket_out_by_hand() -> None:
+    """The distinct liked items of a user's last basket are cases; earlier events remain."""
     events = [
         (0, 1, 10), (0, 2, 10), (0, 3, 20), (0, 4, 20), (0, 3, 20),  # a basket of two
         (1, 1, 10), (1, 2, 10), (1, 3, 10),  # one basket alone

@@ -1,4 +1,4 @@
-"""A long history put together answers as one whose events are attended one by one."""
+"""Collapsed histories: scores, reasons and errors equal those of attending every event."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def both(snapshot: Snapshot, whole: UserHistory, at: int) -> tuple[UserMemory, U
 
 
 def same(found: Scores, wanted: Scores, tolerance: float = 2e-5) -> None:
-    """Every part of every score."""
+    """Assert that every part of two scores is close."""
     for part in ("total", "sequence", "transitions", "attention", "prior"):
         one, other = getattr(found, part), getattr(wanted, part)
         torch.testing.assert_close(one, other, atol=tolerance, rtol=1e-4, msg=part)
@@ -86,7 +86,7 @@ def test_time_moves_events_to_other_buckets(later: int) -> None:
 
 
 def test_a_history_grows() -> None:
-    """Events that become older are taken in, new items among them."""
+    """`extend` collapses further events, new items among them, without changing scores."""
     snapshot, whole = told_snapshot(), a_past()
     early = replace(
         whole.newest(0, 0),
@@ -158,8 +158,8 @@ def test_the_newest_can_be_left_out_with_the_sequence() -> None:
             assert found[source, row] == pytest.approx(total, abs=5e-5)
 
 
-def test_cells_answer_to_the_error_and_follow_time_and_growth() -> None:
-    """In cells the contexts are within the error asked for, also after weights have changed."""
+def test_clusters_meet_the_error_after_time_and_growth() -> None:
+    """Clusters keep scores within the allowed error after time has passed and events were added."""
     snapshot = small_snapshot(MANY, random_model(5, n_items=MANY, window=WINDOW))
     whole, every = a_past(20_000, MANY), np.arange(0, MANY, 9)
     at = int(whole.timestamps[-1]) + DAY
@@ -189,8 +189,8 @@ def test_cells_answer_to_the_error_and_follow_time_and_growth() -> None:
     )
 
 
-def test_another_catalogue_fits_while_its_items_are_the_same() -> None:
-    """An item that nobody took may change; one of the history, or a model, starts anew."""
+def test_rebind_accepts_unchanged_items() -> None:
+    """`rebind` succeeds while the history's items and the model are unchanged, else fails."""
     snapshot = drawn_snapshot()
     whole = past(np.arange(3_000) % 10, np.arange(3_000))
     older = CollapsedHistory(snapshot, whole, collapsible_events(3_000, WINDOW), 3_000)
@@ -206,7 +206,7 @@ def test_another_catalogue_fits_while_its_items_are_the_same() -> None:
 
 
 def test_another_softmax_is_refused() -> None:
-    """Of weights at another temperature nothing is kept: whoever asks must bring every event."""
+    """A collapsed history refuses hard attention and any temperature but 1."""
     snapshot, whole = drawn_snapshot(), a_past()
     _, together = both(snapshot, whole, int(whole.timestamps[-1]))
     for options in (AttentionOptions(temperature=0.5), AttentionOptions(hard=True)):
@@ -215,7 +215,7 @@ def test_another_softmax_is_refused() -> None:
 
 
 def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
-    """Without a target's own, loud item, what is left is as near as asked."""
+    """With exclude_self the error is met though the target's own item had most weight."""
     snapshot = small_snapshot(MANY, random_model(5, n_items=MANY, window=WINDOW))
     whole = a_past(20_000, MANY)
     weights = whole.weights.copy()

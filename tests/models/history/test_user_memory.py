@@ -1,4 +1,4 @@
-"""What is remembered of a past, what is left out, and what it weighs."""
+"""User memories: rows, weights, ages, own vectors, profiles, and cached encoder states."""
 
 from dataclasses import replace
 
@@ -25,8 +25,8 @@ def snapshot() -> Snapshot:
     return drawn_snapshot()
 
 
-def test_what_cannot_be_seen_never_happened(snapshot: Snapshot) -> None:
-    """Hidden, unknown and undescribed items leave no trace in place, order, sequence or score."""
+def test_hidden_events_change_no_score(snapshot: Snapshot) -> None:
+    """Hidden events, and events on unknown or undescribed items, change no part of a score."""
     wider = snapshot.refreshed(snapshot.catalogue.with_items(["only an event"]), snapshot.counts)
     seen = past([3, 13, 7], [0, DAY, 2 * DAY], [1, 2, 0.5])
     more = past(
@@ -84,7 +84,7 @@ def test_own_vectors_stand_in_for_the_item(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("row", [-1, ITEMS + 3])
 def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: int) -> None:
-    """A key without a value (or the other way) is K = V; no other item's values leak in."""
+    """An event on an unknown item uses its single vector as both key and value."""
     vector = encode_texts(["brought"])[0]
     totals = []
     for pair in ((vector, vector), (vector, None), (None, vector)):
@@ -142,8 +142,8 @@ def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
         )
 
 
-def test_the_newest_events_on_items_are_at_hand(snapshot: Snapshot) -> None:
-    """Nine of them, so that one may be taken away, newest first, by memory row and trained row."""
+def test_recent_lists_the_nine_newest_item_events(snapshot: Snapshot) -> None:
+    """`recent` lists the nine newest rows on items, and `recent_items` their trained rows."""
     rows = [4, 13, -1, 1, 2, 3, 99, 5, 6, 7, 8, 14, 9]
     own = {6: (encode_texts(["own"])[0], None)}  # of no item: a row of the memory, but not at hand
     user = build_memory(snapshot, past(rows, range(13), vectors=own), AT)
@@ -216,8 +216,8 @@ def changed(events: list[Event], data: st.DataObject) -> list[Event]:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(window=st.sampled_from([1, 3, 4, 8]), data=st.data())
-def test_going_on_is_encoding_from_scratch(window: int, data: st.DataObject) -> None:
-    """Whatever happens to a history between two requests, and only what must be is computed."""
+def test_extending_a_cached_state_equals_encoding(window: int, data: st.DataObject) -> None:
+    """A cached state after any change equals encoding from nothing, with no event read twice."""
     snapshot = small_snapshot(ITEMS, random_model(2, window=window))
     events: list[Event] = []
     kept: EncodedHistory | None = None
@@ -240,7 +240,7 @@ def test_going_on_is_encoding_from_scratch(window: int, data: st.DataObject) -> 
 
 
 def test_a_window_is_read_again_only_when_it_moves() -> None:
-    """Event by event: one is appended, but every quarter of a window all that is read."""
+    """Appending an event encodes it alone, unless the window moves and is encoded again."""
     snapshot = small_snapshot(ITEMS, random_model(2, window=8))
     rows = np.random.default_rng(0).integers(0, ITEMS, 30).tolist()
     kept: EncodedHistory | None = None
@@ -290,7 +290,7 @@ def test_cached_memory_reports_its_size_in_bytes(snapshot: Snapshot) -> None:
 
 
 def test_without_an_encoder_there_is_nothing_to_keep() -> None:
-    """And without events there is an empty thing to go on from."""
+    """Without an encoder there is no cached state; without events the state is empty."""
     bare = small_snapshot(ITEMS, random_model(2, blocks=0))
     assert encode(bare, past([3], [0])) is None
     assert not build_memory(bare, past([3], [0]), AT).user_state.any()

@@ -136,8 +136,8 @@ def test_large_index_stores_half_precision(
     assert len(written(index)) < len(written(plain))
 
 
-def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
-    """As long as the keys are not many more; what is found are the keys that are there now."""
+def test_reindexing_reuses_clusters() -> None:
+    """A new index reuses the clusters of an earlier one unless it has many more keys."""
     keys, queries = gaussian(3_000), gaussian(20, seed=1)
     first = build_index("ivf", keys)
     more = np.concatenate([keys[::-1], gaussian(1_000, seed=5)])
@@ -162,7 +162,7 @@ def test_the_clusters_of_an_earlier_index_are_taken_over() -> None:
 
 
 def test_read_only_keys_are_not_copied() -> None:
-    """The bias is kept beside them then, and the answers are the same."""
+    """With `copy=False` the index uses the given array and finds the same rows."""
     keys, queries = gaussian(3_000), gaussian(5, seed=1)
     bias = np.random.default_rng(3).standard_normal(3_000).astype(np.float32)
     for given_bias in (None, bias):
@@ -230,7 +230,7 @@ def test_equal_norms_turn_products_into_angles() -> None:
 
 
 def test_recall_counts_only_what_was_wanted() -> None:
-    """-1 is no row, on either side."""
+    """Recall ignores -1 in the found and in the wanted rows."""
     wanted = np.array([[0, 1, -1], [2, 3, 4]])
     assert recall(np.array([[1, -1], [4, 9]]), wanted) == pytest.approx(2 / 5)
     assert recall(np.array([[-1]]), np.array([[-1]])) == 1
@@ -321,7 +321,7 @@ def test_the_index_keeps_its_own_copy(kind: IndexKind) -> None:
         ({"bias": np.array([0, np.inf, 0], np.float32)}, "bias: must be finite or -inf"),
     ],
 )
-def test_what_cannot_be_built_is_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_build_arguments_are_named(change: dict[str, Any], message: str) -> None:
     """Errors say which argument was wrong, and what is allowed."""
     arguments: dict[str, Any] = {"kind": "flat", "keys": np.ones((3, 2), np.float32)}
     with pytest.raises(ValueError, match=message):

@@ -284,8 +284,8 @@ def test_a_small_tail_is_counted_exactly() -> None:
     assert (estimated.error > 0).all()
 
 
-def test_a_narrow_mask_is_sampled_within() -> None:
-    """The sample is drawn from visible rows, so that of few visible ones the mass is exact."""
+def test_mass_sample_is_drawn_from_visible_rows() -> None:
+    """The sample is drawn from visible rows alone, so the mass of few visible rows is exact."""
     query, memory = shaped_memory(1.0)
     bias = torch.full((20_000,), -INF)
     bias[5_000:6_500] = 0
@@ -298,8 +298,8 @@ def test_a_narrow_mask_is_sampled_within() -> None:
     )
 
 
-def test_a_tail_that_escapes_the_sample_is_not_forgotten() -> None:
-    """A target whose other rows were all missed counts them as no better than the worst it has."""
+def test_rows_missed_by_the_sample_count_as_the_worst_retrieved() -> None:
+    """Rows that the sample missed count as much as the worst retrieved row."""
     n = 100
     bias = torch.full((n + 1, n), -INF)
     bias[n] = 0  # the last head sees every row
@@ -315,7 +315,7 @@ def test_a_tail_that_escapes_the_sample_is_not_forgotten() -> None:
 
 
 def test_hard_mass_says_whether_the_winner_is_there() -> None:
-    """At temperature zero all mass is on one row: retrieved or not."""
+    """Under hard attention the mass is 1 if the best row is retrieved, else 0."""
     memory = random_memory(40)
     query = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
     best = attend_exact(query, memory, hard=True).weights.argmax(2, keepdim=True)
@@ -377,8 +377,8 @@ def test_the_additive_proxy_is_rescored() -> None:
         ({"temperature": -1.0}, "temperature: must be finite and greater than 0"),
     ],
 )
-def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
-    """Errors say which argument was wrong, and what is allowed."""
+def test_invalid_argument_is_named(change: dict[str, Any], message: str) -> None:
+    """An invalid argument is refused by name, with what is allowed."""
     memory = random_memory(9)
     arguments: dict[str, Any] = {
         "query": torch.zeros(5, 2, 4),

@@ -98,7 +98,7 @@ def test_contributions_of_the_trained_module_sum_to_the_score() -> None:
         assert merge_heads(outward).shape == (4, 12)
 
 
-def test_a_large_weight_on_a_value_that_does_not_matter_explains_nothing() -> None:
+def test_contribution_is_zero_for_an_orthogonal_value() -> None:
     """Weights say where attention went; contributions say what it brought."""
     keys: dict[str, Any] = {"a": [3.0, 0.0], "b": [1.0, 0.0]}
     k = torch.tensor(list(keys.values()))
@@ -239,8 +239,8 @@ def test_without_is_what_deleting_the_row_gives(
         assert reason.without == pytest.approx(rest + expected, abs=1e-4)
 
 
-def test_without_one_of_the_last_eight_the_ninth_moves_up(snapshot: Snapshot) -> None:
-    """What was too long ago to count before counts then; it had no share in the whole."""
+def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Snapshot) -> None:
+    """`without` of one of the last eight events counts the ninth in the transitions."""
     columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
     model = random_model(11, window=WINDOW, transitions_per_item=1)
     model.load_statistics(
@@ -267,10 +267,10 @@ def test_without_one_of_the_last_eight_the_ninth_moves_up(snapshot: Snapshot) ->
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_without_the_event_that_held_everything_the_others_speak(
+def test_without_the_dominant_event_is_the_score_of_the_others(
     snapshot: Snapshot, hard: bool
 ) -> None:
-    """Its weight leaves the others none, and without it they share as if it had never been."""
+    """`without` of an event with all the weight equals the score of the other events."""
     made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
     options = AttentionOptions(hard=hard)
     reasons = explain(snapshot, build_memory(snapshot, made, AT), 6, 3, options)
@@ -296,7 +296,7 @@ def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
 
 
 def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
-    """Nothing to explain, and no error."""
+    """An empty history has no reasons."""
     assert explain(snapshot, build_memory(snapshot, UserHistory.empty(), AT), 0, 5) == []
 
 
@@ -322,7 +322,7 @@ def test_long_explanations_are_made_in_blocks(
 
 
 def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
-    """A reason of a short list is, number by number, the one of the whole list."""
+    """A shorter explanation has the same numbers per reason as the full one."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     every = {reason.source: reason for reason in explain(snapshot, user, 4, 50)}
     assert len(every) == 9
@@ -337,7 +337,7 @@ def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None:
-    """By its attention alone, which is the score's too."""
+    """Without transitions, contributions sum to the attention, and `without` equals deletion."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
     made = random_past(5, 9, ITEMS)
     user = build_memory(snapshot, made, AT)

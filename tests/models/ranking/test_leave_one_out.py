@@ -94,8 +94,8 @@ def test_each_score_is_that_of_the_loop_over_the_rest(
 
 @pytest.mark.parametrize("events", [1, 2, WINDOW, WINDOW + 1, WINDOW + 2, 4 * WINDOW])
 @pytest.mark.parametrize("window", [1, 2, WINDOW, 8])
-def test_wherever_the_window_begins(events: int, window: int) -> None:
-    """It may begin elsewhere when an event is gone; what moves into it is read then."""
+def test_leave_one_out_for_any_window_start(events: int, window: int) -> None:
+    """Leave-one-out scores are exact for any history length and window."""
     served = small_snapshot(ITEMS, random_model(11, window=window))
     made = random_past(events, events, ITEMS)
     for (source, target), got in every(served, made).items():
@@ -118,8 +118,8 @@ def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot
     assert got == pytest.approx(rest + told.without, abs=1e-4)
 
 
-def test_a_request_long_after_counts_from_what_is_then_the_newest(snapshot: Snapshot) -> None:
-    """Beyond the horizon the waiting time ends; that horizon moves with the newest event."""
+def test_horizon_moves_with_the_newest_event(snapshot: Snapshot) -> None:
+    """Leaving out the newest event moves the horizon to the event before it."""
     made = past([3, 4, 5], [0, DAY, 40 * DAY])
     user = build_memory(snapshot, made, 90 * DAY)
     for source in range(3):
@@ -128,8 +128,8 @@ def test_a_request_long_after_counts_from_what_is_then_the_newest(snapshot: Snap
         assert got == pytest.approx(float(score(snapshot, less, np.array([6])).total[0]), abs=1e-4)
 
 
-def test_the_last_thing_that_goes_leaves_the_prior(snapshot: Snapshot) -> None:
-    """Without the only event, or the only interest, nothing is left to ask."""
+def test_leaving_out_the_only_row_gives_the_prior(snapshot: Snapshot) -> None:
+    """Leaving out the only event, or the only interest, gives the prior."""
     once = past([3], [0])
     interest = past([], [], profile_rows=np.array([4], np.int32))
     for made, source in ((once, 0), (interest, -1)):
@@ -140,10 +140,8 @@ def test_the_last_thing_that_goes_leaves_the_prior(snapshot: Snapshot) -> None:
 
 @few
 @given(made=pasts(least=1), options=ways)
-def test_before_training_there_is_no_encoder_to_ask(
-    made: UserHistory, options: AttentionOptions
-) -> None:
-    """Content and popularity alone: as the same model scores the rest."""
+def test_leave_one_out_without_a_model(made: UserHistory, options: AttentionOptions) -> None:
+    """Leave-one-out scores of the content model equal scoring the remaining rows."""
     served = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.arange(ITEMS))
     assert content_only_model(8).encoder is None
     for (source, target), got in every(served, made, options).items():
@@ -176,8 +174,8 @@ def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -
 
 @few
 @given(made=pasts(least=1))
-def test_a_past_without_one_of_its_rows_is_the_rest(made: UserHistory) -> None:
-    """All columns, the masks and the vectors move together; the past itself stays as it was."""
+def test_user_history_without_a_row(made: UserHistory) -> None:
+    """`UserHistory.without` removes one row from every column and leaves the original unchanged."""
     rows = made.rows.copy()
     for source in range(-len(made.profile_rows), len(made.rows)):
         less, plain = made.without(source), without(made, source)

@@ -1,4 +1,4 @@
-"""Recommending: against scoring every item and brute-force diversity."""
+"""Recommendations compared with scoring every item and with brute-force diversity."""
 
 import numpy as np
 import pytest
@@ -74,10 +74,10 @@ def ranking(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
     barred=st.sets(st.integers(0, ITEMS - 1), max_size=30),
     excluded=st.lists(st.integers(0, ITEMS - 1), max_size=8),
 )
-def test_it_is_the_order_of_all_scores(
+def test_recommendations_are_the_order_of_all_scores(
     snapshot: Snapshot, seed: int, limit: int, barred: set[int], excluded: list[int]
 ) -> None:
-    """Less what is not allowed or is excluded, cut at the limit; the masks are not written to."""
+    """Recommendations are the allowed, not excluded items in the order of all scores."""
     user = somebody(snapshot, seed)
     allowed = np.ones(ITEMS, dtype=np.bool_)
     allowed[list(barred)] = False
@@ -111,10 +111,8 @@ def test_filters_hold_for_every_answer(model: Recommender) -> None:
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5])
 @pytest.mark.parametrize("known", [True, False])
-def test_nothing_allowed_is_nothing_answered(
-    snapshot: Snapshot, diversity: float, known: bool
-) -> None:
-    """No error, no rows, no scores; for anyone."""
+def test_empty_filter_recommends_nothing(snapshot: Snapshot, diversity: float, known: bool) -> None:
+    """With no item allowed there are no recommendations, with or without a history."""
     user = somebody(snapshot) if known else nobody(snapshot)
     ranked = recommend(snapshot, user, limit=5, allowed=np.zeros(ITEMS, np.bool_), excluded=NONE,
                        diversity=diversity)  # fmt: skip
@@ -126,7 +124,7 @@ def test_nothing_allowed_is_nothing_answered(
 
 
 def test_without_a_memory_it_is_popularity(snapshot: Snapshot) -> None:
-    """By falling counts, ties by row, and it says that this is not personal."""
+    """An empty memory gets items by popularity, ties by row, marked as not personal."""
     allowed = np.ones(ITEMS, dtype=np.bool_)
     allowed[5] = False
     ranked = recommend(
@@ -231,7 +229,7 @@ def large() -> Snapshot:
 def test_candidates_hold_what_ranks_first(
     large: Snapshot, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quarter of the catalogue passes to the target attention; the best ten are among it."""
+    """The ten best of 100 candidates contain more than 80 % of the true ten best."""
     snapshot = large if indexed else small_snapshot(400, large.model)
     assert (snapshot.index is not None) == indexed
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 100)
@@ -297,7 +295,7 @@ def test_candidates_keep_to_what_is_allowed(
 
 
 def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
-    """F of every trained item that followed one of the last eight.
+    """Return F of every trained item that followed one of the last eight.
 
     Rows are the model's; they are the catalogue's too where that was made of i0, i1, … in order.
     """
@@ -312,8 +310,8 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
     return total
 
 
-def test_candidates_are_more_where_items_are_and_none_takes_long(snapshot: Snapshot) -> None:
-    """One in 400 items, as far as attending from all takes a quarter of the work done exactly."""
+def test_candidate_count_by_hand(snapshot: Snapshot) -> None:
+    """The candidate count grows with the catalogue and shrinks with the memory, by hand."""
     few, many = somebody(snapshot, events=8), somebody(snapshot, events=800)
     assert candidate_count(few, 20, 100_000) == CANDIDATES
     assert candidate_count(few, 20, 1_000_000) == 2_500
@@ -338,8 +336,8 @@ def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_what_followed_the_newest_items_is_a_candidate(large: Snapshot, indexed: bool) -> None:
-    """The most followed, at most as many as asked, of those allowed; each found once."""
+def test_followers_are_candidates(large: Snapshot, indexed: bool) -> None:
+    """Allowed items that most often followed the newest events are candidates."""
     snapshot = large if indexed else small_snapshot(400, large.model)
     some = 0
     for seed in range(10):
@@ -360,21 +358,21 @@ def test_what_followed_the_newest_items_is_a_candidate(large: Snapshot, indexed:
 
 @pytest.mark.parametrize("shape", [{"transitions_per_item": 0}, {"blocks": 0}])
 def test_without_transitions_nothing_follows(shape: dict[str, int]) -> None:
-    """Where that part is not in the score it brings no candidates."""
+    """Without transitions there are no candidates but the nearest."""
     snapshot = small_snapshot(60, random_model(22, n_items=50, **shape))
     user = somebody(snapshot, 4)
     assert len(candidates(snapshot, user, np.ones(60, dtype=np.bool_), 7)) == 7
 
 
 def test_untrained_services_have_candidates() -> None:
-    """Before training nothing is known to follow anything."""
+    """Without a model the candidates are the nearest items."""
     made = catalogue(40)
     snapshot = Snapshot.build("v", None, made, np.zeros(40, np.int64))
     assert len(candidates(snapshot, somebody(snapshot), np.ones(40, dtype=np.bool_), 5)) == 5
 
 
-def test_followers_are_found_wherever_their_rows_are() -> None:
-    """Rows of the model are not those of the catalogue, and what was removed does not come back."""
+def test_followers_map_to_catalogue_rows() -> None:
+    """Followers are mapped from the model's rows to the catalogue's, removed items left out."""
     model = random_model(22, n_items=30)
     made = trained(model)
     other = [f"i{n}" for n in np.random.default_rng(0).permutation(40)]

@@ -103,7 +103,7 @@ def test_a_part_that_the_model_has_not_is_zero(shape: dict[str, int]) -> None:
 
 
 def test_without_a_past_only_the_prior_speaks(snapshot: Snapshot) -> None:
-    """No rows, no attention, no sequence, no transitions, and no error."""
+    """Without history every part of a score but the prior is 0."""
     user = build_memory(snapshot, UserHistory.empty(), AT)
     scores = score(snapshot, user, EVERY)
     assert len(user) == scores.memory_rows == 0
@@ -123,7 +123,7 @@ def test_no_targets_no_scores(snapshot: Snapshot) -> None:
 
 
 def test_targets_may_repeat_and_come_in_any_order(snapshot: Snapshot) -> None:
-    """Each place is answered for itself."""
+    """Scores follow the order of the given targets, repeats included."""
     user = build_memory(snapshot, random_past(2, 6, ITEMS), AT)
     whole = score(snapshot, user, EVERY).total
     asked = np.array([3, 3, 14, 0, 3])
@@ -156,7 +156,7 @@ def test_a_memory_without_clusters_is_attended_row_by_row(snapshot: Snapshot, ha
 
 
 def test_auto_is_exact_up_to_a_number_of_keys() -> None:
-    """And coarse beyond; `exact` and `coarse` hold for any number."""
+    """`auto` is exact up to `exact_up_to` keys and coarse beyond."""
     auto = AttentionOptions(exact_up_to=50)
     assert [auto.resolve_mode(keys) for keys in (50, 51)] == ["exact", "coarse"]
     assert AttentionOptions(mode="exact", exact_up_to=1).resolve_mode(10) == "exact"

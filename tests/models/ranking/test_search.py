@@ -67,7 +67,7 @@ def search(
     hits: Hits | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> SearchResults:
-    """Both steps at once."""
+    """Match the fields and rank the results."""
     matches = match_fields(
         snapshot, query, allowed=allowed, options=options, hits=hits, parameters=parameters
     )
@@ -239,8 +239,7 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
     k: int,
     indexed: bool,
 ) -> None:
-    """The k nearest keys, those of what the words found, the others of their items, and no more;
-    and the mass is what they hold.
+    """Coarse search equals the softmax over all keys of the items found by key or by words.
 
     So few keys are scanned exactly, with an index or without one.
     """
@@ -285,7 +284,7 @@ def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
 
 
 def test_fields_are_named_by_falling_share(snapshot: Snapshot) -> None:
-    """The one that matched most comes first."""
+    """Matched fields are listed by descending share."""
     found = search(snapshot, unit(2), limit=100, allowed=snapshot.catalogue.visible)
     several = [list(shares.values()) for shares in found.matched if len(shares) > 1]
     assert several
@@ -356,7 +355,7 @@ def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool) -> None:
-    """A zero vector is like nothing at all."""
+    """A zero query vector matches no item."""
     served = serve(snapshot.catalogue, index_from=1) if indexed else snapshot
     options = AttentionOptions(mode="coarse" if indexed else "exact")
     found = search(served, np.zeros(DIMENSION, np.float32), limit=5,
@@ -396,7 +395,7 @@ def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: floa
     "options", [DEFAULT_OPTIONS, AttentionOptions(hard=True), AttentionOptions(mode="coarse")]
 )
 def test_nothing_allowed_is_nothing_found(snapshot: Snapshot, options: AttentionOptions) -> None:
-    """Nor in a catalogue without any text; and nothing was left out."""
+    """With no item allowed, or no text, nothing is found and the mass is 1."""
     nothing = np.zeros(40, dtype=np.bool_)
     bare = serve(Catalogue.empty(DIMENSION).updated([ItemEntry("a")], [], encode))
     for served, allowed in (
@@ -472,10 +471,8 @@ def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, 
     assert (found.mode, true.mode) == ("coarse", "exact")
 
 
-def test_probes_are_how_much_of_the_index_is_searched(
-    large: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One cluster holds less of the softmax than the nearest keys of all of them."""
+def test_more_probes_find_more_mass(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One probe finds less mass than all probes, which find as much as a scan."""
     monkeypatch.setattr(ann_index, "_NARROW_ROWS", 0)
     masses = {}
     for probes in (1, 1000):
@@ -494,8 +491,8 @@ def test_probes_are_how_much_of_the_index_is_searched(
         assert mass == pytest.approx(found.mass, abs=1e-5)
 
 
-def test_auto_is_exact_up_to_so_many_keys_of_what_may_be_answered(large: Snapshot) -> None:
-    """The rule of every memory: two keys each of 600 items, and of the 3 that pass a filter."""
+def test_auto_counts_the_keys_of_allowed_items(large: Snapshot) -> None:
+    """`auto` compares the number of keys of the allowed items with `exact_up_to`."""
     few = np.zeros(600, dtype=np.bool_)
     few[[3, 77, 500]] = True
     for allowed, keys in ((large.catalogue.visible, 1200), (few, 6)):
@@ -520,7 +517,7 @@ def test_coarse_search_keeps_to_the_filter(large: Snapshot) -> None:
 
 
 def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
-    """Their keys stand beside it."""
+    """Coarse search finds items added after the index was built."""
     options = AttentionOptions(mode="coarse", k=20)
     later = large.catalogue.updated(entries(3, first=600), [], encode)
     now = large.refreshed(later, large.counts)
@@ -559,7 +556,7 @@ def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
 def test_a_bias_of_nothing_is_the_impersonal_search(
     snapshot: Snapshot, options: AttentionOptions
 ) -> None:
-    """To the last bit, in weights and in order."""
+    """A personal bias of zeros gives the impersonal search, bit for bit."""
     allowed = snapshot.catalogue.visible
     plain = search(snapshot, unit(8), limit=100, allowed=allowed, options=options)
     zero = np.zeros(40, np.float32)
@@ -572,10 +569,8 @@ def test_a_bias_of_nothing_is_the_impersonal_search(
 @pytest.mark.parametrize(
     "options", [DEFAULT_OPTIONS, AttentionOptions(50.0), AttentionOptions(hard=True)]
 )
-def test_the_nearest_items_are_those_of_the_plain_search(
-    snapshot: Snapshot, options: AttentionOptions
-) -> None:
-    """Whom a memory may re-rank depends on the text, not on the softmax that is asked for."""
+def test_nearest_ignores_the_softmax_options(snapshot: Snapshot, options: AttentionOptions) -> None:
+    """`nearest` orders items as the default search does, whatever the softmax options."""
     allowed = snapshot.catalogue.visible
     plain = Loop(snapshot.catalogue, unit(9), allowed).order()
     matches = match_fields(snapshot, unit(9), allowed=allowed, options=options)
@@ -620,7 +615,7 @@ def test_the_personal_bias_is_a_standardised_score() -> None:
 
 @pytest.mark.parametrize("values", [[], [3.0], [2.0, 2.0, 2.0]])
 def test_scores_that_do_not_differ_are_no_bias(values: list[float]) -> None:
-    """None, one, and equal ones: nothing to divide by."""
+    """No score, one score, or equal scores give a personal bias of zeros."""
     snapshot = small_snapshot(15)
     total = torch.tensor(values)
     scores = Scores(total, total, total, total, total, total, "exact", 1)

@@ -1,4 +1,4 @@
-"""Items like one: against loops in float64 over both spaces."""
+"""Similar items compared with float64 loops over the content and trained spaces."""
 
 import math
 
@@ -98,8 +98,8 @@ def test_similar_is_one_softmax_over_the_keys_of_both_spaces(
             check(found, loop(snapshot, row, allowed, spaces), limit)
 
 
-def test_weights_are_shares_of_everything_that_may_be_answered(snapshot: Snapshot) -> None:
-    """Of all the items they sum to one; and the shares of an item's keys do."""
+def test_similar_weights_sum_to_one(snapshot: Snapshot) -> None:
+    """Weights over all allowed items sum to 1, and so do the shares of an item's spaces."""
     found = similar(snapshot, 0, limit=100, allowed=everything(snapshot))
     assert len(found.rows) == ITEMS - 1  # all that are listed but itself
     assert float(found.weights.sum()) == pytest.approx(1, abs=1e-5)
@@ -108,7 +108,7 @@ def test_weights_are_shares_of_everything_that_may_be_answered(snapshot: Snapsho
 
 
 def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
-    """New ones by their content alone, those without a text by training alone."""
+    """Items are compared in each space in which both have a vector."""
     mute = snapshot.catalogue.row(MUTE)
     assert spaces_of(snapshot, 0) == ("content", "trained")
     assert spaces_of(snapshot, mute) == ("trained",)
@@ -128,7 +128,7 @@ def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
 
 
 def test_similar_leaves_out_what_has_no_key(model: Recommender) -> None:
-    """Listed or not; and gives no more than there is."""
+    """Items without a vector are left out, and an empty filter returns nothing."""
     made = catalogue(ITEMS).updated([ItemEntry("blank")], [], encode)
     snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
     found = similar(snapshot, 3, limit=100, allowed=made.visible)
@@ -153,7 +153,7 @@ def test_similar_before_training_is_likeness_of_text() -> None:
 
 
 def test_items_that_are_all_alike_share_the_weight() -> None:
-    """Where every cosine is the same none stands above the mean, and nothing is divided by zero."""
+    """Items of equal cosine share the weight equally, without division by zero."""
     same = [ItemEntry(f"i{n}", fields={"title": "one title"}) for n in range(4)]
     made = catalogue(0).updated(same, [], encode)
     snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))

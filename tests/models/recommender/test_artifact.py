@@ -1,4 +1,4 @@
-"""Trained models: what is kept in files comes back bit for bit, and damage is named."""
+"""Artifacts of trained models: round trips, and refusal of damaged files."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def files(made: TrainedModel) -> Files:
         {"next_basket": True, "repeat_consumption": True},
     ],
 )
-def test_what_is_packed_comes_back_bit_for_bit(shape: dict[str, Any]) -> None:
+def test_round_trip_is_exact(shape: dict[str, Any]) -> None:
     """Weights, followers, shape, ids, counts, encoder and metadata, whatever the shape."""
     before = trained(random_model(2, **shape))
     after = TrainedModel.from_files(before.to_files())
@@ -128,7 +128,7 @@ def shaped(**change: Any) -> Callable[[Files], bytes]:
 
 
 def weighed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Files], bytes]:
-    """The weights with something changed."""
+    """Return a function that changes the tensors of the weights file."""
 
     def corrupt(files: Files) -> bytes:
         tensors = load(files[WEIGHTS_FILE])
@@ -332,10 +332,10 @@ def test_a_malformed_file_is_named(
         {"transitions_per_item": 6},
     ],
 )
-def test_no_model_is_made_of_a_shape_that_the_weights_have_not(
+def test_shape_is_checked_before_the_model_is_built(
     files: Files, change: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A description may claim any size: it is held against the weights before memory is taken."""
+    """A description that disagrees with the weights is refused before the model is built."""
     made: list[RecommenderConfig] = []
     monkeypatch.setattr("models.recommender.artifact.Recommender", made.append)
     with pytest.raises(ValueError, match=r"weights are not of the shape|ids, where the model has"):
@@ -346,7 +346,7 @@ def test_no_model_is_made_of_a_shape_that_the_weights_have_not(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_damage_is_a_value_error_or_nothing(files: Files, data: st.DataObject) -> None:
-    """Any bytes changed anywhere: another model, or a ValueError that names a file; never more."""
+    """Files with random bytes changed load, or raise a ValueError that names a file."""
     name = data.draw(st.sampled_from([WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE]))
     damaged = bytearray(files[name])
     # The header of the weights is a small part of them, and where damage matters most.
@@ -360,7 +360,7 @@ def test_damage_is_a_value_error_or_nothing(files: Files, data: st.DataObject) -
 
 
 def test_parts_that_do_not_fit_are_refused(made: TrainedModel) -> None:
-    """Also when no file is involved."""
+    """A trained model refuses inconsistent ids, counts, event types or weights."""
     counts = made.item_counts
     with pytest.raises(ValueError, match="must agree"):
         TrainedModel(made.model, made.item_ids[:-1], counts, "fake", {})

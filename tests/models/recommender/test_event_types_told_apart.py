@@ -1,4 +1,4 @@
-"""What a model makes of types and dislikes: small worlds in which they decide what comes next."""
+"""Event types and dislikes in training: small worlds whose next event depends on them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shop(seed: int) -> Interactions:
 
 
 def test_a_purchase_is_not_a_view() -> None:
-    """The next purchase follows from the last: who is told which that was ranks it far higher."""
+    """A model trained with event types ranks the next purchase better than one without."""
     log = shop(0)
     found = {}
     for name, given in (("told", log), ("untold", replace(log, types=np.zeros_like(log.types)))):
@@ -87,7 +87,7 @@ def tastes(seed: int) -> Interactions:
 
 
 def first_tries(seed: int, kind: int) -> tuple[Interactions, list[int]]:
-    """Histories of a try of each cluster, all liked but one, which is of this kind: which it is."""
+    """Return histories with one event of the given kind, and the cluster of each."""
     rng = np.random.default_rng(seed)
     events, odd = [], []
     for user in range(40):
@@ -108,8 +108,8 @@ def standing(ranker: ModelRanker, kind: int) -> NDArray[np.float64]:
     return over
 
 
-def test_what_is_disliked_counts_against_its_like() -> None:
-    """A cluster stands lower for who dislikes one of its items than for who likes the same one.
+def test_dislikes_lower_the_scores_of_their_cluster() -> None:
+    """A dislike lowers the scores of its cluster, in total and by attention alone.
 
     So it does by the target attention alone, in which a head of its own speaks against it.
     """
@@ -128,8 +128,8 @@ def test_what_is_disliked_counts_against_its_like() -> None:
 # ---------------------------------------------------------------------------- nothing to tell
 
 
-def test_one_type_and_unit_weights_train_the_model_of_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit what is trained where types and weights cannot enter at all."""
+def test_unit_weights_and_one_type_change_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one type and unit weights training equals one without types and weights, bit for bit."""
     log = drawn_log(5, [9, 6, 7, 8, 5], 12)
     log = replace(log, weights=np.ones_like(log.weights))
     found = train(log, replace(QUICK, epochs=3)).model.state_dict()
@@ -169,7 +169,7 @@ def test_the_shape_follows_the_log() -> None:
 
 
 def test_a_log_of_dislikes_teaches_nothing() -> None:
-    """There is nothing to predict."""
+    """Training on dislikes alone is refused."""
     log = tastes(3)
     with pytest.raises(ValueError, match="nothing to learn an order from"):
         train(replace(log, types=np.full_like(log.types, DISLIKE)))

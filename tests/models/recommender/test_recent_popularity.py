@@ -1,4 +1,4 @@
-"""Popularity of late: against a loop over events, and blind to its own day and what follows."""
+"""Recent popularity compared with a loop over events, without leaks from later events."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_what_happens_later_changes_nothing() -> None:
         )
 
 
-def test_of_many_items_the_steps_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No table is larger than it may be; what is recent still outweighs what is not."""
+def test_large_catalogues_use_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of trends is bounded, and recent items still rank above older ones."""
     monkeypatch.setattr(models.recommender.recent_popularity, "MAX_ENTRIES", 10 * (ITEMS + 1))
     log = Interactions.from_columns(
         [0] * 200, [0] * 100 + [1] * 100, np.arange(200) * DAY, n_users=1, n_items=ITEMS
@@ -103,8 +103,8 @@ def test_of_many_items_the_steps_are_longer(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("items", [0, 3])
-def test_of_nothing_there_is_no_trend(items: int) -> None:
-    """A log without events, and one without items."""
+def test_empty_log_has_no_trends(items: int) -> None:
+    """A log without events or items has trends of 0."""
     log = Interactions.from_columns([], [], [], n_users=1, n_items=items)
     assert not RecentPopularity(log).latest.any()
     assert RecentPopularity(log).latest.shape == (len(HALF_LIVES), items + 1)

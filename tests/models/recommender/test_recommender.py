@@ -98,7 +98,7 @@ def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:
 
 
 def test_a_dropped_id_learns_nothing(content: Tensor) -> None:
-    """For that step the gradient goes to the text alone."""
+    """A dropped id embedding gets no gradient."""
     model = random_model(2)
     keep = torch.tensor([True, False])
     model.item_vectors(torch.tensor([3, 5]), content[:2], keep).sum().backward()  # type: ignore[no-untyped-call]
@@ -205,7 +205,7 @@ def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
 
 
 def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
-    """In one head or in all: 0 as in the float64 loop, and its gradients are 0, not NaN."""
+    """A prefix with all rows hidden has score 0 and gradients of 0."""
     model = random_model(3)
     tables = ItemTables(*(table.clone() for table in projected(model, content)))
     keys, values = (x.clone().requires_grad_() for x in memory(model, 3, 2))
@@ -282,7 +282,7 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
 
 
 def test_without_an_encoder_there_is_no_sequence_part() -> None:
-    """Summaries are zero, as they are of no events at all."""
+    """Summaries are zero without an encoder and empty without events."""
     events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
     assert (random_model(1, blocks=0).user_states(events, times, times) == 0).all()
     assert random_model(1).user_states(events[:, :0], times[:, :0], times[:, :0]).shape == (
@@ -293,7 +293,7 @@ def test_without_an_encoder_there_is_no_sequence_part() -> None:
 
 
 def test_a_request_is_within_the_horizon() -> None:
-    """As it is up to the horizon after the newest event, no later than that; for each its own."""
+    """Request times are clamped to the horizon after the newest event."""
     model = random_model(1)
     model.load_statistics(model.transition_counts, max_request_gap=3 * DAY)
     newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
@@ -332,7 +332,7 @@ def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None
 
 
 def test_followers_of_another_shape_are_refused() -> None:
-    """The message says which were wanted and which came; the model stays as it was."""
+    """Transition counts of another shape are refused and leave the model unchanged."""
     model = random_model(1)
     before = model.transition_counts
     for items, most in ((11, 5), (12, 4)):

@@ -1,4 +1,4 @@
-"""What is taken out of the tables of items."""
+"""Gathering rows from item tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import torch
 from models.recommender.target_attention import gather_rows
 
 
-def test_item_tables_of_a_slice_equal_rows_of_the_full_tables() -> None:
-    """In their order, as often as they come, each head's together; a table that is part of a
-    wider one, as those of items are, stays as it is."""
+def test_gather_rows_copies_the_given_rows() -> None:
+    """Gathered rows are a contiguous copy, in order, with repeats."""
     wide = torch.randn(9, 3 * 8)
     table = wide[:, 8:16].view(9, 2, 4).transpose(0, 1)  # (H, N, d)
     rows = torch.tensor([5, 0, 5, 8])

@@ -75,8 +75,8 @@ def loop(kept: TransitionCounts, items: Sequence[int], target: int) -> list[floa
     most=st.integers(0, 6),
     items=st.lists(st.integers(-1, ITEMS - 1), max_size=12),
 )
-def test_what_followed_is_the_sum_of_its_shares(seed: int, most: int, items: list[int]) -> None:
-    """F and the shares of F against the loop; an unknown item takes a place and adds nothing."""
+def test_sums_and_shares_equal_the_loop(seed: int, most: int, items: list[int]) -> None:
+    """F and its shares equal the loop; an unknown item takes a place and adds 0."""
     kept = random_followers(seed, ITEMS, most)
     total = kept.sums(torch.tensor(items, dtype=torch.int64))
     assert total.shape == (ITEMS,)
@@ -88,14 +88,14 @@ def test_what_followed_is_the_sum_of_its_shares(seed: int, most: int, items: lis
 
 
 def test_nothing_follows_to_what_was_not_trained() -> None:
-    """The shares of an unknown target are 0, one for each item."""
+    """All shares of an unknown target are 0."""
     kept = random_followers(1, ITEMS, 3)
     assert kept.shares(torch.tensor([2, 1, -1]), -1).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("size", [12, 5_000])
-def test_what_followed_most_is_the_top_of_all(size: int) -> None:
-    """Of few items, and of so many that hardly one followed; untrained items count for nothing."""
+def test_top_is_the_order_of_all_sums(size: int) -> None:
+    """`top` returns the items of largest positive F."""
     generator = torch.Generator().manual_seed(size)
     columns = torch.randint(size + 1, (size, 6), generator=generator, dtype=torch.int32)
     counts = torch.rand(size, 6, generator=generator) * (columns < size)

@@ -45,7 +45,7 @@ def collections(draw: st.DrawFn) -> tuple[list[list[str]], list[list[str]], list
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(collections())
-def test_scores_are_bm25_of_all_texts_with_the_title_counted_several_times(
+def test_scores_equal_bm25_with_weighted_titles(
     made: tuple[list[list[str]], list[list[str]], list[str]],
 ) -> None:
     """Of every item that has a word of the query; one without any text is no document."""
@@ -73,7 +73,7 @@ def test_scores_are_bm25_of_all_texts_with_the_title_counted_several_times(
 
 
 def test_words_are_found_by_their_stem_in_any_case_and_without_accents() -> None:
-    """As people write them."""
+    """Words match by stem, whatever their case and accents."""
     words = indexed(["Running Naïvely", "cats", "a cat runs"])
     assert set(search(words, "RUN", 3).rows) == {0, 2}
     assert set(search(words, "naively", 3).rows) == {0}
@@ -91,8 +91,8 @@ def test_letter_case_is_folded_as_unicode_folds_it(word: str) -> None:
             assert search(words, written, 2).rows.tolist() == [0], written
 
 
-def test_what_was_indexed_before_is_found_as_it_was_then() -> None:
-    """Items come, change and go; who looks at an earlier state sees that."""
+def test_earlier_index_is_unchanged_by_updates() -> None:
+    """An update leaves earlier indexes unchanged."""
     index = BM25Writer()
     first = index.update([Document(0, "ant", []), Document(1, "bee", ["fox"])])
     second = index.update([Document(1, "cat", []), Document(2, "ant", [])], removed=[0])
@@ -106,8 +106,8 @@ def test_what_was_indexed_before_is_found_as_it_was_then() -> None:
 
 
 @pytest.mark.parametrize("open_rows", [3, 700, 7_000])
-def test_what_may_not_be_answered_is_not_found(open_rows: int) -> None:
-    """However few or many are open, the best of these are found, not what is left of the best."""
+def test_search_ranks_the_allowed_rows(open_rows: int) -> None:
+    """The best of the allowed rows are found, however few or many are allowed."""
     size = 9_000
     rng = np.random.default_rng(open_rows)
     lengths = rng.integers(1, 30, size)
@@ -123,8 +123,8 @@ def test_what_may_not_be_answered_is_not_found(open_rows: int) -> None:
     assert not len(words.search(words.parser.parse("ant"), 50, np.zeros(size, dtype=np.bool_)).rows)
 
 
-def test_a_phrase_is_had_by_every_answer() -> None:
-    """Word after word, whatever form each has; what else is asked for only adds to the score."""
+def test_phrase_matches_by_stem() -> None:
+    """Results contain the phrase, by stem; other words only add to the score."""
     words = indexed(["the red car", "cars are red", "red cars fast", "fast"])
     parsed = words.parser.parse('"red car" fast')
     assert parsed.phrases == ("red car",)
@@ -161,10 +161,10 @@ def test_a_phrase_is_had_by_every_answer() -> None:
         ("zebras", "zebras", {}),  # two letters away from anything
     ],
 )
-def test_a_word_that_no_item_has_is_taken_for_another(
+def test_unknown_word_is_corrected(
     query: str, text: str, meant: dict[str, tuple[str, ...]]
 ) -> None:
-    """For one that begins so where it may go on, else for one at a distance of 1."""
+    """An unknown word is completed at the end of a query, else corrected by one edit."""
     words = indexed(["pandas rule", "the ruler", "ruler zebra crossing x"], ["", "", "zzz"])
     parsed = words.parser.parse(query)
     assert parsed.text == text
@@ -180,14 +180,14 @@ WORD = st.text("abcdé", min_size=1, max_size=6)
 @example("abcd", "acbd")
 @example("a", "")
 def test_one_mistake_is_a_distance_of_one(word: str, other: str) -> None:
-    """As rapidfuzz measures it: a letter more, less, another one, or two that changed places."""
+    """`single_edits` contains exactly the words at OSA distance 1."""
     assert (other in single_edits(word, "abcdé")) == (
         other != "" and OSA.distance(word, other) == 1
     )
 
 
-def test_letters_are_those_of_the_titles() -> None:
-    """A word of another script is taken for one of that script; the frequent before the rare."""
+def test_corrections_use_the_script_of_the_titles() -> None:
+    """Corrections use the letters of the indexed titles and prefer frequent words."""
     words = indexed(["Война и мир", "война миров", "naïve bayes", "the knave"])
     assert words.parser.parse("вайна").text == "война"
     assert words.parser.parse("вoйна").text == "война"  # with a Latin o
@@ -197,8 +197,8 @@ def test_letters_are_those_of_the_titles() -> None:
     )  # rather than knave: few mistake the first letter
 
 
-def test_what_is_mistyped_in_a_phrase_is_a_word_too() -> None:
-    """The phrase as it is meant is what every answer has, and the text is told what is meant."""
+def test_words_in_a_phrase_are_corrected() -> None:
+    """A mistyped word within a phrase is corrected, in the phrase and in the text."""
     words = indexed(["big pandas rule", "pandas big", "rule"])
     parsed = words.parser.parse('the "big Panads" rule')
     assert parsed.phrases == ("big Pandas",)
@@ -212,9 +212,8 @@ def test_what_is_mistyped_in_a_phrase_is_a_word_too() -> None:
     )  # what is quoted is not still typed
 
 
-def test_a_mistake_that_somebody_made_before_is_one_all_the_same() -> None:
-    """A word of one item beside another of hundreds stands for both, and the one that has it is
-    the first."""
+def test_rare_misspelling_in_a_title_also_matches_the_frequent_word() -> None:
+    """A rare indexed misspelling also matches the frequent word, and its own item comes first."""
     words = indexed(["pyhton"] + [f"python {n}" for n in range(150)] + ["dask", "dusk"])
     parsed = words.parser.parse("pyhton")
     assert parsed.corrections == {"pyhton": ("pyhton", "python")}
@@ -226,21 +225,21 @@ def test_a_mistake_that_somebody_made_before_is_one_all_the_same() -> None:
 
 @pytest.mark.parametrize("query", ["", "   ", '"', '""', "*", "🙂🙂", "?!", "שלום", "ß" * 50])
 def test_a_query_without_a_known_word_finds_nothing(query: str) -> None:
-    """And asks for no phrase."""
+    """A query without a known word finds nothing and has no phrase."""
     words = indexed(["ant", "bee"])
     assert not len(search(words, query, 2).rows)
     assert words.rows_with_phrases(words.parser.parse(query)) is None
 
 
 def test_scripts_that_have_words_are_searched_by_them() -> None:
-    """Also from right to left."""
+    """Words of other scripts are searched, right-to-left ones included."""
     words = indexed(["שלום עולם", "мир", "ant"])
     assert search(words, "עולם", 3).rows.tolist() == [0]
     assert search(words, "МИР", 3).rows.tolist() == [1]
 
 
 def test_of_a_long_query_the_rarest_words_are_looked_up() -> None:
-    """Thousands of words cost no more than some dozens."""
+    """A query longer than MAX_QUERY_TERMS is searched by its rarest words."""
     common = [f"w{n}" for n in range(200)]
     words = indexed([" ".join([*common, "rare"]), *[" ".join(common)] * 3])
     found = search(words, " ".join([*common * 10, "rare"]), 4)
@@ -250,7 +249,7 @@ def test_of_a_long_query_the_rarest_words_are_looked_up() -> None:
 
 
 def test_nothing_is_found_among_no_items() -> None:
-    """Of an index that is still empty."""
+    """An empty index finds nothing."""
     words = BM25Writer().update([])
     assert len(words) == 0
     assert not len(search(words, "ant", 0).rows)

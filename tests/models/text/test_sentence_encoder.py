@@ -142,7 +142,7 @@ def test_whatever_decides_the_vectors_is_in_the_name(
 
 
 def test_other_weights_are_another_space(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Of the same shape and in a folder of the same name."""
+    """Other weights give another name and other vectors."""
     other = SentenceEncoder(tiny_bert.make(tmp_path / "tiny", seed=1))
     assert other.name != encoder.name
     assert np.abs(other.encode(TEXTS) - encoder.encode(TEXTS)).max() > 0.1
@@ -158,8 +158,8 @@ def test_other_weights_are_another_space(encoder: SentenceEncoder, tmp_path: Pat
         ("1_Pooling/config.json", "config.json is missing in .*1_Pooling"),
     ],
 )
-def test_what_is_missing_is_named(copy: Path, gone: str, said: str) -> None:
-    """With the folder, before anything is loaded."""
+def test_missing_file_is_named(copy: Path, gone: str, said: str) -> None:
+    """A missing file is named together with the folder."""
     (copy / gone).unlink()
     with pytest.raises(ValueError, match=f"{copy}.*{said}"):
         SentenceEncoder(copy)
@@ -178,7 +178,7 @@ def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
     "content", ["", "{", "3", "{}", "[]", "[3]", '[{"path": ""}]', '[{"type": 3, "path": ""}]']
 )
 def test_a_list_of_modules_that_is_none_is_named(copy: Path, content: str) -> None:
-    """Whatever else is in the file."""
+    """A modules.json without a list of modules is refused by name."""
     (copy / "modules.json").write_text(content)
     with pytest.raises(ValueError, match=r"copy/modules.json lists no modules"):
         SentenceEncoder(copy)

@@ -70,7 +70,7 @@ def test_the_allowed_error_is_met(sharp: float, max_error: float) -> None:
 
 
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 2.0])
-def test_the_error_stated_is_not_less_than_the_true_one(sharp: float) -> None:
+def test_the_reported_error_bounds_the_true_error(sharp: float) -> None:
     """Even of the expansion alone: 99 in 100 are within the stated error."""
     made = world(20_000, sharp, targets=200, seed=1)
     found = attend_clusters(made.tree(), made.query, max_error=math.inf)
@@ -176,8 +176,8 @@ def test_updated_weights_give_the_tree_of_those_weights() -> None:
     assert float(errors(exact, made.exact()).max()) < 1e-5
 
 
-def test_rows_are_found_where_they_lie() -> None:
-    """A memory whose rows are some of a table's is that of those rows."""
+def test_tree_over_some_rows_of_a_table() -> None:
+    """A tree over some rows of a table attends those rows alone."""
     made = world(8_000)
     at = torch.randperm(8_000)[:3_000]
     own = World(KVTable(*(part[:, at] for part in made.table)), made.log_weights[:, at], made.query)
@@ -187,8 +187,8 @@ def test_rows_are_found_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("n", [MIN_CLUSTER_SIZE, MIN_CLUSTER_SIZE + 1, 200, 4_097])
-def test_few_rows_and_odd_numbers_of_them(n: int) -> None:
-    """Clusters that are not full have no rows that do not exist."""
+def test_partly_filled_clusters_stay_within_the_error(n: int) -> None:
+    """Partly filled clusters keep the error within 0.01."""
     made = world(n, 1.0)
     found = attend_clusters(made.tree(), made.query)
     assert float((errors(found, made.exact()) <= 0.01).float().mean()) >= 0.99
@@ -205,13 +205,13 @@ def test_equal_rows_and_hidden_rows() -> None:
 
 
 def test_fewer_rows_than_a_cluster_has_are_refused() -> None:
-    """The caller attends so few one by one."""
+    """A tree over fewer rows than the minimum cluster size is refused."""
     made = world(MIN_CLUSTER_SIZE - 1)
     with pytest.raises(ValueError, match="at least 64 rows, got 63"):
         made.tree()
 
 
-def test_a_tree_is_a_few_hundred_bytes_a_row() -> None:
+def test_tree_size_per_row_is_bounded() -> None:
     """Indexes, weights and moments, for every row: keys and values stay in their table."""
     made = world(20_000)
     size = made.tree().nbytes / 20_000

@@ -64,7 +64,7 @@ def test_clusters_are_tight_where_the_metric_looks() -> None:
 
 @pytest.mark.parametrize("clusters", [0, 3, 12, 128])
 def test_a_number_of_clusters_that_cannot_be_is_refused(clusters: int) -> None:
-    """Powers of two up to the number of points."""
+    """A number of clusters that is no power of two, or exceeds the points, is refused."""
     with pytest.raises(
         ValueError, match=f"clusters: must be a power of two of at most 100, got {clusters}"
     ):

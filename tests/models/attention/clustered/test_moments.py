@@ -66,7 +66,7 @@ def test_moments_are_those_of_the_definition() -> None:
 
 
 def test_sums_come_back_from_moments() -> None:
-    """What was divided can be added to again."""
+    """Sums recovered from moments equal the original sums."""
     about = torch.full((D,), 2.5)
     sums = sums_from_rows(*rows(5, 40), about)
     for one, other in zip(
@@ -87,7 +87,7 @@ def test_two_merged_clusters_are_the_cluster_of_both() -> None:
 
 
 def test_an_empty_cluster_has_no_mass_and_nothing_else() -> None:
-    """No weight at all gives zeros, not NaN."""
+    """A cluster without weight has moments of zero, never NaN."""
     keys, values, _ = rows(2, 10)
     found = moments_from_sums(
         sums_from_rows(keys, values, torch.zeros(2, 10), torch.zeros(D)), torch.zeros(D)
