@@ -16,12 +16,10 @@ from service import __version__
 from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.http import openapi, playground
-from service.http.limits import Admission, Bodies, Paths, Traffic
+from service.http.limits import Admission, Bodies, Paths
 from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
 from service.http.routes import ask, attend, batch, events, health, items, models, users
-from service.http.routes.health import is_exempt
-from service.http.routes.streams import is_stream
 from service.http.telemetry import Metrics, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -42,20 +40,16 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         settings = Settings.read()
         for sentence in unknown_variables(os.environ):
             _log.warning("%s", sentence)
-    traffic = Traffic()
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        traffic.draining = False  # an app may be started again
         if engine is None:
             app.state.engine = await open_engine(settings)
         app.state.engine.observe_errors(metrics.observe_error)
         try:
             yield
         finally:
-            if not await traffic.drain(settings.drain_timeout):
-                _log.warning("stopping with %d requests in flight", traffic.requests)
             await app.state.engine.close()
 
     app = FastAPI(
@@ -72,28 +66,13 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
             Middleware(Problems),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
-            Middleware(
-                Bodies,
-                max_body=settings.max_body_bytes,
-                max_held=settings.max_buffered_bytes,
-                timeout=settings.body_timeout,
-                is_stream=is_stream,
-            ),
-            Middleware(
-                Admission,
-                traffic=traffic,
-                max_in_flight=settings.max_in_flight,
-                max_streams=settings.max_streams,
-                deadline=settings.deadline,
-                is_stream=is_stream,
-                is_exempt=is_exempt,
-            ),
+            Middleware(Bodies, settings=settings),
+            Middleware(Admission, settings=settings),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},
     )
     app.state.engine = engine
     app.state.settings = settings
-    app.state.traffic = traffic
     app.state.metrics = metrics
     app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.

@@ -8,15 +8,17 @@ never one of the places in which work is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
+from service.domain.settings import Settings
 
-Predicate = Callable[[Scope], bool]
+ITEMS_PATH = "/v1/items"
+STREAM_TYPE = "application/x-ndjson"
+_EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
 
 
 class Paths:
@@ -62,32 +64,23 @@ def segment(part: str) -> str:
 class Bodies:
     """Reads the whole body, up to a size and within a time, before anything else happens.
 
-    All bodies that are held at one time share `max_held` bytes, so that many slow senders cannot
-    fill the memory either. Streams (for which `is_stream(scope)` is true) pass through chunk by
-    chunk, each within that time; their reader bounds the lines.
+    All bodies that are held at one time share `max_buffered_bytes`, so that many slow senders
+    cannot fill the memory either. Streams pass through chunk by chunk, each within that time; their
+    reader bounds the lines.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        max_body: int,
-        max_held: int,
-        timeout: float,
-        is_stream: Predicate,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._max_body = max_body
-        self._max_held = max_held
-        self._timeout = timeout
-        self._is_stream = is_stream
+        self._max_body = settings.max_body_bytes
+        self._max_held = settings.max_buffered_bytes
+        self._timeout = settings.body_timeout
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif self._is_stream(scope):
+        elif is_stream(scope):
             await self._app(scope, self._timed(receive), send)
         else:
             chunks: list[bytes] = []
@@ -161,43 +154,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-class Traffic:
-    """Counts of the requests and streams in flight, and whether the service is stopping.
-
-    One for each app, shared by `Admission`, the readiness route and shutdown.
-    """
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.streams = 0
-        self.draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def enter(self, *, stream: bool) -> None:
-        """Count one more request (or stream) in flight."""
-        self.requests += not stream
-        self.streams += stream
-        self._idle.clear()
-
-    def leave(self, *, stream: bool) -> None:
-        """Count it out again."""
-        self.requests -= not stream
-        self.streams -= stream
-        if self.requests == self.streams == 0:
-            self._idle.set()
-
-    async def drain(self, seconds: float) -> bool:
-        """Turn readiness off and wait for what is in flight; True when all of it finished."""
-        self.draining = True
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
-
-
 class Admission:
     """Lets so many requests in at once, refuses the next at once, and ends them at the deadline.
 
@@ -207,55 +163,47 @@ class Admission:
     (health, metrics) always gets in.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        traffic: Traffic,
-        max_in_flight: int,
-        max_streams: int,
-        deadline: float,
-        is_stream: Predicate,
-        is_exempt: Predicate,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._traffic = traffic
-        self._max_in_flight = max_in_flight
-        self._max_streams = max_streams
-        self._deadline = deadline
-        self._is_stream = is_stream
-        self._is_exempt = is_exempt
+        self._settings = settings
+        self._requests = asyncio.Semaphore(settings.max_in_flight)
+        self._streams = asyncio.Semaphore(settings.max_streams)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or self._is_exempt(scope):
+        if scope["type"] != "http" or is_exempt(scope):
             await self._app(scope, receive, send)
             return
-        traffic = self._traffic
-        stream = self._is_stream(scope)
-        if stream and traffic.streams >= self._max_streams:
-            raise Overloaded(f"{self._max_streams} streams are being read (HEED_MAX_STREAMS).")
-        if not stream and traffic.requests >= self._max_in_flight:
-            raise Overloaded(f"{self._max_in_flight} requests are in flight (HEED_MAX_IN_FLIGHT).")
-        traffic.enter(stream=stream)
+        settings = self._settings
+        stream = is_stream(scope)
+        if stream and self._streams.locked():
+            raise Overloaded(f"{settings.max_streams} streams are being read (HEED_MAX_STREAMS).")
+        if not stream and self._requests.locked():
+            raise Overloaded(
+                f"{settings.max_in_flight} requests are in flight (HEED_MAX_IN_FLIGHT)."
+            )
+        timer = asyncio.timeout(None if stream or is_unhurried(scope) else settings.deadline)
         try:
-            if stream or is_unhurried(scope):
-                await self._app(scope, receive, send)
-            else:
-                await self._in_time(scope, receive, send)
-        finally:
-            traffic.leave(stream=stream)
-
-    async def _in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
-        timer = asyncio.timeout(self._deadline)
-        try:
-            async with timer:
+            async with self._streams if stream else self._requests, timer:
                 await self._app(scope, receive, send)
         except TimeoutError as error:
             if not timer.expired():  # a timeout inside the app
                 raise
-            detail = f"Not done within {self._deadline:g} s (HEED_DEADLINE)."
+            detail = f"Not done within {settings.deadline:g} s (HEED_DEADLINE)."
             raise DeadlineExceeded(detail) from error
+
+
+def is_exempt(scope: Scope) -> bool:
+    """True for what must answer also when the service is full: it costs nothing."""
+    return scope["path"].removeprefix(scope["root_path"]) in _EXEMPT
+
+
+def is_stream(scope: Scope) -> bool:
+    """True for the one request that is read as a stream instead of whole."""
+    if scope["method"] != "POST" or scope["path"].removeprefix(scope["root_path"]) != ITEMS_PATH:
+        return False
+    kinds = (value for name, value in scope["headers"] if name == b"content-type")
+    return next(kinds, b"").partition(b";")[0].strip().lower() == STREAM_TYPE.encode()
 
 
 def is_unhurried(scope: Scope) -> bool:

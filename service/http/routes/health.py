@@ -7,10 +7,8 @@ import math
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
-from starlette.types import Scope
 
 from service.engine.engine import Engine
-from service.http.limits import Traffic
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
@@ -22,13 +20,6 @@ router = APIRouter(route_class=JsonRoute, tags=["run"])
 
 _PATIENCE = 1.0  # seconds for the other workers to say what they measured
 
-_EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
-
-
-def is_exempt(scope: Scope) -> bool:
-    """True for what must answer also when the service is full: it costs nothing."""
-    return scope["path"].removeprefix(scope["root_path"]) in _EXEMPT
-
 
 @router.get("/health/live", responses={200: {"model": LiveOut}})
 async def live() -> Response:
@@ -39,16 +30,14 @@ async def live() -> Response:
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
     """Answer 200 when store and model answer and the service is not shutting down, else 503."""
-    traffic: Traffic = context.app.state.traffic
     is_ready, checks = await context.engine.ready()
-    if is_ready and not traffic.draining:
+    if is_ready:
         return Json({"ready": True, "checks": dict(checks)})
-    why = "The service is shutting down." if traffic.draining else "Store or model do not answer."
     return problem(
         context.scope,
         503,
         "Not Ready",
-        why,
+        "Store or model do not answer.",
         headers={"Retry-After": "1"},
         ready=False,
         checks=dict(checks),

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from service.domain.errors import NotFound
 from service.domain.records import Item
+from service.http.limits import ITEMS_PATH, STREAM_TYPE, is_stream
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
-from service.http.routes.streams import MEDIA_TYPE, PATH, is_stream, store_stream
+from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
 from service.http.schemas.ask import SimilarParams
 from service.http.schemas.base import Page
@@ -43,10 +44,10 @@ _LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"
 
 
 @router.post(
-    PATH,
+    ITEMS_PATH,
     responses={200: {"model": Stored | StoredLines}, **documented(507)},
     openapi_extra={
-        "requestBody": {"content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": _LINES}}}
+        "requestBody": {"content": {STREAM_TYPE: {"schema": {"type": "string"}, "example": _LINES}}}
     },
 )
 async def put_items(body: ItemsIn, context: Context) -> Response:
@@ -62,7 +63,7 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     return Json({"stored": stored})
 
 
-@router.get("/v1/items", responses={200: {"model": ItemsOut}})
+@router.get(ITEMS_PATH, responses={200: {"model": ItemsOut}})
 async def page_items(page: Annotated[Page, Query()], context: Context) -> Response:
     """List the items of the catalogue, page by page."""
     with context.stages("store"):

@@ -9,7 +9,6 @@ import orjson
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.responses import Response
-from starlette.types import Scope
 
 from service.domain.errors import HeedError, Invalid
 from service.domain.records import Item
@@ -20,18 +19,8 @@ from service.http.schemas.write import ItemIn
 from service.http.telemetry import STAGES
 from service.snapshots.live_snapshot import LiveSnapshot
 
-MEDIA_TYPE = "application/x-ndjson"
-PATH = "/v1/items"
 BATCH = 500
 MAX_ERRORS = 100
-
-
-def is_stream(scope: Scope) -> bool:
-    """True for the one request that is read as a stream instead of whole."""
-    if scope["method"] != "POST" or scope["path"].removeprefix(scope["root_path"]) != PATH:
-        return False
-    kinds = (value for name, value in scope["headers"] if name == b"content-type")
-    return next(kinds, b"").partition(b";")[0].strip().lower() == MEDIA_TYPE.encode()
 
 
 async def split_lines(

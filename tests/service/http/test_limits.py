@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 
-from service.domain.settings import Settings
-from service.engine.engine import Engine
-from service.http.app import create_app
 from service.http.limits import is_unhurried
-from tests.support.http_fake import Client, FakeEngine, serving
+from tests.support.http_fake import Client, serving
 
 SCORE = {"item_ids": ["a"]}
 JSON = {"host": "localhost", "content-type": "application/json"}
@@ -220,44 +217,3 @@ def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:
         client.engine.raises = TimeoutError("a socket's")
         answer = client.post("/v1/score", json=SCORE)
     assert answer.status_code == 500
-
-
-def test_shutdown_turns_readiness_off_and_lets_requests_finish() -> None:
-    """While a request is in flight the app says it is not ready, waits for it, then closes."""
-    engine = FakeEngine()
-    app = create_app(Settings(drain_timeout=30, deadline=30), engine=cast(Engine, engine))
-
-    async def scenario() -> tuple[httpx.Response, httpx.Response, bool]:
-        engine.gate = asyncio.Event()
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            lifespan = app.router.lifespan_context(app)
-            await lifespan.__aenter__()
-            working = asyncio.create_task(http.post("/v1/score", json=SCORE))
-            await engine.arrived.acquire()
-            stopping = asyncio.create_task(lifespan.__aexit__(None, None, None))
-            await asyncio.sleep(0)  # its first step
-            ready = await http.get("/health/ready")
-            closed_early = engine.closed
-            engine.gate.set()
-            await stopping
-            return await working, ready, closed_early
-
-    working, ready, closed_early = asyncio.run(scenario())
-    assert (working.status_code, closed_early, engine.closed) == (200, False, True)
-    assert (ready.status_code, ready.json()["ready"]) == (503, False)
-
-
-def test_shutdown_does_not_wait_for_ever() -> None:
-    """A request that never ends delays the end only as long as was allowed."""
-    with serving(drain_timeout=0.02, deadline=30) as client:
-        client.engine.gate = asyncio.Event()
-
-        async def start() -> asyncio.Task[httpx.Response]:
-            task = asyncio.create_task(client.http.post("/v1/score", json=SCORE))
-            await client.engine.arrived.acquire()
-            return task
-
-        stuck = client.runner.run(start())
-    assert client.engine.closed
-    assert stuck.cancelled()  # by the end of its event loop

@@ -13,6 +13,7 @@ import uvicorn
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
+from service.http.uvicorn_config import configure
 from tests.support.http_fake import FakeEngine
 
 Protocol = Literal["h11", "httptools"]
@@ -104,4 +105,28 @@ def test_a_request_in_flight_outlives_the_order_to_stop(protocol: Protocol) -> N
         assert (await working).status_code == 200
 
     asyncio.run(serve(engine, protocol, talk, deadline=30))
+    assert engine.closed
+
+
+def test_shutdown_does_not_wait_for_ever() -> None:
+    """A request that never ends is cut off once `drain_timeout` is over."""
+    engine = FakeEngine()
+    engine.gate = asyncio.Event()  # never set
+    settings = Settings(embedding_dim=4, port=0, drain_timeout=0, deadline=30)
+    app = create_app(settings, engine=cast(Engine, engine))
+
+    async def scenario() -> None:
+        server = uvicorn.Server(configure(app, settings))
+        running = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            stuck = asyncio.create_task(http.post("/v1/score", json={"item_ids": ["a"]}))
+            await engine.arrived.acquire()
+            server.should_exit = True
+            await asyncio.wait_for(running, 10)
+            assert (await stuck).status_code == 500
+
+    asyncio.run(scenario())
     assert engine.closed
