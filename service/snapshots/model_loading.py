@@ -40,7 +40,7 @@ def load_snapshot(
     """
     if version is None:
         return Snapshot.build(UNTRAINED, None, catalogue, counts, index_from=index_from)
-    name, files, _ = registry.load(version)
+    files = registry.load(version)
     try:
         trained = TrainedModel.from_files(files)
         if trained.text_encoder != encoder:
@@ -48,10 +48,10 @@ def load_snapshot(
                 f"it reads vectors of {trained.text_encoder}, not of {encoder}: "
                 "train again with heed train, or set HEED_ENCODER to what it was trained with"
             )
-        snapshot = Snapshot.build(name, trained, catalogue, counts, index_from=index_from)
+        snapshot = Snapshot.build(version, trained, catalogue, counts, index_from=index_from)
         _warm_up(snapshot)
     except ValueError as error:
-        raise ModelRejected(f"model {name}: {error}") from error
+        raise ModelRejected(f"model {version}: {error}") from error
     return snapshot
 
 

@@ -72,7 +72,6 @@ class Registry:
         self._versions = self._root / "versions"
         self._pointer = self._root / "current"
         self._clock = clock
-        self._current: tuple[PointerToken | None, str | None] = (None, None)
         self._verified: dict[str, tuple[object, Version]] = {}
         durable_files.make_directory(self._versions)
         self._staging = Staging(self._root, timeout)
@@ -85,7 +84,6 @@ class Registry:
         *,
         version: str | None = None,
         activate: bool = True,
-        created: int | None = None,
     ) -> str:
         """Store a new version, durable when this returns, and make it current if `activate`.
 
@@ -95,7 +93,6 @@ class Registry:
             files: file name to content.
             metadata: anything JSON can hold: dims, item count, metrics.
             version: its name; by default one made of the time, so that names sort by time.
-            created: microseconds UTC; by default now.
 
         Returns: the version's name.
 
@@ -108,7 +105,7 @@ class Registry:
             self._directory(version)
             self._refuse_existing(version)
         check_files(files)
-        created = self._clock() if created is None else created
+        created = self._clock()
         digests = {
             name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
         }
@@ -128,31 +125,17 @@ class Registry:
                     self._point(version)
         return version
 
-    def load(self, version: str | None = None) -> tuple[str, dict[str, bytes], Mapping[str, Any]]:
-        """Load the files of `version` (by default of the current one), every byte verified.
-
-        Returns: the version's name, name to content, metadata.
+    def load(self, version: str) -> dict[str, bytes]:
+        """Load the files of `version`, every byte verified: name to content.
 
         Raises:
             Invalid: the name is not allowed; nothing was opened.
-            NotFound: there is no such version, or none is current.
+            NotFound: there is no such version.
             Corrupt: naming the file that is missing, too many, or not what was published.
             Incompatible: another version of this program wrote it.
         """
-        if version is not None:
-            return self._load(version)
-        while True:
-            token, current = self.current_token(), self.current()
-            if current is None:
-                raise NotFound("no model version is active")
-            try:
-                return self._load(current)
-            except (NotFound, Corrupt) as error:
-                if self.current_token() != token:
-                    continue  # replaced and pruned while it was being read
-                if isinstance(error, NotFound):
-                    raise Corrupt(f"current: it names {current}, which does not exist") from error
-                raise
+        with self._reading(version) as directory:
+            return dict(read_files(directory, read_manifest(directory)))
 
     def activate(self, version: str) -> None:
         """Make `version` current, after every byte of it was verified. Raises as `load` does."""
@@ -169,15 +152,12 @@ class Registry:
         Raises:
             Corrupt: the pointer is damaged.
         """
-        token = self.current_token()
-        if token is None:
+        if self.current_token() is None:
             return None
-        if self._current[0] != token:
-            name = unseal(read_file(self._root, "current"), "current").get("version")
-            if not isinstance(name, str) or not is_name(name):
-                raise Corrupt("current: it names no version")
-            self._current = (token, name)
-        return self._current[1]
+        name = unseal(read_file(self._root, "current"), "current").get("version")
+        if not isinstance(name, str) or not is_name(name):
+            raise Corrupt("current: it names no version")
+        return name
 
     def current_token(self) -> PointerToken | None:
         """Return a value that differs after each activation by any process; one `stat`.
@@ -228,11 +208,6 @@ class Registry:
             removed.append(version)
         self._staging.clean()
         return removed
-
-    def _load(self, version: str) -> tuple[str, dict[str, bytes], Mapping[str, Any]]:
-        with self._reading(version) as directory:
-            manifest = read_manifest(directory)
-            return version, dict(read_files(directory, manifest)), manifest.metadata
 
     def _inspect(self, name: str, current: str | None) -> Version | None:
         try:

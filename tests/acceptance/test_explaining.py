@@ -89,7 +89,7 @@ class Published:
     def __init__(self, server: Server, http: httpx.Client) -> None:
         registry = Registry(server.data / MODELS_FOLDER)
         version = http.post("/v1/score", json={"item_ids": TARGETS}).json()["model_version"]
-        self.trained = TrainedModel.from_files(registry.load(version)[1])
+        self.trained = TrainedModel.from_files(registry.load(version))
         model = self.trained.model
         self.reference = ReferenceModel(model, model.config.heads, model.config.window)
         listed = http.get("/v1/items", params={"limit": 1000}).json()["items"]

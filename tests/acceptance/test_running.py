@@ -167,7 +167,7 @@ def test_a_broken_version_never_replaces_a_good_one(
     http: httpx.Client, server: Server, registry: Registry, world: World
 ) -> None:
     """Weights that are no numbers, or bytes that were changed: refused by name, whoever asks."""
-    files = dict(registry.load(world.first)[1])
+    files = registry.load(world.first)
     weights = load(files[WEIGHTS_FILE])
     weights["prior"][3] = np.nan
     before = answer(http)

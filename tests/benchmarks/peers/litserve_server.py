@@ -42,8 +42,8 @@ class Model(litserve.LitAPI):  # type: ignore[misc]  # it is not installed where
     def setup(self, device: str) -> None:
         """In the worker."""
         torch.set_num_threads(1)
-        _, files, _ = Registry(Path(self._given["models"])).load()
-        trained = TrainedModel.from_files(files)
+        registry = Registry(Path(self._given["models"]))
+        trained = TrainedModel.from_files(registry.load(registry.current() or ""))
         self._model = Padded(trained.model, np.load(self._given["arrays"])["content"])
 
     def batch(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -295,7 +295,7 @@ def test_pruning_keeps_the_newest_and_the_current_version(heed: Heed, tmp_path: 
     """It names what it removed, which is gone; what serves stays even where nothing else does."""
     registry = Registry(tmp_path / "data" / MODELS_FOLDER)
     for age in range(1, 5):
-        registry.publish({"a": b"bytes"}, {}, version=f"v{age}", created=age, activate=age == 2)
+        registry.publish({"a": b"bytes"}, {}, version=f"v{age}", activate=age == 2)
 
     def left() -> list[str]:
         return sorted(

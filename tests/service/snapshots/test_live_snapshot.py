@@ -381,7 +381,7 @@ async def test_what_does_not_fit_is_rejected_with_its_reason(
 ) -> None:
     """Activated or made current by somebody else, it is not served, and the old one goes on."""
     before = serving.snapshot
-    files, reason = BAD[kind](registry.load(world.first)[1])
+    files, reason = BAD[kind](registry.load(world.first))
     version = registry.publish(files, {}, activate=False)
     with pytest.raises(ModelRejected, match=version) as rejected:
         await serving.activate(version)
@@ -432,7 +432,7 @@ async def test_a_choice_made_meanwhile_is_followed_next(
     """Whoever makes another version current while one is being loaded is not overruled."""
     loading = registry.load
 
-    def slow(version: str | None = None) -> object:
+    def slow(version: str) -> object:
         found = loading(version)
         if version == world.second:
             registry.activate(world.first)
@@ -496,6 +496,6 @@ async def test_without_a_model_content_answers(
         await serving.open()
         assert serving.snapshot.version == UNTRAINED
         assert np.ptp(scores(serving.snapshot)) > 0.1
-        version = empty.publish(registry.load(world.first)[1], {})
+        version = empty.publish(registry.load(world.first), {})
         await serving.follow_registry()
         assert serving.snapshot.version == version

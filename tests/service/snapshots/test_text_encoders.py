@@ -125,7 +125,7 @@ def test_model_is_served_only_with_its_encoder(heed: Heed, tmp_path: Path, folde
             time.sleep(0.2)
         assert state["state"] == "succeeded", state
         assert http.post("/v1/search", json={"query": "moon"}).json()["items"]
-    files = registry.load(registry.current() or "")[1]
+    files = registry.load(registry.current() or "")
     assert registry.current() != first
     assert json.loads(files["model.json"])["text_encoder"] == name
 

@@ -123,7 +123,8 @@ def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
 
 def test_the_model_names_its_types(told: Path) -> None:
     """In the order of its table, and counts what was liked."""
-    _, files, _ = Registry(told / MODELS_FOLDER).load(Registry(told / MODELS_FOLDER).current())
+    registry = Registry(told / MODELS_FOLDER)
+    files = registry.load(registry.current() or "")
     made = TrainedModel.from_files(files)
     assert artifact.ARTIFACT_FORMAT == 4
     assert set(made.event_types) == set(KINDS)

@@ -122,7 +122,7 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=preset)
     assert done["metrics"]["cases"] == 40 * 3
-    trained = TrainedModel.from_files(registry.load(done["version"])[1])
+    trained = TrainedModel.from_files(registry.load(done["version"]))
     assert (trained.model.config.next_basket, trained.model.config.repeat_consumption) == (
         True,
         True,
@@ -158,7 +158,7 @@ def test_a_log_without_times_is_no_log_of_baskets(
     corpus = training_corpus.read_store(store, embeddings)
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=QUICK)
     assert done["metrics"]["cases"] == corpus.log.n_users
-    config = TrainedModel.from_files(registry.load(done["version"])[1]).model.config
+    config = TrainedModel.from_files(registry.load(done["version"])).model.config
     assert not config.next_basket
 
 
@@ -242,7 +242,7 @@ def test_what_is_published_describes_itself(world: World) -> None:
     assert metrics["ndcg"] > metrics["popularity_ndcg"]
     assert metrics["hr"] > metrics["popularity_hr"]
     assert metrics["cases"] == 40
-    model = TrainedModel.from_files(registry.load(world.first)[1])
+    model = TrainedModel.from_files(registry.load(world.first))
     assert set(model.item_ids) == {item.item_id for item in items()}
     assert model.text_encoder == StaticEncoder.name
     assert model.model.config.as_dict() == metadata["model_config"]
@@ -290,7 +290,7 @@ def test_the_seed_decides_the_model(
         result = train_and_publish.train(
             corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, progress=told
         )
-        weights.append(registry.load(result["version"])[1][WEIGHTS_FILE])
+        weights.append(registry.load(result["version"])[WEIGHTS_FILE])
         assert registry.current() is None
     assert weights[0] == weights[1] != weights[2]
     assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
@@ -352,7 +352,7 @@ def test_killed_training_is_resumed(
         result = train_and_publish.train(
             corpus, registry, "fake", preset=FAST, seed=9, progress=told, checkpoint=path
         )
-        return registry.load(result["version"])[1][WEIGHTS_FILE]
+        return registry.load(result["version"])[WEIGHTS_FILE]
 
     for epoch in (2, 3):
         with pytest.raises(Killed):
