@@ -5,7 +5,7 @@ Ranks count from 0: the number of other candidates at or above the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 Ranks = NDArray[np.int64]  # [M], one per case
 CaseValues = NDArray[np.float64]  # [M], one term of a mean per case
 
-# Maps ranks to a value for each case; the metric is their mean.
-Metric = Callable[[Ranks], CaseValues]
+_SAMPLES = 2000  # of a bootstrap
+_LEVEL = 0.95  # of its interval
 
 
 class PairedDifference(NamedTuple):
@@ -57,52 +57,27 @@ def standard_error(values: CaseValues) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def paired_bootstrap(
-    ranks_a: Ranks,
-    ranks_b: Ranks,
-    metric: Metric = ndcg_gains,
-    *,
-    seed: int,
-    samples: int = 2000,
-    level: float = 0.95,
-) -> PairedDifference:
-    """Estimate how much better b is than a on the same cases [M], with a confidence interval.
+def bootstrap(differences: CaseValues) -> PairedDifference:
+    """Bootstrap the mean of paired differences [M] between two rankers, over the same cases.
 
     Cases are resampled for both rankers together, so that the difficulty of a case cancels
-    (Efron & Tibshirani 1993, percentile interval). Raises ValueError for different numbers of
-    cases, no case, or a level outside (0, 1).
-    """
-    if ranks_a.shape != ranks_b.shape or ranks_a.ndim != 1:
-        raise ValueError(f"both need the same cases [M], got {ranks_a.shape} and {ranks_b.shape}")
-    return bootstrap(metric(ranks_b) - metric(ranks_a), seed=seed, samples=samples, level=level)
-
-
-def bootstrap(
-    differences: CaseValues, *, seed: int, samples: int = 2000, level: float = 0.95
-) -> PairedDifference:
-    """Bootstrap the mean of paired differences [M] between two rankers.
-
-    Raises ValueError for no case and for a level outside (0, 1).
+    (Efron & Tibshirani 1993, percentile interval). Raises ValueError for no case.
     """
     if not len(differences):
         raise ValueError("a bootstrap needs at least one case")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level}")
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
     # Most cases differ not at all, or by one of few amounts: drawing the multiplicity of each
     # distinct amount is equivalent to drawing cases, and far faster.
     amounts, counts = np.unique(differences, return_counts=True)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     share = counts / len(differences)
     step = max(1, (1 << 22) // len(amounts))  # bounds the draws held at once
     means = np.concatenate(
         [
-            rng.multinomial(len(differences), share, size=min(step, samples - start)) @ amounts
-            for start in range(0, samples, step)
+            rng.multinomial(len(differences), share, size=min(step, _SAMPLES - start)) @ amounts
+            for start in range(0, _SAMPLES, step)
         ]
     ) / len(differences)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return PairedDifference(float(differences.mean()), float(low), float(high), float(means.std()))
 
 

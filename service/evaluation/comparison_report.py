@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
 from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import PairedDifference, hits, ndcg_gains, paired_bootstrap
+from models.evaluation.metrics import PairedDifference, bootstrap, hits, ndcg_gains
 from models.evaluation.protocols import EvaluationTask
 from service.evaluation.compare_models import HEED, Comparison, ModelResults
 
@@ -75,8 +75,8 @@ def differences(table: Comparison) -> dict[str, tuple[PairedDifference, PairedDi
     ours = table[HEED].test[0].ranks
     return {
         name: (
-            paired_bootstrap(row.test[0].ranks, ours, hits, seed=0),
-            paired_bootstrap(row.test[0].ranks, ours, ndcg_gains, seed=0),
+            bootstrap(hits(ours) - hits(row.test[0].ranks)),
+            bootstrap(ndcg_gains(ours) - ndcg_gains(row.test[0].ranks)),
         )
         for name, row in table.items()
         if name != HEED and len(ours)

@@ -206,7 +206,7 @@ def tune_parameters(
     before, after = (
         evaluate_search(snapshot, encode, held, "both", each) for each in (start, best)
     )
-    return TuningResult(best, before, after, bootstrap(after.ndcg - before.ndcg, seed=0))
+    return TuningResult(best, before, after, bootstrap(after.ndcg - before.ndcg))
 
 
 def _axes(now: SearchParameters, names: Sequence[str]) -> Iterator[list[SearchParameters]]:
@@ -227,7 +227,5 @@ def differences(found: Mapping[SearchMode, SearchQuality]) -> dict[SearchMode, P
     """Return the paired differences in nDCG between both retrievers and each alone."""
     both = found["both"].ndcg
     return {
-        mode: bootstrap(both - quality.ndcg, seed=0)
-        for mode, quality in found.items()
-        if mode != "both"
+        mode: bootstrap(both - quality.ndcg) for mode, quality in found.items() if mode != "both"
     }

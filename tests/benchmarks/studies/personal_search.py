@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.evaluation.metrics import PairedDifference, paired_bootstrap, reciprocal_ranks
+from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ranks
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.ranking.field_matches import FieldMatches
@@ -77,12 +77,13 @@ class Measured:
 
     def gained(self, worth: float) -> PairedDifference:
         """In MRR on the test cases, by what is asked for a user rather than for nobody."""
-        return paired_bootstrap(self.test.nobody, self.test.memory[worth], reciprocal_ranks, seed=0)
+        remembered = reciprocal_ranks(self.test.memory[worth])
+        return bootstrap(remembered - reciprocal_ranks(self.test.nobody))
 
     def over_popularity(self, worth: float) -> PairedDifference:
         """The same over what popularity would do in the memory's place."""
-        popular = self.test.popularity[self.chosen_popularity]
-        return paired_bootstrap(popular, self.test.memory[worth], reciprocal_ranks, seed=0)
+        popular = reciprocal_ranks(self.test.popularity[self.chosen_popularity])
+        return bootstrap(reciprocal_ranks(self.test.memory[worth]) - popular)
 
 
 def mrr(ranks: Ranks) -> float:

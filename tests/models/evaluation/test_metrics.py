@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from models.evaluation.metrics import (
+    bootstrap,
     discounts,
     first_relevant_rank,
     graded_ndcg,
     hits,
     ndcg_gains,
-    paired_bootstrap,
     recall,
     reciprocal_ranks,
     standard_error,
@@ -48,17 +48,13 @@ def test_standard_error_of_a_share() -> None:
 
 def test_bootstrap_of_equal_rankers_is_exactly_zero() -> None:
     """A ranker does not differ from itself."""
-    result = paired_bootstrap(RANKS, RANKS, seed=0)
-    assert result == (0, 0, 0, 0)
+    assert bootstrap(hits(RANKS) - hits(RANKS)) == (0, 0, 0, 0)
 
 
 def test_bootstrap_of_a_constant_difference_has_no_spread() -> None:
     """Where every case gains the same, resampling changes nothing."""
-    third, first = np.full(50, 2), np.zeros(50, dtype=np.int64)
-    better = paired_bootstrap(third, first, seed=0)
-    assert better == pytest.approx((0.5, 0.5, 0.5, 0))
-    worse = paired_bootstrap(first, third, seed=0)
-    assert worse == pytest.approx((-0.5, -0.5, -0.5, 0))
+    assert bootstrap(np.full(50, 0.5)) == pytest.approx((0.5, 0.5, 0.5, 0))
+    assert bootstrap(np.full(50, -0.5)) == pytest.approx((-0.5, -0.5, -0.5, 0))
 
 
 def test_bootstrap_spread_is_that_of_the_paired_differences() -> None:
@@ -68,7 +64,7 @@ def test_bootstrap_spread_is_that_of_the_paired_differences() -> None:
     b = np.where(rng.random(4000) < 0.1, rng.integers(0, 30, 4000), a)
     paired = ndcg_gains(b) - ndcg_gains(a)
     error = paired.std() / math.sqrt(4000)
-    result = paired_bootstrap(a, b, seed=1, samples=4000)
+    result = bootstrap(paired)
     assert result.difference == pytest.approx(paired.mean())
     assert result.standard_error == pytest.approx(error, rel=0.05)
     assert result.low == pytest.approx(paired.mean() - 1.96 * error, abs=0.2 * error)
@@ -77,33 +73,25 @@ def test_bootstrap_spread_is_that_of_the_paired_differences() -> None:
 
 
 def test_bootstrap_equals_resampling_cases_by_hand() -> None:
-    """Three cases can be resampled in 27 ways; the interval's ends are quantiles of those."""
-    a, b = np.array([20, 20, 0]), np.array([0, 20, 20])  # paired hits: +1, 0, -1
-    result = paired_bootstrap(a, b, hits, seed=5, samples=50_000, level=0.9)
-    # P(mean = -1) = 1/27 < 5 %, P(mean <= -2/3) = 4/27 > 5 %
-    assert (result.low, result.high) == pytest.approx((-2 / 3, 2 / 3))
-    assert result.standard_error == pytest.approx(math.sqrt(2) / 3, rel=0.02)
+    """Four cases can be resampled in 256 ways; the interval's ends are quantiles of those."""
+    result = bootstrap(np.array([1.0, 0.0, 0.0, -1.0]))
+    # P(mean = -1) = 1/256 < 2.5 %, P(mean <= -3/4) = 9/256 > 2.5 %
+    assert (result.low, result.high) == pytest.approx((-3 / 4, 3 / 4))
+    assert result.standard_error == pytest.approx(math.sqrt(1 / 8), rel=0.05)
 
 
-def test_bootstrap_repeats_for_a_seed() -> None:
-    """The same seed gives the same interval, another seed another, for any metric."""
+def test_bootstrap_repeats() -> None:
+    """The same differences give the same interval, also where they are too many for one draw."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 3000, (2, 3000))
-    first, again, other = (paired_bootstrap(a, b, reciprocal_ranks, seed=s) for s in (1, 1, 2))
-    assert first == again
-    assert first.low != other.low
+    paired = reciprocal_ranks(b) - reciprocal_ranks(a)
+    assert bootstrap(paired) == bootstrap(paired)
 
 
-def test_bootstrap_refuses_what_cannot_be_paired() -> None:
-    """Different cases, no cases, an impossible level and no samples are refused."""
-    with pytest.raises(ValueError, match="same cases"):
-        paired_bootstrap(RANKS, RANKS[1:], seed=0)
+def test_bootstrap_needs_a_case() -> None:
+    """The mean of nothing has no interval."""
     with pytest.raises(ValueError, match="at least one case"):
-        paired_bootstrap(RANKS[:0], RANKS[:0], seed=0)
-    with pytest.raises(ValueError, match="level must lie in"):
-        paired_bootstrap(RANKS, RANKS, seed=0, level=1.0)
-    with pytest.raises(ValueError, match="samples must be at least 1"):
-        paired_bootstrap(RANKS, RANKS, seed=0, samples=0)
+        bootstrap(hits(RANKS[:0]))
 
 
 def test_graded_ndcg_of_the_textbook_example() -> None:
