@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -40,8 +39,7 @@ def protocol_a(log: Interactions) -> EvaluationTask:
     The protocol of SASRec's reference code (Kang & McAuley 2018), over the full ranking. Raises
     ValueError for an empty 5-core.
     """
-    users = log.users
-    keep = k_core(users, log.items, 5)
+    keep = k_core(log, 5)
     if not keep.any():
         raise ValueError("no users and items have five events each: there is nothing to compare")
     items, small = _renumbered(log, keep)
@@ -52,7 +50,7 @@ def protocol_a(log: Interactions) -> EvaluationTask:
 def protocol_b(log: Interactions) -> EvaluationTask:
     """Leave-one-out over all items and users: the last event tests, the rest trains.
 
-    The protocol of HSTU's code (Zhai et al. 2024): the newest `SEEN_B` events count as seen.
+    The protocol of HSTU's code (Zhai et al. 2024): the newest `MAX_SEEN_B` events count as seen.
     """
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
     split = leave_one_out(small)
@@ -71,7 +69,7 @@ def next_basket(log: Interactions, at: int | None = None) -> EvaluationTask:
         log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
     """
-    return _time_split_task("next basket", log, at, _first_basket, exclude_seen=False)
+    return _time_split_task("next basket", log, at, exclude_seen=False)
 
 
 def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
@@ -80,16 +78,11 @@ def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
     A basket is the set of items with one timestamp; an item is new to a user without earlier
     events on it.
     """
-    return _time_split_task("next new item", log, at, _first_new_items, exclude_seen=True)
+    return _time_split_task("next new item", log, at, exclude_seen=True)
 
 
 def _time_split_task(
-    name: str,
-    log: Interactions,
-    at: int | None,
-    split: Callable[[Interactions, int], tuple[Interactions, Holdout]],
-    *,
-    exclude_seen: bool,
+    name: str, log: Interactions, at: int | None, *, exclude_seen: bool
 ) -> EvaluationTask:
     """Split a log at a date for the test, and some users at a second date for validation.
 
@@ -97,9 +90,10 @@ def _time_split_task(
     the latest events.
     """
     items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
-    before, test = split(small, time_quantile(log, _SPLIT_QUANTILE) if at is None else at)
+    at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
+    before, test = _first_basket(small, at, new_only=exclude_seen)
     at = time_quantile(before, _SPLIT_QUANTILE)
-    _, validation = split(before, at)
+    _, validation = _first_basket(before, at, new_only=exclude_seen)
     users = np.unique(validation.users)
     held_out = np.zeros(before.n_users, dtype=np.bool_)
     drawn = np.random.default_rng(0).permutation(len(users))
@@ -110,27 +104,21 @@ def _time_split_task(
     return EvaluationTask(name, items, train, cases, test, exclude_seen)
 
 
-def _first_basket(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
-    train, later = time_split(log, at, per_user=None)
-    return train, _first_basket_of(later)
+def _first_basket(log: Interactions, at: int, *, new_only: bool) -> tuple[Interactions, Holdout]:
+    """Hold out each user's first basket from a date on, every item once.
 
-
-def _first_basket_of(cases: Holdout) -> Holdout:
-    """Select the cases at each user's first timestamp, every item once."""
-    users = cases.users
-    first = np.full(cases.history.n_users, np.iinfo(np.int64).max)
-    np.minimum.at(first, users, cases.timestamps)
-    basket = cases.where(cases.timestamps == first[users])
-    return basket.where(
-        is_first_occurrence(user_item_keys(basket.users, basket.targets, cases.history.n_items))
+    With `new_only` a basket has only the items that its user did not have before the date.
+    """
+    train, cases = time_split(log, at)
+    if new_only:
+        seen = user_item_keys(train.users, train.items, log.n_items)
+        cases = cases.where(~np.isin(user_item_keys(cases.users, cases.targets, log.n_items), seen))
+    first = np.full(log.n_users, np.iinfo(np.int64).max)
+    np.minimum.at(first, cases.users, cases.timestamps)
+    basket = cases.where(cases.timestamps == first[cases.users])
+    return train, basket.where(
+        is_first_occurrence(user_item_keys(basket.users, basket.targets, log.n_items))
     )
-
-
-def _first_new_items(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
-    train, later = time_split(log, at, per_user=None)
-    seen = user_item_keys(train.users, train.items, log.n_items)
-    new = later.where(~np.isin(user_item_keys(later.users, later.targets, log.n_items), seen))
-    return train, _first_basket_of(new)
 
 
 def _renumbered(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from models.data.columns import as_integers, require_in_range, require_non_negative
+from models.data.columns import require_in_range
 from models.data.interactions import Interactions
 from models.data.row_sets import is_first_occurrence, user_item_keys
 
@@ -88,56 +88,42 @@ def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
     return rest, Holdout(log.users[cases], log.items[cases], log.timestamps[cases], rest)
 
 
-def time_split(
-    log: Interactions, at: int, *, per_user: int | None = 1, min_history: int = 1
-) -> tuple[Interactions, Holdout]:
+def time_split(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     """Train on the events before `at` (microseconds) and hold out those from then on.
 
-    Each user's first `per_user` events from `at` on are cases (None: all of them), if the user has
-    at least `min_history` events before; every case sees the history before `at` alone. Dislikes
-    are no cases. For a validation part too, split the returned log again at an earlier time.
+    Every event from `at` on is a case if its user has one before, and sees the history before `at`
+    alone. Dislikes are no cases. For a validation part too, split the returned log again at an
+    earlier time.
     """
     past = log.timestamps < at
     train = log.where(past)
-    seen = np.repeat(train.lengths, log.lengths)  # histories are in time order: past is a prefix
-    case = ~past & ~log.disliked & (seen >= require_non_negative("min_history", min_history))
-    if per_user is not None:
-        case &= log.positions - seen < require_non_negative("per_user", per_user)
+    case = ~past & ~log.disliked & np.repeat(train.lengths > 0, log.lengths)
     return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
 
 
 def time_quantile(log: Interactions, share: float) -> int:
     """Return the time before which about `share` of all events lie, for `time_split`.
 
-    Raises ValueError for a share outside [0, 1] or an empty log.
+    Raises ValueError for an empty log.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must lie in [0, 1], got {share}")
     if not len(log):
         raise ValueError("an empty log has no times")
     place = min(int(share * len(log)), len(log) - 1)
     return int(np.partition(log.timestamps, place)[place])
 
 
-def k_core(users: ArrayLike, items: ArrayLike, minimum: int = 5) -> NDArray[np.bool_]:
+def k_core(log: Interactions, minimum: int) -> NDArray[np.bool_]:
     """Mark the events [E] of the k-core: every user and item left has at least `minimum` events.
 
     Dropping an item can leave a user with too few events and vice versa, so the rule is applied
-    until nothing changes. users and items are non-negative rows or codes [E].
+    until nothing changes.
     """
-    user_column = as_integers("users", users, np.int64)
-    item_column = as_integers("items", items, np.int64)
-    if user_column.shape != item_column.shape:
-        raise ValueError(f"items has {len(item_column)} rows, users has {len(user_column)}")
-    require_non_negative("minimum", minimum)
-    for name, column in (("users", user_column), ("items", item_column)):
-        if column.size and column.min() < 0:
-            raise ValueError(f"{name} must not be negative")
-    keep = np.ones(len(user_column), dtype=np.bool_)
+    columns = (log.items, log.n_items), (log.users, log.n_users)
+    keep = np.ones(len(log), dtype=np.bool_)
     while True:
         kept = int(keep.sum())
-        for column in (item_column, user_column):
-            keep &= np.bincount(column[keep], minlength=_size(column))[column] >= minimum
+        for column, size in columns:
+            keep &= np.bincount(column[keep], minlength=size)[column] >= minimum
         if int(keep.sum()) == kept:
             return keep
 
@@ -151,7 +137,3 @@ def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions
     users = np.flatnonzero(held).astype(np.int32)
     events = log.offsets[users] + last[users]
     return rest, Holdout(users, log.items[events], log.timestamps[events], rest)
-
-
-def _size(column: NDArray[np.int64]) -> int:
-    return int(column.max()) + 1 if column.size else 0
