@@ -18,13 +18,19 @@ from models.data.interactions import Interactions
 from models.data.row_sets import user_item_keys
 from models.recommender.cooccurrence import transition_matrix
 
+# Of `ItemTransitions`.
+_DEPTH = 20  # newest items that count, and the largest distance within a pair
+_DECAY = 0.7  # of an item's weight for each newer one
+_DAMPING = 0.2  # exponent of the popularity that scores are divided by
+
+_MAX_EASE_ITEMS = 20_000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Popularity:
     """Ranks items by their number of events, the same for all users."""
 
     counts: NDArray[np.float32]  # [n_items]
-    name: str = "popularity"
 
     @classmethod
     def fit(cls, log: Interactions) -> Self:
@@ -47,7 +53,6 @@ class Repeats:
     """Ranks items by the user's own number of events, then by popularity."""
 
     share: NDArray[np.float32]  # [n_items] popularity, below 1
-    name: str = "repeats"
 
     @classmethod
     def fit(cls, log: Interactions) -> Self:
@@ -74,39 +79,19 @@ class Repeats:
 class ItemTransitions:
     """Ranks items by their transition counts from the user's last items.
 
-    score(c) = sum over k < depth of decay**k * M[item k from the end, c] / (count(c) + 5)**damping,
-    where M sums 1 / distance**power over pairs at most `window` apart. An empty history scores 0
-    everywhere. Memory: at most 8 * window * E bytes.
+    score(c) = sum over k < 20 of 0.7**k * M[item k from the end, c] / (count(c) + 5)**0.2, where M
+    sums 1 / distance over pairs at most 20 apart. An empty history scores 0 everywhere. Memory: at
+    most 160 * E bytes.
     """
 
     matrix: torch.Tensor  # sparse [n_items, n_items]
     damp: NDArray[np.float32]  # [n_items]
-    decay: float
-    depth: int
-    name: str = "transitions"
 
     @classmethod
-    def fit(
-        cls,
-        log: Interactions,
-        *,
-        window: int = 20,
-        power: float = 1.0,
-        decay: float = 0.7,
-        damping: float = 0.2,
-        depth: int = 20,
-    ) -> Self:
-        """Count the transitions.
-
-        Raises ValueError for a decay outside (0, 1] or a window or depth below 1.
-        """
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {decay}")
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}")
-        damp = (log.liked().item_counts() + 5.0) ** -damping
-        matrix = transition_matrix(log, window=window, power=power)
-        return cls(matrix, damp.astype(np.float32), decay, depth)
+    def fit(cls, log: Interactions) -> Self:
+        """Count the transitions."""
+        damp = (log.liked().item_counts() + 5.0) ** -_DAMPING
+        return cls(transition_matrix(log, window=_DEPTH, power=1.0), damp.astype(np.float32))
 
     def scores(
         self,
@@ -116,9 +101,9 @@ class ItemTransitions:
     ) -> NDArray[np.float32]:
         """Return non-negative scores [B, n_items]."""
         _same_catalogue(history, len(self.damp))
-        batch, events = history.gather(users, last=self.depth)
+        batch, events = history.gather(users, last=_DEPTH)
         age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
-        weights = (self.decay**age).astype(np.float32)
+        weights = (_DECAY**age).astype(np.float32)
         recent = torch.sparse_coo_tensor(
             torch.from_numpy(np.stack([batch, history.items[events].astype(np.int64)])),
             torch.from_numpy(weights),
@@ -140,23 +125,20 @@ class EASE:
     """
 
     weights: NDArray[np.float32]  # [n_items, n_items], B
-    name: str = "EASE"
 
     @classmethod
-    def fit(cls, log: Interactions, *, lam: float = 200.0, max_items: int = 20_000) -> Self:
+    def fit(cls, log: Interactions, *, lam: float = 200.0) -> Self:
         """Invert the item-item matrix.
 
         Time grows with n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items).
-        Raises ValueError for a catalogue beyond max_items and for lam not above 0.
+        Raises ValueError for a catalogue beyond that.
         """
-        if log.n_items > max_items:
+        if log.n_items > _MAX_EASE_ITEMS:
             need = 20 * log.n_items**2 / 1e9
             raise ValueError(
                 f"EASE inverts an n_items x n_items matrix: {log.n_items} items need about "
-                f"{need:.0f} GB, and max_items allows {max_items}"
+                f"{need:.0f} GB, and {_MAX_EASE_ITEMS} are allowed"
             )
-        if not lam > 0:
-            raise ValueError(f"lam must be above 0, got {lam}")
         gram = _gram(log.liked())
         gram.diagonal().add_(lam)
         torch.linalg.cholesky(gram, out=gram)

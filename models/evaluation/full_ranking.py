@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.compute.progress import ProgressCallback
 from models.data.interactions import Interactions
 from models.evaluation.metrics import hits, ndcg_gains, reciprocal_ranks, standard_error
 from models.evaluation.splits import Holdout
@@ -17,11 +17,6 @@ from models.evaluation.splits import Holdout
 
 class Ranker(Protocol):
     """A model that scores the whole catalogue for a batch of users."""
-
-    @property
-    def name(self) -> str:
-        """The name in result tables."""
-        ...
 
     def scores(
         self,
@@ -57,12 +52,6 @@ class RankingMetrics:
             standard_error(ndcg_gains(self.ranks, self.k)),
         )
 
-    def __str__(self) -> str:
-        return (
-            f"HR@{self.k} {self.hr:.4f}  NDCG@{self.k} {self.ndcg:.4f}  MRR {self.mrr:.4f}  "
-            f"coverage {self.coverage:.3f}  n {self.n_cases}"
-        )
-
 
 def evaluate(
     ranker: Ranker,
@@ -73,7 +62,6 @@ def evaluate(
     exclude_seen: bool = True,
     max_seen: int | None = None,
     use_target_time: bool = False,
-    progress: ProgressCallback | None = None,
     group: DataParallelGroup = SINGLE_PROCESS,
 ) -> RankingMetrics:
     """Rank each target among all items, or among those the user has not seen.
@@ -90,18 +78,15 @@ def evaluate(
         max_seen: leave out only those of this many newest events.
         use_target_time: pass the target's own time as the request time; report metrics with and
             without it.
-        progress: called with (cases done, cases in all) after each batch.
         group: ranks share the batches, and all return the result.
 
     Raises:
         ValueError: for scores of the wrong shape or with NaN.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch must be at least 1, got {batch_size}")
     ranks = np.zeros(len(holdout), dtype=np.int64)
     shown = np.zeros(holdout.history.n_items, dtype=np.int64)
     for start in range(0, len(holdout), batch_size)[group.rank :: group.world_size]:
-        rows = slice(start, min(start + batch_size, len(holdout)))
+        rows = slice(start, start + batch_size)
         scores = _scores(ranker, holdout, rows, use_target_time=use_target_time)
         targets = holdout.targets[rows]
         candidates = np.ones(scores.shape, dtype=np.bool_)
@@ -111,9 +96,10 @@ def evaluate(
         ranks[rows] = _target_ranks(scores, targets, candidates)
         candidates[np.arange(len(targets)), targets] = True
         shown[_top_items(scores, candidates, k)] = 1
-        if progress is not None:
-            progress(rows.stop, len(holdout))
-    return _metrics(group.all_reduce_sum(ranks), k, group.all_reduce_sum(shown) > 0)
+    ranks, covered = group.all_reduce_sum(ranks), group.all_reduce_sum(shown) > 0
+    values = (hits(ranks, k), ndcg_gains(ranks, k), reciprocal_ranks(ranks), covered)
+    hr, ndcg, mrr, coverage = (float(each.mean()) if len(ranks) else math.nan for each in values)
+    return RankingMetrics(k, hr, ndcg, mrr, coverage, len(ranks), ranks)
 
 
 def _scores(
@@ -126,15 +112,12 @@ def _scores(
     )
     _, first, request = np.unique(requests, axis=1, return_index=True, return_inverse=True)
     scores = ranker.scores(holdout.history, users[first], times[first] if use_target_time else None)
-    _check_scores(ranker.name, scores, (len(first), holdout.history.n_items))
-    return scores[request.reshape(-1)]
-
-
-def _check_scores(name: str, scores: NDArray[np.float32], shape: tuple[int, int]) -> None:
+    name, shape = type(ranker).__name__, (len(first), holdout.history.n_items)
     if scores.shape != shape:
         raise ValueError(f"{name}: scores must be {list(shape)}, got {list(scores.shape)}")
     if np.isnan(scores).any():
         raise ValueError(f"{name}: scores contain NaN")
+    return scores[request.reshape(-1)]
 
 
 def _target_ranks(
@@ -156,19 +139,3 @@ def _top_items(
     k = min(k, scores.shape[1])
     top = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     return top[np.take_along_axis(scores, top, axis=1) > -np.inf]
-
-
-def _metrics(ranks: NDArray[np.int64], k: int, shown: NDArray[np.bool_]) -> RankingMetrics:
-    return RankingMetrics(
-        k=k,
-        hr=_mean(hits(ranks, k)),
-        ndcg=_mean(ndcg_gains(ranks, k)),
-        mrr=_mean(reciprocal_ranks(ranks)),
-        coverage=_mean(shown.astype(np.float64)) if len(ranks) else float("nan"),
-        n_cases=len(ranks),
-        ranks=ranks,
-    )
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else float("nan")

@@ -23,8 +23,6 @@ _BATCH_SIZE = 16  # users at once
 class ModelRanker:
     """Scores the whole catalogue for each user, as the service would."""
 
-    name = "heed"
-
     def __init__(
         self,
         model: Recommender,

@@ -15,7 +15,7 @@ from models.data.interactions import Interactions
 CHUNK = 1 << 22
 
 
-def transition_matrix(log: Interactions, *, window: int = 20, power: float = 1.0) -> Tensor:
+def transition_matrix(log: Interactions, *, window: int, power: float) -> Tensor:
     """Sum 1 / distance ** power over all pairs of events of a user at most `window` apart.
 
     M[a, b] counts a followed by b, so M is not symmetric; dislikes follow nothing. Working memory

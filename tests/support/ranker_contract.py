@@ -59,13 +59,12 @@ class RankerContract:
     def test_scores_are_a_float32_for_every_user_and_item(
         self, ranker: Ranker, log: Interactions
     ) -> None:
-        """A batch of users gets one score per item, none of them NaN, and the ranker has a name."""
+        """A batch of users gets one score per item, none of them NaN."""
         scores = ranker.scores(log, np.array([3, 0, 3], dtype=np.int32), None)
         assert scores.shape == (3, log.n_items)
         assert scores.dtype == np.float32
         assert not np.isnan(scores).any()
         assert (scores[0] == scores[2]).all()
-        assert ranker.name
 
     def test_an_empty_batch_has_no_rows(self, ranker: Ranker, log: Interactions) -> None:
         """No users, no scores, and no error."""

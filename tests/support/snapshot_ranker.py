@@ -20,8 +20,6 @@ class SnapshotRanker:
     `ModelRanker` does the same many times faster, where every item was trained.
     """
 
-    name = "heed"
-
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._rows = np.arange(len(snapshot.catalogue))

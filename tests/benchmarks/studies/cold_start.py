@@ -181,7 +181,6 @@ class _Once:
     """Another ranker's scores of some users, computed when first asked for and then kept."""
 
     def __init__(self, ranker: Ranker, history: Interactions, users: NDArray[np.int32]) -> None:
-        self.name = ranker.name
         self._ranker, self._history = ranker, history
         self._users = np.unique(users)
         self._scores: NDArray[np.float32] | None = None

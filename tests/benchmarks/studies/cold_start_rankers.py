@@ -72,11 +72,6 @@ class Among:
     ranker: Ranker
     items: NDArray[np.bool_]  # [N]
 
-    @property
-    def name(self) -> str:
-        """The other's."""
-        return self.ranker.name
-
     def scores(
         self,
         history: Interactions,
@@ -95,11 +90,6 @@ class Shortened:
     ranker: Ranker
     events: int
 
-    @property
-    def name(self) -> str:
-        """The other's."""
-        return self.ranker.name
-
     def scores(
         self,
         history: Interactions,
@@ -115,7 +105,6 @@ class AtRandom:
     """An order for each user that nothing is known for."""
 
     seed: int = 0
-    name: str = "random"
 
     def scores(
         self,
@@ -134,7 +123,6 @@ class Likeness:
     """Similarity of an item's text to the texts of the user's newest items."""
 
     content: NDArray[np.float32]  # [N, D] unit vectors, zero without a text
-    name: str = "likeness of texts"
 
     def scores(
         self,

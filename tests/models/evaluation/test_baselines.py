@@ -77,16 +77,15 @@ def test_baselines_ignore_dislikes(make: type[Popularity | Repeats | EASE]) -> N
 
 def test_transitions_by_hand() -> None:
     """Each pair counts one over its distance, forwards only, and never across users."""
-    matrix = transition_matrix(small(), window=2).to_dense().numpy()
+    matrix = transition_matrix(small(), window=2, power=1.0).to_dense().numpy()
     expected = np.zeros((4, 4))
     expected[0, 1] = expected[2, 0] = 1
     expected[0, 2] = expected[1, 0] = 0.5
     expected[1, 2] = 2
     np.testing.assert_allclose(matrix, expected)
-    assert transition_matrix(small(), window=3).to_dense().numpy()[0, 0] == pytest.approx(1 / 3)
-    assert transition_matrix(small(), window=3, power=2).to_dense().numpy()[0, 0] == pytest.approx(
-        1 / 9
-    )
+    for power, count in ((1.0, 1 / 3), (2.0, 1 / 9)):
+        matrix = transition_matrix(small(), window=3, power=power).to_dense().numpy()
+        assert matrix[0, 0] == pytest.approx(count)
 
 
 def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.float64]:
@@ -122,21 +121,22 @@ def test_transitions_of_any_log_equal_loops(events: list[tuple[int, int]], windo
     log = Interactions.from_columns(
         [u for u, _ in events], [i for _, i in events], range(len(events)), n_users=4, n_items=5
     )
-    matrix = transition_matrix(log, window=window).to_dense().numpy()
+    matrix = transition_matrix(log, window=window, power=1.0).to_dense().numpy()
     np.testing.assert_allclose(matrix, count_in_loops(log, window, 1.0), rtol=1e-6, atol=1e-6)
 
 
 def test_transition_scores_equal_the_formula() -> None:
-    """The newest item counts in full, older ones decay, only `depth` of them, then damping."""
-    log, history = random_log(3), random_log(4)
-    ranker = ItemTransitions.fit(log, window=4, power=1.5, decay=0.6, damping=0.3, depth=5)
+    """The newest item counts in full, older ones decay, only 20 of them, then damping."""
+    log, history = random_log(3, events=800), random_log(4, events=800)
+    assert history.lengths.max() > 20
+    ranker = ItemTransitions.fit(log)
     users = np.array([7, 0, 7, 24], dtype=np.int32)
-    matrix = count_in_loops(log, 4, 1.5)
+    matrix = count_in_loops(log, 20, 1.0)
     expected = np.zeros((4, 15))
     for row, user in enumerate(users):
-        for age, item in enumerate(history.user(int(user)).items[::-1][:5]):
-            expected[row] += 0.6**age * matrix[item]
-    expected /= (np.bincount(log.items, minlength=15) + 5) ** 0.3
+        for age, item in enumerate(history.user(int(user)).items[::-1][:20]):
+            expected[row] += 0.7**age * matrix[item]
+    expected /= (np.bincount(log.items, minlength=15) + 5) ** 0.2
     np.testing.assert_allclose(ranker.scores(history, users), expected, rtol=1e-5)
 
 
@@ -175,28 +175,11 @@ def test_ease_is_the_optimum_it_claims() -> None:
 def test_ease_refuses_what_would_not_fit() -> None:
     """A catalogue beyond the bound is refused before anything is allocated, saying the cost."""
     log = Interactions.from_columns([0], [0], [0], n_users=1, n_items=1_000_000)
-    with pytest.raises(ValueError, match=r"1000000 items need about 20000 GB.*allows 20000"):
+    with pytest.raises(ValueError, match="1000000 items need about 20000 GB, and 20000 are"):
         EASE.fit(log)
-    with pytest.raises(ValueError, match="max_items allows 3"):
-        EASE.fit(small(), max_items=3)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"decay": 0.0}, r"decay must lie in \(0, 1\], got 0"),
-        ({"decay": 1.1}, "decay must lie in"),
-        ({"depth": 0}, "depth must be at least 1"),
-        ({"window": 0}, "window must be at least 1"),
-    ],
-)
-def test_constants_out_of_range_are_named(wrong: dict[str, float], message: str) -> None:
-    """A constant that makes no sense is refused by name."""
-    with pytest.raises(ValueError, match=message):
-        ItemTransitions.fit(small(), **wrong)  # type: ignore[arg-type]
-
-
-def test_ease_needs_a_ridge() -> None:
-    """Without regularisation the inverse need not exist."""
-    with pytest.raises(ValueError, match="lam must be above 0"):
-        EASE.fit(small(), lam=0.0)
+def test_a_window_below_one_is_refused() -> None:
+    """No pair of events lies within it."""
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        transition_matrix(small(), window=0, power=1.0)

@@ -17,8 +17,6 @@ NEVER = -np.inf
 class Table:
     """Scores looked up by user, and a record of what was asked."""
 
-    name = "table"
-
     def __init__(self, table: object) -> None:
         self.table = np.asarray(table, dtype=np.float32)
         self.asked: list[tuple[list[int], list[int] | None]] = []
@@ -69,7 +67,6 @@ def test_ranks_and_means_by_hand() -> None:
     hr_error, ndcg_error = metrics.standard_errors()
     assert hr_error == pytest.approx(math.sqrt(0.8 * 0.2 / 4))
     assert 0 < ndcg_error < hr_error
-    assert "HR@3 0.8000" in str(metrics)
 
 
 def test_seen_items_can_stay() -> None:
@@ -108,19 +105,10 @@ def test_never_is_behind_everything_and_not_shown() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 64])
-def test_batches_change_nothing_and_are_reported(batch: int) -> None:
-    """Any batch size gives the same figures; progress rises to the number of cases."""
-    told: list[tuple[int, int]] = []
+def test_batches_change_nothing(batch: int) -> None:
+    """Any batch size gives the same figures, and scores each case once."""
     table = Table(SCORES)
-    metrics = evaluate(
-        table,
-        HOLDOUT,
-        k=3,
-        batch_size=batch,
-        progress=lambda done, total: told.append((done, total)),
-    )
-    assert metrics.ranks.tolist() == RANKS
-    assert told == [(min(start + batch, 5), 5) for start in range(0, 5, batch)]
+    assert evaluate(table, HOLDOUT, k=3, batch_size=batch).ranks.tolist() == RANKS
     assert [user for users, _ in table.asked for user in users] == [0, 1, 2, 3, 4]
 
 
@@ -151,15 +139,13 @@ def test_users_may_have_several_cases() -> None:
 
 
 def test_broken_scores_are_refused_by_name() -> None:
-    """NaN and wrong shapes say which ranker made them; a batch below one is refused."""
+    """NaN and wrong shapes say which ranker made them."""
     bad = np.zeros((5, 6))
     bad[3, 2] = np.nan
-    with pytest.raises(ValueError, match="table: scores contain NaN"):
+    with pytest.raises(ValueError, match="Table: scores contain NaN"):
         evaluate(Table(bad), HOLDOUT)
-    with pytest.raises(ValueError, match=r"table: scores must be \[5, 6\], got \[5, 4\]"):
+    with pytest.raises(ValueError, match=r"Table: scores must be \[5, 6\], got \[5, 4\]"):
         evaluate(Table(np.zeros((5, 4))), HOLDOUT)
-    with pytest.raises(ValueError, match="batch must be at least 1"):
-        evaluate(Table(SCORES), HOLDOUT, batch_size=0)
     with pytest.raises(ValueError, match="k must be at least 1"):
         evaluate(Table(SCORES), HOLDOUT, k=0)
 
@@ -213,8 +199,6 @@ def test_cases_of_one_user_and_time_are_scored_once(use_target_time: bool) -> No
     asked: list[int] = []
 
     class Counted:
-        name = "counted"
-
         def scores(self, history: Interactions, users: Any, request_times: Any) -> Any:
             asked.append(len(users))
             late = np.zeros(len(users)) if request_times is None else request_times
