@@ -1,4 +1,4 @@
-"""What tests of all rooms share."""
+"""Fixtures and hooks shared by all tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tiny.World:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest file, and refuse tests of one id, of which processes would run one."""
+    """Run the longest file first, and refuse tests with equal ids."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")
     names = Counter(item.nodeid for item in items)
     twice = [name for name, count in names.items() if count > 1]

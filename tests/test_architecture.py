@@ -1,4 +1,4 @@
-"""Which room may import which, read from the source. A new room takes its place in ROOMS."""
+"""Import rules between rooms, the folders of `models` and `service`, read from the source."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -144,7 +144,7 @@ def test_arrows_between_rooms_are_counted(record_property: Callable[[str, object
 
 
 def test_imports_have_no_cycles() -> None:
-    """No module imports itself by way of others."""
+    """Modules import each other without cycles."""
     graph = {
         module: {other for other in imported if other in MODULES}
         for module, imported in IMPORTS.items()

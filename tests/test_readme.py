@@ -1,4 +1,4 @@
-"""Requests of all READMEs are run, and what is shown is compared with what comes back."""
+"""Links, settings and requests of all READMEs, compared with files and real answers."""
 
 import json
 import os
@@ -38,7 +38,7 @@ TRAINED = {"item_id", "title", "event_id", "timestamp", "model_version", "type"}
 
 
 def requests() -> list[tuple[str, str, str]]:
-    """How to compare, the command, and the answer shown; in the order of the READMEs."""
+    """Return how to compare, the command and the shown answer of each README request."""
     return [
         (how or "shape", command, shown)
         for text in READMES.values()
@@ -124,7 +124,7 @@ def test_every_request_answers_what_is_shown(port: int) -> None:
 
 
 def alike(expected: Any, answer: Any) -> bool:
-    """Equal, numbers to the digits that are shown."""
+    """Compare an answer with the shown one, numbers to 1e-3."""
     if isinstance(expected, dict):
         return (
             isinstance(answer, dict)

@@ -1,4 +1,4 @@
-"""Two servers for all acceptance tests: each test asks as users, and of items, of its own."""
+"""Session-wide servers for the acceptance tests; each test uses its own users and items."""
 
 from __future__ import annotations
 

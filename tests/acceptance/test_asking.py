@@ -1,4 +1,4 @@
-"""Recommend, search and similar over HTTP: what is offered, to whom, and how soon it changes."""
+"""Recommend, search and similar over HTTP: visibility of writes, filters, order and histories."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
 def test_answers_contain_exactly_the_items_that_pass_the_filter(
     http: httpx.Client, wanted: dict[str, Any], passes: Any
 ) -> None:
-    """Recommend and search offer everything that passes, and nothing else."""
+    """Recommend and search return exactly the items that pass the filter."""
     expected = {name for name, item in WORLD.items() if passes(item)}
     asked = {"filter": wanted, "limit": 1000}
     for history in (SPACE, []):
@@ -414,7 +414,7 @@ def test_hard_attention_is_the_limit_of_low_temperatures(http: httpx.Client) -> 
 
 
 def test_limits_and_unknown_targets_are_refused(http: httpx.Client) -> None:
-    """A thousand targets at most, and each must be known; the answer says which is not."""
+    """More than 1,000 targets are refused with 422, an unknown target with 404 and its id."""
     many = http.post("/v1/score", json={"item_ids": [item_id(0, 1)] * 1001})
     assert (many.status_code, many.json()["errors"][0]["pointer"]) == (422, "/item_ids")
     assert len(post(http, "/v1/score", item_ids=[item_id(0, 1)] * 1000)["items"]) == 1000

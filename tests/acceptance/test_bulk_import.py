@@ -1,4 +1,4 @@
-"""Questions asked while a large catalogue is imported, and the first search after an import."""
+"""Requests during the import of a large catalogue, and the first search after an import."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_questions_stay_fast_during_an_import(imported: Import) -> None:
 
 
 def test_acknowledged_items_are_found_during_an_import(imported: Import) -> None:
-    """The next search finds an item of the latest request that was acknowledged."""
+    """A search for the last acknowledged item of a running import finds it."""
     assert imported.searches
     assert all(asked.found for asked in imported.searches)
 
@@ -153,7 +153,7 @@ def _busy_cores(count: int) -> Iterator[None]:
 def test_the_first_search_after_an_import_is_answered(
     world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """5,000 items in one stream while two other processes are busy: within the deadline."""
+    """The first search after a stream of 5,000 items meets the deadline on a busy machine."""
     data = world.copy(tmp_path_factory.mktemp("first") / "data", trained=False)
     lines = b"\n".join(orjson.dumps(_item(number)) for number in range(5_000))
     with Server(data, deadline=1) as server, server.client() as http, _busy_cores(2):

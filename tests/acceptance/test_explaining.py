@@ -1,4 +1,4 @@
-"""Scores over HTTP: their parts and contributions add up, and leaving one out is deleting it."""
+"""Explanations of scores over HTTP: sums of parts and contributions, and `without`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def user(http: httpx.Client) -> str:
 
 
 class Published:
-    """What the files of a server's model say, in float64 loops; of events oldest first."""
+    """Scores computed in float64 loops from the files of a server's published model."""
 
     def __init__(self, server: Server, http: httpx.Client) -> None:
         registry = Registry(server.data / MODELS_FOLDER)
@@ -127,7 +127,7 @@ class Published:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict[str, Any]) -> None:
-    """Sequence + Σ contributions + prior is the score, and so are the named parts."""
+    """Parts sum to the score, and so do sequence, contributions and prior."""
     for item in score(http, user, **how):
         parts, reasons = item["parts"], item["explanation"]
         assert sum(parts.values()) == pytest.approx(item["score"], abs=1e-4)
@@ -176,7 +176,7 @@ def test_without_is_the_score_after_deleting_the_event(
 def test_without_of_an_interest_is_the_score_after_withdrawing_it(
     http: httpx.Client, user: str
 ) -> None:
-    """Interests are rows beside the events, and are left out as events are."""
+    """`without` of a profile interest is the score after the interest is withdrawn."""
     before = score(http, user)
     http.put(f"/v1/users/{user}", json={"interests": [item_id(1, 9)]}).raise_for_status()
     after = score(http, user)

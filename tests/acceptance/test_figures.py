@@ -1,4 +1,4 @@
-"""The baselines' figures on MovieLens 100k, by a second, slow way from the file to the figure.
+"""Baseline figures on MovieLens 100k, recomputed from the raw file in plain loops.
 
 Nothing of Heed but the fetching has a part in it: events are read, thinned, split, counted and
 ranked here in plain loops and float64, from the definitions.
@@ -33,7 +33,7 @@ Scores = NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """What a user did, oldest first; the last of it is the case, the one before it validation."""
+    """Items of one user, oldest first; the last is the test case, the one before validates."""
 
     user: str
     items: Sequence[int]
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """By both ways: Heed's, and the number of rivals surely and possibly ahead of each target."""
+    """Metrics of a ranker, and lower and upper bounds of each rank from the loops."""
 
     heed: RankingMetrics
     surely: NDArray[np.int64]
@@ -80,7 +80,7 @@ def task(folder: Path) -> EvaluationTask:
 
 @pytest.fixture(scope="module")
 def cases(folder: Path) -> list[Case]:
-    """The same from the file: users and items of five ratings, each user's in order of time.
+    """The cases of protocol A, read from the raw file.
 
     Users come as the file first names them, whether or not that rating is kept.
     """
@@ -161,7 +161,7 @@ def by_transitions(cases: list[Case]) -> Scores:
 
 
 def ahead(scores: Scores, cases: list[Case]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many unseen films stand before each target, whichever way what is nearly equal falls."""
+    """Return lower and upper bounds of the number of unseen films ranked above each target."""
     surely, possibly = [], []
     for row, case in zip(scores, cases, strict=True):
         target = case.items[-1]
@@ -173,7 +173,7 @@ def ahead(scores: Scores, cases: list[Case]) -> tuple[NDArray[np.int64], NDArray
 
 
 def test_holdouts_agree(task: EvaluationTask, cases: list[Case]) -> None:
-    """As many users, items and events, and each history of the same length."""
+    """Protocol A and the loops agree on users, items, events and history lengths."""
     assert (task.train.n_users, task.train.n_items) == (len(cases), n_items(cases))
     assert task.train.n_items == len({film for case in cases for film in case.items})
     assert task.events == sum(len(case.items) for case in cases)
@@ -185,7 +185,7 @@ def test_holdouts_agree(task: EvaluationTask, cases: list[Case]) -> None:
 def test_ranks_are_those_of_loops(
     figures: dict[str, Figures], task: EvaluationTask, cases: list[Case], name: str
 ) -> None:
-    """Case by case; they may differ only among scores that float32 cannot tell apart."""
+    """Each rank lies within the bounds of the loops, which differ only by float32 rounding."""
     found = figures[name]
     assert task.test.users.tolist() == list(range(len(cases)))
     ranks = found.heed.ranks
@@ -200,7 +200,7 @@ def test_ranks_are_those_of_loops(
 def test_figures_are_those_of_loops_and_of_the_readme(
     figures: dict[str, Figures], name: str
 ) -> None:
-    """HR@10 and NDCG@10 lie where the slow ranks put them, and are what the README shows."""
+    """HR@10 and NDCG@10 lie within the bounds of the loops and equal the README's table."""
     found = figures[name]
     hits = [[rank < 10 for rank in ranks] for ranks in (found.possibly, found.surely)]
     gains = [

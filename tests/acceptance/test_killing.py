@@ -1,4 +1,4 @@
-"""kill -9 of the real server while clients write: what was acknowledged is there, and only once."""
+"""SIGKILL of a real server during writes: acknowledged writes are stored exactly once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check(http: httpx.Client, ledger: Ledger) -> None:
 
 
 def test_acknowledged_writes_survive_sigkill(tmp_path: Path) -> None:
-    """Killed again and again mid-write, the server starts by itself and has lost nothing."""
+    """A server killed repeatedly during writes restarts with every acknowledged write."""
     random = np.random.default_rng(5)
     ledger = Ledger()
     cut_off = 0

@@ -30,7 +30,7 @@ def score(http: httpx.Client, user: str, **how: Any) -> list[dict[str, Any]]:
 
 
 def personal(item: dict[str, Any]) -> float:
-    """A score without its prior, which counts events of everybody and is renewed now and then."""
+    """Return a score without its prior, which depends on the events of all users."""
     return float(item["score"] - item["parts"]["prior"])
 
 
@@ -151,7 +151,7 @@ def test_recommend_and_search_report_the_without_exact_of_score(http: httpx.Clie
 
 
 def test_explain_exact_only_adds_its_field(http: httpx.Client) -> None:
-    """The field is not there, and every other is the same to the last bit."""
+    """`explain_exact` adds `without_exact` to each reason and changes no other value."""
     post(http, history("plain"))
     exact, plain = score(http, "plain"), score(http, "plain", explain_exact=False)
     for one, other in zip(exact, plain, strict=True):

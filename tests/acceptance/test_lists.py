@@ -1,4 +1,4 @@
-"""`heed recommend-all` beside a running service: the lists that the service answers, or no file."""
+"""`heed recommend-all` beside a running service: the service's lists, or no file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny import AT, GENRES, item_id
 
 
 def start(data: Path, *arguments: object) -> HeedProcess:
-    """Start making the lists of a data directory."""
+    """Start `heed recommend-all` on a data directory."""
     return HeedProcess("recommend-all", "--data", data, *arguments, log=data.with_suffix(".lists"))
 
 
@@ -29,7 +29,7 @@ def start(data: Path, *arguments: object) -> HeedProcess:
 def server(
     request: pytest.FixtureRequest, world: tiny.World, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server of this module's own, for what others store moves the popular items."""
+    """A server for this module alone, since events of other tests change popularity."""
     path = tmp_path_factory.mktemp("lists") / "data"
     with Server(world.copy(path, trained=request.param == "trained")) as served:
         yield served
@@ -81,7 +81,7 @@ def test_invalid_arguments_are_reported(
 def test_stopped_run_leaves_no_output_file(
     world: tiny.World, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Interrupted it leaves nothing; killed, what it had written has another name."""
+    """SIGINT leaves no file; SIGKILL leaves only the temporary file."""
 
     async def crowd() -> None:
         store = SQLiteStore(data / STORE_FILE)

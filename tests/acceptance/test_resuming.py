@@ -1,4 +1,4 @@
-"""kill -9 of a real `heed train`: started again, it goes on, and ends as if it had not happened."""
+"""SIGKILL of a real `heed train`: the next run resumes and publishes the same model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _EPOCH = re.compile(r"epoch (\d+)/(\d+)")
 
 
 def training(data: Path) -> HeedProcess:
-    """`heed train` with a seed and epochs of its own, on one thread."""
+    """Start `heed train` with a fixed seed and number of epochs, on one thread."""
     arguments = ("train", "--data", data, "--epochs", 4, "--seed", 4)
     log = data.with_name(f"{data.name}-{time.monotonic_ns()}.log")
     return HeedProcess(*arguments, log=log, environment={"OMP_NUM_THREADS": "1"})
 
 
 def trained(data: Path) -> tuple[list[int], str, str]:
-    """The epochs that a training to the end told, and what it said on stdout and stderr."""
+    """Train to the end; return the reported epochs, stdout and stderr."""
     process = training(data)
     assert process.wait() == 0, process.log()
     out = process.out()
@@ -79,13 +79,13 @@ def test_killed_training_resumes_from_its_checkpoint(
 
     other = world.copy(tmp_path / "other", trained=False)
     epochs, out, _ = trained(other)
-    assert "going on" not in out
+    assert "resuming" not in out
     assert epochs[0] == 1
     assert weights(data) == weights(other)
 
 
 def test_checkpoint_of_other_events_is_ignored(killed: Path, tmp_path: Path) -> None:
-    """One more event, and the training starts from the beginning, with a warning."""
+    """A checkpoint of another log is ignored with a warning, and training starts at epoch 1."""
     data = tmp_path / "data"
     shutil.copytree(killed, data)
 

@@ -1,4 +1,4 @@
-"""One server's life: trained over HTTP, switched from outside, told to stop, started again."""
+"""Lifecycle of one server: training over HTTP, activation, SIGTERM and restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 def registry(server: Server) -> Registry:
-    """What another process on the same directory sees."""
+    """The model registry as another process opens it."""
     return Registry(server.data / MODELS_FOLDER)
 
 
@@ -45,7 +45,7 @@ def answer(http: httpx.Client, user: str = "u9") -> dict[str, Any]:
 
 
 def serving(http: httpx.Client) -> str:
-    """The version that answers."""
+    """Return the model version of an answer."""
     version: str = answer(http)["model_version"]
     return version
 
@@ -92,7 +92,7 @@ def test_a_training_is_cancelled_over_http(http: httpx.Client) -> None:
 def test_model_trained_over_http_is_served_without_a_restart(
     http: httpx.Client, world: World
 ) -> None:
-    """The job tells its progress, the version it publishes answers, and the one before is kept."""
+    """A version trained over HTTP is served at once, and the previous one can be reactivated."""
     before = answer(http)
     options = {"preset": "quick", "epochs": 6, "seed": 7}
     begun = http.post("/v1/models/train", json={"options": options})
@@ -140,7 +140,7 @@ def test_model_trained_over_http_is_served_without_a_restart(
 def test_invalid_training_option_is_refused(
     http: httpx.Client, options: dict[str, Any], why: str
 ) -> None:
-    """The option is named, with what it takes, and nothing is started."""
+    """An invalid training option is refused with 422, its pointer and the accepted values."""
     refused = http.post("/v1/models/train", json={"options": {"seed": 1} | options})
     assert refused.status_code == 422
     (name,) = options
@@ -153,7 +153,7 @@ def test_invalid_training_option_is_refused(
 def test_version_activated_by_another_process_is_served(
     http: httpx.Client, registry: Registry, world: World
 ) -> None:
-    """A running service follows, forward and back."""
+    """A running service follows the activations of another process, forward and back."""
     for version in (world.second, world.first):
         registry.activate(version)
         end = time.monotonic() + PATIENCE
@@ -166,7 +166,7 @@ def test_version_activated_by_another_process_is_served(
 def test_a_broken_version_never_replaces_a_good_one(
     http: httpx.Client, server: Server, registry: Registry, world: World
 ) -> None:
-    """Weights that are no numbers, or bytes that were changed: refused by name, whoever asks."""
+    """A version with NaN weights or changed bytes is never served, and its reason is reported."""
     files = registry.load(world.first)
     weights = load(files[WEIGHTS_FILE])
     weights["prior"][3] = np.nan
@@ -198,7 +198,7 @@ def test_a_broken_version_never_replaces_a_good_one(
 
 
 def test_sigterm_finishes_requests_and_a_restart_serves_the_same(server: Server) -> None:
-    """What is in flight is answered, new requests refused; the exit is 0; answers stay the same."""
+    """SIGTERM finishes requests in flight and exits with 0; a restart gives the same answers."""
     slow = {"user_id": "u8", "item_ids": NAMES * 6, "explain": 12}
     with server.client() as http:
         before = {user: answer(http, user) for user in ("u9", "u10", "nobody")}

@@ -28,7 +28,7 @@ SESSION = [
 
 
 def ask(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
-    """The answer to a question, which must be one."""
+    """Return the JSON body of a POST request, which must succeed with 200."""
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -76,12 +76,12 @@ class Keys:
             self.logits.append(logit + DEFAULTS.fields.get(name, 0.0) - math.log(count))
 
     def nearest(self, least: int) -> set[int]:
-        """The keys of largest cosine: so many, and those as near as the last of them."""
+        """Return the `least` keys of largest cosine, with ties of the last."""
         ranked = sorted(self.cosines, reverse=True)
         return {at for at, cosine in enumerate(self.cosines) if cosine > ranked[least - 1] - 1e-4}
 
     def weights(self, kept: set[int], *, hard: bool = False) -> dict[str, float]:
-        """What each item gathers of the softmax over some keys."""
+        """Return the total softmax weight of each item over the given keys."""
         places = sorted(kept)
         found: dict[str, float] = {}
         each = reference.softmax([self.logits[at] for at in places], 1.0, hard)
@@ -118,9 +118,7 @@ def test_exact_search_is_the_softmax_over_every_field(
 def test_coarse_search_is_the_softmax_over_the_items_of_the_nearest_fields(
     http: httpx.Client, least: int, hard: bool
 ) -> None:
-    """Every field of the items that the k nearest belong to, or that have a word of the query; the
-    mass is what all of them hold.
-    """
+    """Coarse search is the softmax over the items found by the k nearest keys or by words."""
     keys = Keys(http)
     nearest = keys.nearest(least)
     named = {keys.owners[at] for at in nearest}
@@ -185,7 +183,7 @@ def test_any_query_text_is_answered(http: httpx.Client, query: str, found: int) 
 
 
 def test_typo_returns_the_results_of_the_corrected_word(http: httpx.Client) -> None:
-    """The same items in the same order, and the answer says what it took the word for."""
+    """A mistyped or unfinished word gives the results of the correction, which is reported."""
     right, wrong = search(http, query="castle", limit=5), search(http, query="catsle", limit=5)
     assert wrong["corrections"] == {"catsle": ["castle"]}
     assert wrong["items"] == right["items"]
@@ -205,7 +203,7 @@ def test_phrase_restricts_the_results(http: httpx.Client) -> None:
 
 
 def test_highlight_marks_the_words_of_the_query(http: httpx.Client) -> None:
-    """Where it is asked for: the parts make up the title, and what is marked was asked for."""
+    """`highlight` returns the title in parts, with the words of the query marked."""
     found = search(http, query="rockets", limit=3, highlight=True)["items"]
     assert any(part["match"] for item in found for part in item["highlights"]["title"])
     for item in found:
@@ -232,7 +230,7 @@ def test_item_is_found_by_its_words_until_it_is_deleted(world: tiny.World, tmp_p
 
 @pytest.mark.parametrize("who", [{"user_id": "u3"}, {"user_id": "u3", "history": SESSION}])
 def test_a_memory_adds_its_standardised_score(http: httpx.Client, who: dict[str, Any]) -> None:
-    """The log of each item's weight grows by (s - mean) / deviation of what /v1/score says."""
+    """A user's search adds the standardised scores of /v1/score to the impersonal log weights."""
     plain = {item["item_id"]: item["score"] for item in search(http)["items"]}
     scored = ask(http, "/v1/score", **who, item_ids=list(plain), at=AT)["items"]
     values = np.array([item["score"] for item in scored])

@@ -1,4 +1,4 @@
-"""Similar items over HTTP: by their text, by training, or by both, and which."""
+"""Similar items over HTTP: by content, by training, or by both spaces."""
 
 from __future__ import annotations
 

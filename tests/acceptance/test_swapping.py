@@ -1,4 +1,4 @@
-"""Model versions are swapped under load: no request fails, and no answer mixes two of them."""
+"""Swaps of model versions under load: no request fails, and no answer mixes versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def activate(http: httpx.Client, version: str) -> None:
 
 
 def test_no_answer_mixes_two_models(trained: Server, world: World) -> None:
-    """Twenty swaps under four clients: each answer is, to the digit, of the model it names."""
+    """During swaps under load, each answer equals that of the version it names, to 1e-4."""
     versions = (world.first, world.second)
     expected: dict[tuple[str, int], dict[str, float]] = {}
     with trained.client() as http:
@@ -125,7 +125,7 @@ def test_reactivated_version_gives_the_same_answers(trained: Server, world: Worl
 
 
 def test_an_unknown_version_changes_nothing(trained: Server, world: World) -> None:
-    """It is not found, names that are none are refused, and the current one serves on."""
+    """Activating an unknown version is 404, an invalid name 422; the model stays the same."""
     with trained.client() as http:
         assert http.post("/v1/models/nothing/activate", json={}).status_code == 404
         assert http.post("/v1/models/..%2F..%2Fetc/activate", json={}).status_code == 422

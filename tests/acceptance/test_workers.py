@@ -63,7 +63,7 @@ def both_ways(pair: tuple[Worker, Worker]) -> Iterator[tuple[Worker, Worker]]:
 
 
 def test_an_event_is_in_the_next_answer_of_the_other(pair: tuple[Worker, Worker]) -> None:
-    """Twenty events to either worker in turn: each is in history and score right after."""
+    """An event sent to one worker is in the next history and score of the other."""
     target = item_id(0, 3)
     asked = {"user_id": "shared-1", "item_ids": [target], "explain": 20, "at": AT}
     for number, (writer, reader) in zip(range(20), itertools.cycle(both_ways(pair)), strict=False):
@@ -204,7 +204,7 @@ def test_metrics_cover_all_workers_from_any_worker(pair: tuple[Worker, Worker]) 
 
 
 def test_killed_worker_is_replaced(world: World, tmp_path: Path) -> None:
-    """While one worker is dead the port answers, and what was written is with the next."""
+    """The port answers while a worker is dead; its replacement has all data written meanwhile."""
     data = world.copy(tmp_path / "data")
     with Server(data, workers=COUNT) as server:
         eventually(lambda: len(answering(server)) == COUNT)
@@ -234,7 +234,7 @@ def _is_gone(server: Server, pid: int) -> bool:
 
 
 def test_every_worker_ends_and_no_process_remains(world: World, tmp_path: Path) -> None:
-    """Told to stop, the workers finish what they are at; killed, their parent takes them along."""
+    """SIGTERM lets workers finish and end; SIGKILL of their parent ends them too."""
     data = world.copy(tmp_path / "data")
     with Server(data, workers=COUNT) as server:
         eventually(lambda: len(answering(server)) == COUNT)

@@ -1,4 +1,4 @@
-"""Read-your-writes: the answer after an acknowledgement knows what was acknowledged."""
+"""Read-your-writes: every answer after an acknowledgement reflects the acknowledged write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def events(user: str, count: int, genre: int = 0, prefix: str = "") -> list[Even
 
 
 def store(http: httpx.Client, sent: list[Event]) -> tuple[int, int]:
-    """How many were stored, and how many were there already."""
+    """Store events; return the numbers of stored events and of duplicates."""
     answer = http.post("/v1/events", json={"events": sent})
     assert answer.status_code == 200, answer.text
     return answer.json()["stored"], answer.json()["duplicates"]
@@ -50,7 +50,7 @@ def score(http: httpx.Client, user: str) -> dict[str, Any]:
 
 
 def reasons(http: httpx.Client, user: str) -> list[str]:
-    """The events that an answer is made of."""
+    """Return the event ids in the explanation of a score."""
     return sorted(reason["event_id"] for reason in score(http, user)["explanation"])
 
 
@@ -70,7 +70,7 @@ def history(http: httpx.Client, user: str) -> list[str]:
 
 
 class Client:
-    """Posts and deletes at random, and after each looks for it in some answer."""
+    """Client that writes and deletes at random and checks an answer after each change."""
 
     def __init__(self, number: int, http: httpx.AsyncClient) -> None:
         self.number = number
@@ -117,7 +117,7 @@ class Client:
 
 
 def test_each_of_a_thousand_writes_is_in_the_next_answer(trained: Server) -> None:
-    """Eight clients write about the same users; whoever is told `stored` finds it in any answer."""
+    """Each of 1,000 concurrent writes is reflected in the next answer, whatever its kind."""
 
     async def run() -> list[Client]:
         async with trained.connect() as http:
@@ -156,7 +156,7 @@ def test_sending_an_event_again_changes_nothing(http: httpx.Client) -> None:
 def test_another_event_of_the_same_id_is_a_conflict(
     http: httpx.Client, other: dict[str, Any]
 ) -> None:
-    """It is named, and of its batch nothing is stored."""
+    """An event id with another body is a conflict, and nothing of its batch is stored."""
     sent = events("conflict", 2)
     store(http, sent)
     before = score(http, "conflict")
@@ -170,7 +170,7 @@ def test_another_event_of_the_same_id_is_a_conflict(
 
 
 def test_events_without_an_id_are_all_new(http: httpx.Client) -> None:
-    """Two views of one item are two views, each with a name of its own."""
+    """Equal events without ids are stored separately, each under a generated id."""
     sent = [{"user_id": "again", "item_id": item_id(0, 1)}] * 2
     assert store(http, sent) == (2, 0)
     assert store(http, sent) == (2, 0)
@@ -179,7 +179,7 @@ def test_events_without_an_id_are_all_new(http: httpx.Client) -> None:
 
 
 def test_unknown_user_gets_popular_items(http: httpx.Client) -> None:
-    """Without a history there is nothing to attend to, and the answer says so."""
+    """An unknown user gets popular items, without attention, and is not created."""
     answer = http.post("/v1/recommend", json={"user_id": "nobody", "limit": 5}).json()
     assert {item["reason"] for item in answer["items"]} == {"popular"}
     assert {item["parts"]["attention"] for item in answer["items"]} == {0.0}
@@ -189,7 +189,7 @@ def test_unknown_user_gets_popular_items(http: httpx.Client) -> None:
 
 
 def test_deleted_user_is_absent_from_the_next_answer(http: httpx.Client) -> None:
-    """Events, profile and all; whoever comes back under that name is somebody new."""
+    """Deletion removes a user's events and profile from the next answer and frees the event ids."""
     sent = events("leaver", 6)
     store(http, sent)
     http.put("/v1/users/leaver", json={"interests": ["music"]}).raise_for_status()
@@ -204,7 +204,7 @@ def test_deleted_user_is_absent_from_the_next_answer(http: httpx.Client) -> None
 
 
 def test_deleted_event_is_absent_and_a_second_delete_is_404(http: httpx.Client) -> None:
-    """The next answer does without it; there is nothing to delete twice, or of somebody else."""
+    """Deletion removes an event from the next answer; deleting an absent event is 404."""
     store(http, events("deleter", 3))
     assert http.delete("/v1/users/deleter/history/deleter-1").status_code == 204
     assert reasons(http, "deleter") == ["deleter-0", "deleter-2"]
@@ -213,7 +213,7 @@ def test_deleted_event_is_absent_and_a_second_delete_is_404(http: httpx.Client) 
 
 
 def test_merge_unites_histories_and_profiles(http: httpx.Client) -> None:
-    """After the merge the answer is that of someone who did it all; the visitor is unknown."""
+    """A merged user scores as one with both histories and profiles; the source is unknown."""
     visitor, member = events("visitor", 3), events("member", 3, genre=1)
     store(http, visitor + member)
     http.put("/v1/users/visitor", json={"interests": ["music"]}).raise_for_status()
@@ -234,7 +234,7 @@ def test_merge_unites_histories_and_profiles(http: httpx.Client) -> None:
 
 
 def test_a_profile_alone_makes_an_answer_personal(http: httpx.Client) -> None:
-    """Interests are attended beside the history and without one: the next answer has them."""
+    """Interests without any event make the next answer personal."""
     assert score(http, "novice")["reason"] == "popular"
     for interests, genre in ((["music"], "music"), ([item_id(1, 4)], "cooking")):
         http.put("/v1/users/novice", json={"interests": interests}).raise_for_status()
@@ -249,7 +249,7 @@ def test_a_profile_alone_makes_an_answer_personal(http: httpx.Client) -> None:
 
 
 def test_profile_has_at_most_1000_interests(http: httpx.Client) -> None:
-    """A thousand interests are answered with; one more is refused."""
+    """A profile of 1,000 interests is accepted, one of 1,001 is refused."""
     interests = [f"word {n}" for n in range(1001)]
     refused = http.put("/v1/users/keen", json={"interests": interests})
     assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/interests")
@@ -258,7 +258,7 @@ def test_profile_has_at_most_1000_interests(http: httpx.Client) -> None:
 
 
 def test_late_events_take_their_place_in_time(http: httpx.Client) -> None:
-    """Whatever the order of arrival, the answer is that of the order of events."""
+    """Scores and history follow the times of events, not their order of arrival."""
     sent = events("ordered", 8)
     store(http, sent)
     shuffled = [event | {"user_id": "late", "event_id": f"late-{event['event_id']}"}
@@ -272,7 +272,7 @@ def test_late_events_take_their_place_in_time(http: httpx.Client) -> None:
 
 
 def test_strange_ids_make_the_round_trip(http: httpx.Client) -> None:
-    """Slashes, spaces, percents and letters of any script are only letters of a name."""
+    """Ids with slashes, spaces, percent signs or any script survive every route."""
     for name in ("a/b", "100%", "x y", "%2F", "日本", "../..", "?q=1#f"):
         event = f"strange:{name}"
         store(http, [{"user_id": name, "item_id": item_id(0, 2), "event_id": event}])

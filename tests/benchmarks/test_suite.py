@@ -1,4 +1,4 @@
-"""`make bench`: figures of the right quantities, servers that stop, data that stays as it was."""
+"""`make bench`: timing, correctness of the figures, processes and the report."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def measured() -> Kernels:
 
 
 def test_the_truth_is_the_definition() -> None:
-    """What errors are taken against equals a loop over plain numbers, head by head."""
+    """The float64 reference equals a loop over plain numbers."""
     memory, queries = kernels.drawn_memory(30, 2)
     truth = kernels.float64_attention(queries, memory)
     assert memory.bias is not None
@@ -163,7 +163,7 @@ def test_exact_paths_are_exact(measured: Kernels) -> None:
 
 
 def test_what_retrieval_leaves_out_is_reported(measured: Kernels) -> None:
-    """A flat index finds all of the best rows; the mass says what they hold; all rows is exact."""
+    """Recall, mass and error of retrieval are consistent, and exact over all rows."""
     for each in measured.coarse:
         assert each.true_mass == pytest.approx(each.mass, abs=1e-4)  # all others were sampled
         if each.k == each.rows:
@@ -290,7 +290,7 @@ def test_a_store_in_use_is_copied_as_of_one_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fill", [False, True])
 def test_nothing_to_measure_is_said(tmp_path: Path, fill: bool) -> None:
-    """A directory without a store, or with an empty one, is refused by its name."""
+    """A directory without a store, or with an empty one, is refused by name."""
     if fill:
         asyncio.run(SQLiteStore(tmp_path / STORE_FILE).close())
     with pytest.raises(NotFound, match=str(tmp_path)), prepare_data(tmp_path):
@@ -301,7 +301,7 @@ def test_nothing_to_measure_is_said(tmp_path: Path, fill: bool) -> None:
 
 
 def test_a_server_that_ends_says_why() -> None:
-    """Its last words are in the error."""
+    """The error of a server that exits has its last output."""
     with (
         pytest.raises(Unavailable, match=r"ended with 1: .*no room"),
         serving(["-c", "raise SystemExit('no room')"], core=None, environment={}),
@@ -353,7 +353,7 @@ def test_server_ends_with_the_benchmark_process() -> None:
 
 
 def test_pinning_ends() -> None:
-    """Afterwards this thread may run where it could before."""
+    """After `pinned` the thread has its previous affinity."""
     before = os.sched_getaffinity(0)
     with pinned(min(before)):
         assert os.sched_getaffinity(0) == {min(before)}
@@ -361,7 +361,7 @@ def test_pinning_ends() -> None:
 
 
 def test_a_connection_that_is_lost_is_an_error() -> None:
-    """A server that hangs up before it answered makes no answer."""
+    """A connection closed before the response raises ConnectionError."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -420,7 +420,7 @@ def test_a_run_leaves_nothing_behind(ran: dict[str, Any]) -> None:
 
 
 def test_a_report_is_plain_and_says_what_it_is_of(ran: dict[str, Any]) -> None:
-    """It is JSON without NaN, and names hardware, versions, data, history and catalogue."""
+    """The report is JSON without NaN and describes the machine and the data."""
     report = json.loads(json.dumps(ran["report"], allow_nan=False))
     assert set(report) == {
         "quick", "machine", "data", "kernels", "candidates", "histories", "ingest", "http", "memory"
@@ -434,7 +434,7 @@ def test_a_report_is_plain_and_says_what_it_is_of(ran: dict[str, Any]) -> None:
 
 
 def test_timing_compares_one_appended_event_with_the_full_history(ran: dict[str, Any]) -> None:
-    """For each preset; what is kept is a history's, and the answer is the same either way."""
+    """The report has the ratio of appending one event to encoding all, per preset."""
     found = ran["report"]["histories"]
     assert [each["preset"] for each in found] == ["quick", "best"]
     for each in found:
@@ -453,8 +453,8 @@ def test_every_acknowledged_event_was_counted(ran: dict[str, Any]) -> None:
     assert found["ratio"]["q25"] <= found["ratio"]["median"] <= found["ratio"]["q75"]
 
 
-def test_the_floor_answers_the_same_bytes(ran: dict[str, Any]) -> None:
-    """No request failed, every case was measured, and all servers' answers are of one size."""
+def test_all_servers_answer_with_the_same_size(ran: dict[str, Any]) -> None:
+    """No request fails, and all servers' answers have nearly the same size."""
     cases = ran["report"]["http"]["cases"]
     assert [(case["question"], case["connections"]) for case in cases] == [
         (name, connections)
@@ -490,8 +490,8 @@ def test_questions_are_about_items_that_exist() -> None:
     assert [q.name for q in questions(replace(ground, titles=()))] == ["score-5", "recommend-5"]
 
 
-def test_report_shows_http_overhead_floor_and_job() -> None:
-    """Of 4 connections a request takes a quarter of its latency; round by round, by hand."""
+def test_added_time_by_hand() -> None:
+    """The added time of a case is Heed's time per request over floor plus job, by hand."""
 
     def loads(*milliseconds: float) -> list[Load]:
         return [Load(1.0, [each / 1e3] * 3) for each in milliseconds]
@@ -511,7 +511,7 @@ def test_report_shows_http_overhead_floor_and_job() -> None:
 
 
 def test_the_floor_at_work_does_one_job_for_each_request() -> None:
-    """The jobs of a question come in turn, and the answer is the one that it was given."""
+    """The working floor runs one job per request, in turn, and returns the given answer."""
     done: list[str] = []
     works = {"ours": [partial(done.append, name) for name in "ab"]}
     answer = {"items": [], "model_version": "v", "retrieval": "exact", "degraded": False}
@@ -541,7 +541,7 @@ def test_the_floor_is_served_by_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_job_alone_is_what_is_answered() -> None:
-    """The same items in the same order as over HTTP, for every kind of question."""
+    """The in-process jobs return the items of the answers over HTTP."""
     with prepare_data(None, items=300, users=4) as ground:
         asked = questions(ground)
         own = load_data(ground)

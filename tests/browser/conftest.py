@@ -38,7 +38,7 @@ def server(world: World, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def size() -> tuple[int, int]:
-    """Of the window, in CSS pixels."""
+    """Size of the window in CSS pixels."""
     return 1300, 900
 
 

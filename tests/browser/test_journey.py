@@ -1,4 +1,4 @@
-"""From a search to another model, in one sitting."""
+"""One visit to the page, from a search to the activation of another model."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ READS, WRITES = "reads-only", "reads-and-writes"
 
 
 def guard(route: Route) -> None:
-    """Let a request pass with a key that may do it: 401 without one, 403 where it may not."""
+    """Continue a request whose key permits it; answer 401 without a key, 403 for a weak one."""
     asked = route.request
     key = asked.headers.get("authorization", "").removeprefix("Bearer ")
     writes = asked.url.endswith("/v1/events")
@@ -29,7 +29,7 @@ def guard(route: Route) -> None:
 
 @pytest.fixture
 def guarded(browser: Browser, server: Server) -> Iterator[Page]:
-    """The page of a service behind a guard; the console may tell of refusals, of nothing else."""
+    """Yield the page of a guarded service; its console may report 401 and 403 alone."""
     page = browser.new_page(viewport={"width": 360, "height": 740})
     page.set_default_timeout(15_000)
     wrong: list[str] = []

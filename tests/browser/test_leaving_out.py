@@ -1,4 +1,4 @@
-"""The score without an event, asked for on the page."""
+"""Scores without one event, computed on the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.tiny import AT, EACH, GENRES, item_id
 
 
 def leave_out(row: Locator) -> float:
-    """Press the button of a row; the score that it then tells."""
+    """Press the button of a row and return the score shown without its event."""
     button = row.get_by_role("button", name=re.compile("^Score without "))
     expect(button).to_have_attribute("aria-pressed", "false")
     button.press("Enter")
@@ -46,7 +46,7 @@ def test_score_without_an_event_equals_the_score_after_deleting_it(page: Page) -
 
 
 def test_every_event_can_be_left_out(page: Page, server: Server) -> None:
-    """Those that raise the score most come first; a button shows the others, and the sum stays."""
+    """Twelve events are listed first and all on request, and contributions sum to the score."""
     days = [f"2025-12-{day:02}T12:00:00Z" for day in range(1, EACH + 1)]
     events = [
         {"user_id": "long", "item_id": item_id(genre, number), "timestamp": at}

@@ -1,4 +1,4 @@
-"""Pages of other sites, in a real browser, change and read nothing of the service."""
+"""Pages of other origins, in a real browser, can neither change nor read the service."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def state(server: Server) -> tuple[Any, ...]:
 def test_page_of_another_origin_can_neither_read_nor_write(
     browser: Browser, server: Server, elsewhere: int, world: World, host: str
 ) -> None:
-    """Neither its requests without CORS nor its forms write, and it cannot read an answer."""
+    """A page of another origin cannot write by fetch or form, and cannot read an answer."""
     writes: list[tuple[str, dict[str, Any]]] = [
         ("/v1/models/train", {"body": ""}),
         ("/v1/models/train", {}),
@@ -102,7 +102,7 @@ def test_page_of_another_origin_can_neither_read_nor_write(
 
 
 def test_dns_rebinding_is_refused(browser: Browser, server: Server) -> None:
-    """A page that the browser takes for the service's own (DNS rebinding) changes nothing."""
+    """A page under a foreign name for this machine (DNS rebinding) gets 421."""
     before = state(server)
     own = f"http://evil.example:{server.url.rpartition(':')[2]}"
     page = browser.new_page()

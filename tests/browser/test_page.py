@@ -17,7 +17,7 @@ from tests.support.tiny import World
 
 
 def test_page_opens_with_a_user_and_the_store_counts(page: Page, server: Server) -> None:
-    """A user with a history and recommendations, the counts of the store, and the model."""
+    """The page opens with a user's history and recommendations, stored counts and the model."""
     expect(page.locator("#person")).to_have_attribute("data-shown", re.compile("^u"))
     user = page.get_by_label("User", exact=True).input_value()
     with server.client() as http:
@@ -58,7 +58,7 @@ def test_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path:
 
 
 def test_only_positive_contributions_are_shown_as_reasons(page: Page) -> None:
-    """Only events of positive contribution stand after "because of"."""
+    """Only events of positive contribution are listed after "because of"."""
 
     def answer(route: Route) -> None:
         told = route.fetch().json()
@@ -77,7 +77,7 @@ def test_only_positive_contributions_are_shown_as_reasons(page: Page) -> None:
 
 
 def test_results_come_while_typing(page: Page) -> None:
-    """Best first, with the words marked, the fields that matched and the weight."""
+    """Results appear during typing, with marked words, matched fields and weights."""
     page.get_by_role("searchbox").press_sequentially("rocket", delay=5)
     expect(results(page).first).to_contain_text("rocket")
     expect(results(page)).to_have_count(10)
@@ -90,7 +90,7 @@ def test_results_come_while_typing(page: Page) -> None:
 
 
 def test_page_shows_the_correction_of_a_typo(page: Page) -> None:
-    """What the word was taken for stands above the results."""
+    """The correction of a mistyped word is shown above the results."""
     page.get_by_role("searchbox").fill("catsle ")
     expect(page.locator("#search-note")).to_contain_text("“catsle” is taken for “castle”")
     page.get_by_role("searchbox").fill('"no such phrase"')
@@ -98,7 +98,7 @@ def test_page_shows_the_correction_of_a_typo(page: Page) -> None:
 
 
 def test_only_the_latest_text_is_answered(page: Page) -> None:
-    """However fast it is typed: an answer to an earlier text never comes after."""
+    """The results of an earlier query never replace those of the latest."""
     box = page.get_by_role("searchbox")
     for text in ("castle", "garlic", "choir", "rocket"):
         box.fill(text)
@@ -107,7 +107,7 @@ def test_only_the_latest_text_is_answered(page: Page) -> None:
 
 
 def test_watching_changes_the_recommendations_at_once(page: Page) -> None:
-    """The event is in the history, and the list is another; forgetting it brings the old back."""
+    """A watched item changes history and recommendations; deleting the event restores both."""
     choose(page, "u3")
     listed = recommended(page)
     before, titles = listed.all_inner_texts(), listed.locator("h3").all_inner_texts()
@@ -164,7 +164,7 @@ def test_attention_table_follows_the_options(page: Page) -> None:
 
 
 def test_another_model_is_served_without_a_reload(page: Page, world: World) -> None:
-    """The page says which answers, and its lists are that one's."""
+    """A version activated on the page is named, and its recommendations appear without a reload."""
     expect(page.locator("#version")).to_have_text(world.first)
     choose(page, "u3")
     before = recommended(page).all_inner_texts()
@@ -184,7 +184,7 @@ def test_page_shows_the_time_of_each_stage(page: Page) -> None:
 
 
 def test_markup_in_titles_is_escaped(page: Page, server: Server) -> None:
-    """What a title holds is shown as it is written, and runs nothing."""
+    """Markup in a title is shown as text and is not executed."""
     evil = '<img src=x onerror="document.title=1"> <script>document.title=2</script> zeppelin'
     with server.client() as http:
         item = {"item_id": "evil", "title": evil, "description": evil}
@@ -214,7 +214,7 @@ def test_the_page_can_be_used_by_keys_alone(page: Page) -> None:
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1300])
 def test_nothing_is_cut_off_on_a_small_screen(browser: Browser, server: Server, width: int) -> None:
-    """The page never scrolls sideways, whatever is open, and no button stands beyond its edge."""
+    """At every width the page needs no horizontal scrolling and shows whole buttons."""
     page = browser.new_page(viewport={"width": width, "height": 700})
     page.goto(server.url)
     choose(page, "u3")
@@ -273,7 +273,7 @@ def test_page_is_small_and_loaded_once(page: Page, server: Server) -> None:
 
 
 def test_what_the_browser_fetches_is_light(browser: Browser, server: Server) -> None:
-    """At most 400 kB come over the wire until the page is ready, answers of the API included."""
+    """Loading the page transfers at most 400 kB, API answers included."""
     page = browser.new_page()
     wire = page.context.new_cdp_session(page)
     sent: list[float] = []

@@ -1,4 +1,4 @@
-"""Thirty queries with the talk that each should find, and where it was found.
+"""Thirty known-item queries over PyVideo, and the recorded rank of each talk.
 
 The queries were written down before anything was searched for. `make known PYVIDEO=DIR` finds them
 anew and records the ranks.
@@ -21,6 +21,6 @@ def known() -> list[JudgedQuery]:
 
 
 def record() -> dict[str, Any]:
-    """What `heed evaluate-search --json` said of them."""
+    """Return the recorded output of `heed evaluate-search --json`."""
     found: dict[str, Any] = json.loads(RECORD.read_text())
     return found

@@ -1,4 +1,4 @@
-"""The known items are searched for in PyVideo itself, and found where it is recorded.
+"""Known-item search over PyVideo, compared with the recorded ranks.
 
 Run with `PYVIDEO=DIR pytest tests/known_items`, DIR holding videos.jsonl.gz; without it, nothing of
 this file is collected.

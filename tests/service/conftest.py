@@ -1,4 +1,4 @@
-"""What tests of the store share."""
+"""Fixtures shared by the tests of the service."""
 
 from __future__ import annotations
 

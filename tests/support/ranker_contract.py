@@ -1,4 +1,4 @@
-"""What every ranker must do, as tests to inherit: subclass `RankerContract` and write `fit`."""
+"""The contract of every ranker, as tests to inherit: define `fit` in a subclass."""
 
 from typing import ClassVar
 

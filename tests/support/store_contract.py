@@ -1,4 +1,4 @@
-"""What every store must do, as tests to inherit: subclass `StoreContract` and write `connect`.
+"""The contract of every store, as tests to inherit.
 
 `connect` is a fixture: a function each call of which gives another client of one fresh database,
 as another process would have it.
@@ -107,7 +107,7 @@ class _Contract:
 
 
 class AppendContract(_Contract):
-    """Events go in once, whole, and come out as they were."""
+    """Appending events: round trips, validation, duplicates, conflicts and concurrency."""
 
     async def test_an_event_comes_back_with_every_field(self, store: Store) -> None:
         """What was sent is what the history and the page say, vectors bit for bit."""
@@ -123,8 +123,8 @@ class AppendContract(_Contract):
         assert types == ["uint32", "int64", "float32"]
         assert history.user is None
 
-    async def test_what_is_left_out_is_filled_in(self, store: Store) -> None:
-        """An event of two ids is a view of weight 1, named by the store and stamped on arrival."""
+    async def test_defaults_of_an_event(self, store: Store) -> None:
+        """An event without type, weight, id and time gets the defaults."""
         before = time.time_ns() // 1000
         await store.append([Event("u", "i"), Event("u", "i")])
         after = time.time_ns() // 1000
@@ -154,7 +154,7 @@ class AppendContract(_Contract):
 
     @pytest.mark.parametrize("name", REFUSED, ids=ascii)
     async def test_what_is_no_id_is_refused(self, store: Store, name: Any) -> None:
-        """A bad id anywhere is named by a pointer, and nothing of the batch is stored."""
+        """An invalid id is refused with its pointer, and nothing is stored."""
         good = Event("u", "i", "e")
         bad = {
             "/events/1/user_id": Event(name, "i"),
@@ -207,7 +207,7 @@ class AppendContract(_Contract):
         ],
     )
     async def test_bad_numbers_are_refused(self, store: Store, field: str, value: Any) -> None:
-        """Whatever is not a finite number in its range is named, and nothing is stored."""
+        """A number outside its range is refused with its pointer, and nothing is stored."""
         fields: dict[str, Any] = {field: value}
         with pytest.raises(Invalid) as caught:
             await store.append([Event("u", "i", **fields)])
@@ -215,8 +215,10 @@ class AppendContract(_Contract):
         assert await store.version("u") == 0
 
     @pytest.mark.parametrize("timestamp", [0, -1, -62_135_596_800_000_000, 253_402_300_799_999_999])
-    async def test_the_ends_of_time_are_in_it(self, store: Store, timestamp: int) -> None:
-        """Years 1 to 9999 are valid, before 1970 too."""
+    async def test_timestamps_of_years_1_to_9999_are_valid(
+        self, store: Store, timestamp: int
+    ) -> None:
+        """Timestamps from year 1 to 9999 are stored unchanged."""
         await store.append([Event("u", "i", timestamp=timestamp)])
         assert (await store.history("u")).timestamps.tolist() == [timestamp]
 
@@ -278,13 +280,13 @@ class AppendContract(_Contract):
         await store.append([Event("new", "new")])
         assert (await store.history("new")).item_ids == ["new"]
 
-    async def test_nothing_is_stored_of_nothing(self, store: Store) -> None:
-        """An empty batch is no change."""
+    async def test_empty_batches_store_nothing(self, store: Store) -> None:
+        """An empty batch stores nothing."""
         assert await store.append([]) == (0, 0)
         assert await store.put_items([]) == 0
 
     async def test_catalogue_change_is_announced_before_it_is_readable(self, store: Store) -> None:
-        """With the version before it and its own; a write that changes nothing tells nothing."""
+        """`on_change` gets the previous and the new version, and no call without a change."""
         told: list[tuple[int, int]] = []
 
         def on_change(previous: int, version: int) -> None:
@@ -323,7 +325,7 @@ class AppendContract(_Contract):
         assert history.seqs.tolist() == [7, 1, 2, 3, 4, 5, 6]
 
     async def test_the_clock_ticks_with_every_change(self, store: Store) -> None:
-        """Events, items, profiles, and what is taken away; reading and retries let it stand."""
+        """The clock advances with every change, not with reads or retries."""
         ticks = [await store.clock()]
         event = Event("u", "i", "1")
         for change in (
@@ -348,7 +350,7 @@ class AppendContract(_Contract):
         assert await store.clock() == last
 
     async def test_popularity_is_what_the_log_holds(self, store: Store) -> None:
-        """Retries count once, and what was deleted, moved or forgotten counts as it stands."""
+        """Popularity counts stored events once each, without dislikes, after every change."""
 
         async def popular() -> dict[str, int]:
             ids, counts = await store.popularity()
@@ -391,7 +393,7 @@ class AppendContract(_Contract):
         assert len(await store.history("u")) == 50
 
     async def test_a_cancelled_append_is_all_or_nothing(self, store: Store) -> None:
-        """Whoever stops waiting leaves no half batch, and breaks nothing for the others."""
+        """A cancelled append stores its whole batch or nothing."""
         tasks = [
             asyncio.create_task(store.append([Event(f"u{n}", "i") for _ in range(5)]))
             for n in range(40)
@@ -407,10 +409,10 @@ class AppendContract(_Contract):
 
 
 class HistoryContract(_Contract):
-    """Histories, their versions, and what takes events out of them."""
+    """Histories: versions, paging, deletion, merging and profiles."""
 
     async def test_an_unknown_user_is_empty(self, store: Store) -> None:
-        """Nothing is stored of a user never seen, and asking does not make one."""
+        """An unknown user has an empty history, and reading creates no user."""
         history = await store.history("u")
         assert (history.version, history.generation, len(history), history.user) == (0, 0, 0, None)
         assert (history.seqs.shape, history.timestamps.shape) == ((0,), (0,))
@@ -452,7 +454,7 @@ class HistoryContract(_Contract):
             assert await grown()
 
     async def test_generations_change_with_all_but_appends(self, store: Store) -> None:
-        """Appending, late too, and the profile keep the generation; taking events away does not."""
+        """Deletion and merging change the generation, appends and profiles do not."""
 
         async def generation() -> int:
             return (await store.history("u")).generation
@@ -473,7 +475,7 @@ class HistoryContract(_Contract):
         assert len({first, second, third, await generation()}) == 4
 
     async def test_reading_on_from_a_seq(self, store: Store) -> None:
-        """What came after a seq, late events too, completes what was read before."""
+        """Events after a seq, late ones included, complete those read before."""
         rng = random.Random(3)
         known: list[tuple[Any, ...]] = []
         last = 0
@@ -530,7 +532,7 @@ class HistoryContract(_Contract):
         "cursor", ["", "x", "!!!", "bnVsbA", "WzFd", "WzEsMl0x", "WyJhIiwxXQ", "\ud800", "W10" * 99]
     )
     async def test_foreign_cursors_are_refused(self, store: Store, cursor: str) -> None:
-        """A cursor that the list did not give out is an error, not a place."""
+        """An invalid cursor or limit is refused."""
         for call in (store.page("u", cursor=cursor), store.page_items(cursor=cursor)):
             with pytest.raises(Invalid) as caught:
                 await call
@@ -544,7 +546,7 @@ class HistoryContract(_Contract):
                 await ask
 
     async def test_seqs_lead_to_event_ids(self, store: Store) -> None:
-        """Any selection, in any order, with or without timestamps; None for what is gone."""
+        """`event_ids` maps seqs to ids in any order, and deleted ones to None."""
         await store.append([Event("u", "i", f"e{n}", timestamp=NOON - n) for n in range(9)])
         await store.append([Event("v", "i", "other", timestamp=NOON)])
         await store.delete_event("u", "e4")
@@ -619,7 +621,7 @@ class HistoryContract(_Contract):
         assert (await store.history("u", after=max(history.seqs))).item_ids == ["last"]
 
     async def test_merging_with_nothing(self, store: Store) -> None:
-        """An unknown source changes nothing, an unknown target is made, oneself is an error."""
+        """Merging an unknown source changes nothing, and self-merging is refused."""
         await store.append([Event("u", "i")])
         version = await store.version("u")
         assert await store.merge("u", "nobody") == 0
@@ -633,7 +635,7 @@ class HistoryContract(_Contract):
             await store.merge("new", "new")
 
     async def test_profiles(self, store: Store) -> None:
-        """A profile replaces the last one and comes with the history; events alone give none."""
+        """A profile replaces the previous one and is part of the history."""
         await store.put_user(User("p", {"n": None, "list": [1, 2.5, {"deep": "ü"}]}, ("b", "a")))
         assert await store.get_user("p") == User(
             "p", {"n": None, "list": [1, 2.5, {"deep": "ü"}]}, ("b", "a")
@@ -664,7 +666,7 @@ class HistoryContract(_Contract):
     async def test_attributes_must_be_json(
         self, store: Store, attributes: Any, pointer: str
     ) -> None:
-        """What JSON cannot say exactly is refused where it stands."""
+        """Attributes that JSON cannot represent exactly are refused with their pointer."""
         with pytest.raises(Invalid) as caught:
             await store.put_user(User("u", attributes))
         assert caught.value.pointer == pointer
@@ -738,7 +740,7 @@ class HistoryContract(_Contract):
 
 
 class CatalogueContract(_Contract):
-    """Items, and following what becomes of them."""
+    """Items: round trips, replacement, paging and the feed of changes."""
 
     async def test_an_item_comes_back_with_every_field(self, store: Store) -> None:
         """What was put is what is got, the bare item and the full one."""
@@ -825,7 +827,7 @@ class CatalogueContract(_Contract):
 
     @pytest.mark.parametrize("limit", [1, 3, 100])
     async def test_changes_come_in_parts(self, store: Store, limit: int) -> None:
-        """Each part ends where a change does, and the versions of the parts lead to the end."""
+        """Limited parts of the changes end at version boundaries and add up to all changes."""
         for batch in range(5):
             await store.put_items([Item(f"i{batch}.{at}") for at in range(batch + 1)])
         await store.delete_item("i0.0")
@@ -842,7 +844,7 @@ class CatalogueContract(_Contract):
         assert await store.catalogue_changes(seen, limit) == (seen, [], [])
 
     async def test_no_change_is_no_version(self, store: Store) -> None:
-        """Putting what is there, deleting what is not, and events leave the version alone."""
+        """Writes that change no item keep the catalogue version."""
         await store.put_items([Item("a", "t", embedding=vector(1)), Item("b")])
         await store.delete_item("b")
         version = await store.catalogue_version()
@@ -856,7 +858,7 @@ class CatalogueContract(_Contract):
         assert await store.catalogue_version() > version
 
     async def test_a_deleted_item_stays_in_histories(self, store: Store) -> None:
-        """An item may be in histories before and after it is in the catalogue."""
+        """Events may be on items before they are stored and after they are deleted."""
         await store.append([Event("u", "i")])
         assert await store.get_items(["i"]) == [None]
         await store.put_items([Item("i", "t")])
@@ -908,10 +910,10 @@ class CatalogueContract(_Contract):
 
 
 class WholeContract(_Contract):
-    """The store as one thing: scans, several clients, the end."""
+    """Scans, several clients and closing."""
 
     async def test_a_scan_is_every_history(self, store: Store) -> None:
-        """Columns in slices of any size hold the log, with codes that keep their meaning."""
+        """A scan in slices of any size has the complete history of every user."""
         rng = random.Random(11)
         users = [f"u{n}" for n in range(17)]
         await store.append(
@@ -958,15 +960,15 @@ class WholeContract(_Contract):
                 )
 
     async def test_scans_of_an_empty_store(self, store: Store) -> None:
-        """Nothing comes of nothing."""
+        """Scans of an empty store are empty."""
         assert list(store.scan()) == []
         assert list(store.scan_events()) == []
         assert list(store.scan_items()) == []
         assert list(store.scan_users()) == []
         assert list(store.scan_user_ids()) == []
 
-    async def test_every_user_who_counts_is_named(self, store: Store) -> None:
-        """By events, by a profile, or by events that are gone; not those who are forgotten."""
+    async def test_scan_user_ids_lists_every_user(self, store: Store) -> None:
+        """`scan_user_ids` lists every user not deleted or merged, in byte order."""
         await store.append([Event(name, "i", f"of {name}") for name in ("b", "é", "a", "gone")])
         await store.put_user(User("Z"))
         await store.append([Event("merged", "i")])
@@ -976,8 +978,10 @@ class WholeContract(_Contract):
         assert list(store.scan_user_ids()) == ["Z", "a", "b", "é"]
         assert (await store.counts())["users"] == 4
 
-    async def test_what_is_exported_can_be_imported(self, store: Store, another: Connect) -> None:
-        """Scanning records and putting them back finds them all there already."""
+    async def test_scanned_events_are_duplicates_when_appended(
+        self, store: Store, another: Connect
+    ) -> None:
+        """Scans return all records, and scanned events appended again are duplicates."""
         events = [Event(f"u{n % 3}", "i", weight=n + 1, key=vector(n)) for n in range(30)]
         await store.append(events)
         items, users = [Item("b", "t"), Item("a", tags=("x",))], [User("u1", {"a": 1}), User("u9")]
@@ -1019,7 +1023,7 @@ class WholeContract(_Contract):
             assert await writer.get_items([f"i{n}"]) == [Item(f"i{n}", str(n))]
 
     async def test_a_closed_store_says_so(self, connect: Connect) -> None:
-        """Closing finishes what was accepted and may be repeated; calls after it are refused."""
+        """Closing completes accepted writes, and later calls raise Unavailable."""
         store = connect()
         pending = [asyncio.ensure_future(store.append([Event("u", str(n))])) for n in range(20)]
         await asyncio.sleep(0)
@@ -1046,4 +1050,4 @@ class WholeContract(_Contract):
 
 
 class StoreContract(AppendContract, HistoryContract, CatalogueContract, WholeContract):
-    """All of it. Inherit and write the fixture `connect`."""
+    """The whole store contract: inherit it and define the fixture `connect`."""

@@ -1,4 +1,4 @@
-"""A store as a child would write it: lists and dicts, no engine. The contract's oracle."""
+"""Reference store in lists and dicts, the oracle of the store contract."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`make bench ARGS=attention`: errors are those of float64, and tables say what was measured."""
+"""Attention over long memories: errors against float64, and the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cases(name: str = "random", n: int = 4_000) -> list[Case]:
 
 
 def test_errors_are_relative_to_what_they_say() -> None:
-    """Scores in their standard deviation over the targets, contexts in their length."""
+    """Score errors are relative to the standard deviation, context errors to the length."""
     generator = torch.Generator().manual_seed(0)
     exact = torch.randn(2, 30, 3, generator=generator, dtype=torch.float64)
     outputs = torch.randn(2, 30, 3, generator=generator)
@@ -50,7 +50,7 @@ def test_errors_are_relative_to_what_they_say() -> None:
 
 
 def test_a_case_is_judged_by_the_exact_contexts() -> None:
-    """Ours are within what was asked for; a softmax over few of many rows is far off."""
+    """Clusters are within the allowed error, and a top-k of 64 rows is far off."""
     one, many = cases()
     assert (one.targets, many.targets) == (1, 40)
     assert many.path == "cells"
@@ -63,7 +63,7 @@ def test_a_case_is_judged_by_the_exact_contexts() -> None:
 
 
 def test_events_on_one_item_are_one_row(world: tiny.World) -> None:
-    """What users took again and again collapses, and its reference has every event."""
+    """Repeated events collapse to one row per item without changing the softmax."""
     long = long_keys.long_users(world.data, "static")
     made = long_keys.repeated(long, 5_000, 10)
     assert made.keys.shape[1] <= 60
@@ -79,7 +79,7 @@ def test_events_on_one_item_are_one_row(world: tiny.World) -> None:
 
 
 def test_the_report_says_all_of_it(tmp_path: Path) -> None:
-    """Tables, a sentence for each claim, and a picture."""
+    """The report has tables, sentences and a plot."""
     found = cases()
     text = io.StringIO()
     long_report.show(Console(file=text, width=200), found)
@@ -91,7 +91,7 @@ def test_the_report_says_all_of_it(tmp_path: Path) -> None:
 
 
 def test_the_command_measures_drawn_keys(tmp_path: Path) -> None:
-    """Without a model; what it prints is in the JSON too."""
+    """`attention --random` measures without a model and writes JSON."""
     out = tmp_path / "attention.json"
     result = CliRunner().invoke(
         app,
@@ -102,7 +102,7 @@ def test_the_command_measures_drawn_keys(tmp_path: Path) -> None:
 
 
 def test_without_a_model_it_says_what_to_do(world: tiny.World, tmp_path: Path) -> None:
-    """The keys are a model's."""
+    """Without a model the command fails and names `heed train`."""
     data = world.copy(tmp_path / "data", trained=False)
     result = CliRunner().invoke(app, ["attention", "--data", str(data)])
     assert result.exit_code != 0

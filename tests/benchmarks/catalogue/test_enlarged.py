@@ -1,4 +1,4 @@
-"""The enlarged catalogue: copies near their items, followed by what followed those."""
+"""The enlarged catalogue: copies of items and of their transition counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def large(small: Snapshot) -> Snapshot:
 
 
 def test_the_first_copy_is_the_item_itself(small: Snapshot, large: Snapshot) -> None:
-    """There are so many items, all trained; the first of each has the item's own tables."""
+    """The first copy of every item has the item's own tables."""
     assert len(large.catalogue) == COPIES * N
     assert (large.trained_rows.numpy() == np.arange(COPIES * N)).all()
     assert large.index is None
@@ -63,7 +63,7 @@ def test_copies_are_as_far_from_their_item_as_its_neighbours(
 
 
 def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snapshot) -> None:
-    """Each copy of an item has the item's counts, each of a copy of what followed the item."""
+    """Copies have their item's transition counts, each to a copy of the follower."""
     old, new = small.model.transition_counts, large.model.transition_counts
     for row in range(COPIES * N):
         before = old.items[row % N].tolist()
@@ -79,7 +79,7 @@ def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snaps
 
 
 def test_users_did_the_same_to_copies(small: Snapshot, large: Snapshot) -> None:
-    """Events keep their order, time and item; what was not trained is not in the memory."""
+    """Moved memories keep order, time and item, without untrained items."""
     made = random_past(3, 30, 15)
     (memory,) = moved([build_memory(small, made, int(made.timestamps[-1]))], small, large)
     kept = np.flatnonzero(made.rows < N)
@@ -101,7 +101,7 @@ def test_one_copy_changes_no_score(small: Snapshot) -> None:
 
 
 def test_what_is_not_trained_cannot_be_enlarged(small: Snapshot) -> None:
-    """There would be nothing to copy."""
+    """A snapshot without a model is refused."""
     with pytest.raises(ValueError, match="trained model"):
         enlarged(replace(small, trained=None), COPIES)
 

@@ -20,7 +20,7 @@ ITEMS = 700
 
 
 def test_answers_over_http_are_those_of_the_copies() -> None:
-    """Every user is answered what scoring every copy finds, as far as candidates have it."""
+    """Answers over HTTP have at least the recall of the bare index."""
     stages: list[str] = []
 
     def start_stage(name: str) -> ProgressCallback:
@@ -54,7 +54,7 @@ def test_answers_over_http_are_those_of_the_copies() -> None:
 
 
 def test_without_a_trained_model_there_is_nothing_to_copy() -> None:
-    """It says what to do instead of failing midway."""
+    """A source without a trained model is refused."""
     with prepare_data(None, items=300, users=3) as ground:
         source = load_data(ground)
         bare = replace(source, snapshot=replace(source.snapshot, trained=None))

@@ -78,6 +78,6 @@ def test_everything_is_measured() -> None:
 
 
 def test_so_few_items_have_no_index() -> None:
-    """There is then nothing to compare with."""
+    """A catalogue too small for an index is refused."""
     with pytest.raises(ValueError, match="so few items have no index"):
         large_search.measure(SOURCE, 500, StaticEncoder(), queries=1, judged=1, rounds=1)

@@ -43,7 +43,7 @@ def pasts() -> list[UserHistory]:
 @pytest.mark.parametrize("made", [drawn_snapshot, basket_snapshot])
 @pytest.mark.parametrize("at", [AT, 400 * DAY])
 def test_it_is_the_score_that_the_service_gives(made: Callable[[], Snapshot], at: int) -> None:
-    """To 1e-4, for targets and for all items, whoever stands beside them in the batch."""
+    """Scores over padded histories equal those of the service, to 1e-4."""
     snapshot, users = made(), pasts()
     trained = snapshot.trained
     assert trained is not None
@@ -63,7 +63,7 @@ def test_it_is_the_score_that_the_service_gives(made: Callable[[], Snapshot], at
 
 
 def test_padding_says_nothing() -> None:
-    """Whatever item fills the rows, the scores stay."""
+    """Scores do not depend on the items in the padding."""
     snapshot, users = drawn_snapshot(), pasts()
     trained = snapshot.trained
     assert trained is not None

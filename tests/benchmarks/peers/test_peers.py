@@ -118,7 +118,7 @@ def test_each_kind_and_each_concurrency_is_a_case(diary: Path, ports: dict[str, 
 
 
 def test_an_answer_that_is_none_stops_everything(ports: dict[str, int]) -> None:
-    """A peer that refuses is named with what it said: its speed would say nothing."""
+    """A refused request stops the comparison with the peer's status and body."""
     refusing = Peer("two", ports["two"], {"score": [encode_post("/nowhere", "?")]}, "")
     with pytest.raises(Unavailable, match=r"two answered 404: b'\"\?\"'"):
         measure([refusing], (1,), rounds=1, requests=1)
@@ -155,12 +155,12 @@ def test_ratios_are_of_rounds() -> None:
 def test_a_spread_over_both_sides_of_one_decides_nothing(
     found: tuple[float, float, float], word: str
 ) -> None:
-    """Faster and slower are only what both quartiles say."""
+    """The verdict is faster or slower only if both quartiles agree."""
     assert verdict(Spread(*found)) == word
 
 
 def test_where_heed_is_slower_is_said_with_quality_and_reason() -> None:
-    """By how much the other is faster, how good both are, and why; the rest is left out."""
+    """Where Heed is slower, the report has the ratio, both qualities and the reason."""
     made = case(Heed=[2.0, 2.0, 2.0], slow=[3.0, 3.0, 3.0], quick=[0.5, 0.5, 0.4])
     who = [Peer(name, 0, {}, name, f"{name} keeps nothing.") for name in made.latencies]
     good = {"Heed": Quality(0.3, 0.2, (0, 0), 9), "quick": Quality(0.2, 0.1, (0, 0), 9)}
@@ -191,7 +191,7 @@ def test_ranks_and_recall_by_hand() -> None:
 
 
 def test_equal_keys_count_as_one_another() -> None:
-    """Of two keys that say the same either will do; one that is less near never does."""
+    """Either of two equal keys counts as found."""
     keys = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.6, 0.8], [-1, 0]], np.float32)
     nearest = Nearest(keys, np.array([[1, 0], [0, 1]], np.float32), 2)
     assert nearest.recall([[0, 2]], [0]) == 1.0
@@ -203,7 +203,7 @@ def test_equal_keys_count_as_one_another() -> None:
 
 
 def test_the_least_effort_that_is_enough_is_chosen() -> None:
-    """No more is tried then; where nothing is enough, the least of the best."""
+    """The least effort that reaches the goal is chosen, else the least of the best."""
     tried: list[int] = []
 
     def look(effort: int) -> list[list[int]]:
@@ -219,7 +219,7 @@ def test_the_least_effort_that_is_enough_is_chosen() -> None:
 
 
 def test_an_environment_that_lacks_a_package_is_named() -> None:
-    """With what to run; and so is one that is not there."""
+    """A missing package or interpreter is refused with the command to run."""
     with pytest.raises(Unavailable, match=r"has no litserve, .*run `make bench-peers`"):
         versions(Pythons(Path(sys.executable), Path(sys.executable)))
     with pytest.raises(Unavailable, match="make bench-peers"):
@@ -227,8 +227,8 @@ def test_an_environment_that_lacks_a_package_is_named() -> None:
 
 
 @pytest.mark.parametrize("asked", [[], ["recommend"], ["search"]])
-def test_help_teaches(asked: list[str]) -> None:
-    """The command and both of its halves say what they compare with."""
+def test_help_is_shown(asked: list[str]) -> None:
+    """`--help` of the command and its subcommands names Heed, and `--quick` for subcommands."""
     shown = CliRunner().invoke(command.app, [*asked, "--help"], env={"COLUMNS": "120"})
     assert shown.exit_code == 0
     assert "Heed" in shown.output
@@ -236,7 +236,7 @@ def test_help_teaches(asked: list[str]) -> None:
 
 
 def test_what_runs_elsewhere_imports_nothing_that_is_not_there() -> None:
-    """RecTools' environment has none of Heed's libraries but numpy."""
+    """sasrec.py imports only packages of RecTools' environment."""
     allowed = sys.stdlib_module_names | {"numpy", "torch", "pandas", "rectools", "fastapi"}
     allowed |= {"pydantic", "uvicorn"}
     waiting, seen = [FOLDER / "sasrec.py"], set[Path]()

@@ -77,7 +77,7 @@ def test_new_items_are_ranked_by_their_texts(
 def test_what_is_known_of_popularity_needs_no_history(
     measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
-    """Its figures stay; those of the others with all shown are the main table's."""
+    """Popularity ranks alike at any history length; full histories give the main table's ranks."""
     task, table, found = measured
     ranks = [users["popularity"].test[0].ranks for users in found.users.values()]
     assert all((each == ranks[0]).all() for each in ranks)
@@ -105,7 +105,7 @@ def test_one_event_shown_is_a_history_of_one(
 def test_no_case_about_new_items_is_said(
     measured: tuple[EvaluationTask, compare_models.Comparison, ColdStart],
 ) -> None:
-    """Where nobody took a hidden item there is nothing to judge by, which comes before training."""
+    """A task without a case about a hidden item is refused."""
     task = measured[0]
     none = task._replace(test=task.test.where(np.zeros(len(task.test), dtype=np.bool_)))
     with pytest.raises(ValueError, match="no test case"):

@@ -1,4 +1,4 @@
-"""Cold-start splits: nothing of a hidden item is learned from, nothing hidden is shown."""
+"""Cold-start splits without leaks from hidden items, and the rankers of the study."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_fitted_is_renumbered_in_order() -> None:
 
 
 def test_a_task_without_validation_has_none() -> None:
-    """Nothing is chosen there, cold or not."""
+    """A task without validation cases keeps none."""
     cold = cold_items(protocol_b(drawn_log(1, [12] * 20, ITEMS, again=False)))
     assert cold.validation is None
     assert cold.fitting()[1] is None
@@ -88,7 +88,7 @@ def test_test_cases_are_those_of_hidden_targets_with_all_that_came_before() -> N
 
 
 def test_popularity_never_finds_a_hidden_item() -> None:
-    """They all tie at no event: behind every trained item, and behind all of their own kind."""
+    """Popularity ranks hidden items behind all others, and ties among themselves."""
     cold = cold_items(task(), share=0.5)
     popularity = Popularity.fit(cold.train)
     alone = evaluate(Among(popularity, cold.hidden), cold.test, k=3)
@@ -136,7 +136,7 @@ def test_a_shortened_history_is_its_newest_events(events: int) -> None:
 
 
 def test_an_order_at_random_is_a_users_own_and_stays() -> None:
-    """The same again whoever else is asked, another for another user, spread over [0, 1)."""
+    """Random scores are fixed per user and seed and differ between users."""
     log = drawn_log(0, [3, 3, 3], 2_000)
     scores = AtRandom(5).scores(log, np.array([2, 0], np.int32), None)
     again = AtRandom(5).scores(log, np.array([0], np.int32), None)

@@ -62,7 +62,7 @@ def cases() -> Cases:
 
 
 def answered(case: int, personal: float) -> list[int]:
-    """What the service answers to a case, best first, less what was had."""
+    """Return the service's results for a case, without the items of the history."""
     holdout, queries, _ = cases()
     events = holdout.history.user(int(holdout.users[case]))
     found = search_items(
@@ -77,7 +77,7 @@ def answered(case: int, personal: float) -> list[int]:
 
 
 def test_a_case_asks_for_the_targets_categories() -> None:
-    """What has none is no case; rows are the catalogue's."""
+    """The query of a case names the target's categories; a target without any is no case."""
     found = cases()
     assert (found.queries, found.without_words) == (("Drama", "Drama"), 1)
     rows = SNAPSHOT.catalogue.rows(["w2", "l2"])
@@ -86,7 +86,7 @@ def test_a_case_asks_for_the_targets_categories() -> None:
 
 
 def test_a_memory_brings_its_own_kind_to_the_front() -> None:
-    """Nobody gets them by their titles alone, for all else is alike; the users their own first."""
+    """A user's memory ranks items of the user's taste first, which titles alone do not."""
     found = ranked(SNAPSHOT, EMBEDDINGS.query, cases(), grid=[0.0, 20.0])
     asked = EMBEDDINGS.query("Drama").tolist()
     near = {
@@ -119,7 +119,7 @@ def test_ranks_are_those_of_the_answers(worth: float) -> None:
 
 
 def test_what_the_history_does_not_show_changes_nothing() -> None:
-    """Neither the held-out item nor when it was taken is known to who asks."""
+    """Ranks do not depend on the time of the held-out event."""
     one = cases()
     holdout = one.holdout
     late = Holdout(holdout.users, holdout.targets, holdout.timestamps * 1_000_000, holdout.history)

@@ -75,7 +75,7 @@ def test_each_trains_in_every_round_and_the_first_is_no_figure(tmp_path: Path) -
 
 
 def test_one_that_ends_says_why() -> None:
-    """Its last words are in the error, and nobody waits for it; so is an interpreter missing."""
+    """A contestant that exits raises an error with its last output."""
     gone = Contestant("gone", sys.executable, ["-c", "raise SystemExit('no room')"], {})
     with pytest.raises(Unavailable, match=r"training of gone ended by itself: no room"):
         measure(log(), CONTENT, [gone], rounds=1, seconds=0.1)
@@ -98,7 +98,7 @@ def test_heed_trains_on_every_event_but_the_first() -> None:
 
 
 def test_sasrec_has_the_size_of_the_best_preset() -> None:
-    """As wide, as deep, as long, over all items; then in bfloat16; then as it comes."""
+    """SASRec has the preset's dimensions; then in bfloat16, then with its own defaults."""
     shape = choose_preset(30, 9, "best").model_config(9, 8)
     wanted = contestants(log(), 8, Path("python"))
     assert wanted[0].spec["shape"] == shape.as_dict()
@@ -113,7 +113,7 @@ def test_sasrec_has_the_size_of_the_best_preset() -> None:
 
 
 def test_the_trainee_needs_nothing_to_be_imported() -> None:
-    """Another environment's interpreter runs it: its own libraries are imported in functions."""
+    """The trainee module imports only the standard library at module level."""
     body = ast.parse(Path(trainee.__file__).read_text()).body
     names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     names += [str(node.module) for node in body if isinstance(node, ast.ImportFrom)]

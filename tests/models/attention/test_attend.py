@@ -1,4 +1,4 @@
-"""The operator against float64 loops, and the cases that have names."""
+"""Attention compared with float64 loops, and its edge cases."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_hard_attention_equals_the_loop(problem: Problem) -> None:
 @quick
 @given(problems(hard=True, temperatures=(1e-30, 1e-3)))
 def test_a_tiny_temperature_equals_the_loop(problem: Problem) -> None:
-    """Soft attention at nearly no temperature neither overflows nor breaks ties: they share."""
+    """At tiny temperatures soft attention does not overflow and shares the weight among ties."""
     found = attend(problem.query, problem.keys, problem.values, **problem.options)
     problem.hard = False
     weights, context = problem.reference()
@@ -193,7 +193,7 @@ def test_a_tiny_temperature_equals_the_loop(problem: Problem) -> None:
 @quick
 @given(problems())
 def test_the_fused_path_equals_the_loop(problem: Problem) -> None:
-    """The kernel that never stores the weights gives the same contexts."""
+    """`context_only`, which stores no weights, gives the contexts of the loop."""
     found = context_only(problem.query, problem.keys, problem.values, **problem.options)
     close(found, problem.reference()[1], 1e-9)
 
@@ -252,7 +252,7 @@ def test_gradients_are_the_slopes(operator: Operator, problem: Problem) -> None:
 @few
 @given(problems(largest=4, temperatures=(1.0, 0.5), rows=1))
 def test_gradients_equal_the_slopes_of_the_loop(problem: Problem) -> None:
-    """What flows back to the query is how the loop's own output changes."""
+    """The gradient of the query equals central differences of the loop."""
     direction = torch.from_numpy(problem.rng.standard_normal(problem.values.shape[-1]))
     query = problem.query.clone().requires_grad_()
     found = attend(query, problem.keys, problem.values, **problem.options)
@@ -313,7 +313,7 @@ def test_an_empty_memory_gives_nothing() -> None:
 
 
 def test_rows_of_equal_keys_share_the_weight_and_keep_their_values() -> None:
-    """Rows that match a query alike but mean different things share the weight, not the value."""
+    """Rows of nearly equal keys share the weight, and the context averages their values."""
     query = torch.tensor([[4.0, 0.0, 0.0]])  # "network"
     keys = torch.tensor([[2.0, 0.1, 0.0], [2.0, 0.0, 0.1], [-2.0, 0.0, 0.0]])
     values = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]])  # neural, social, other
@@ -400,7 +400,7 @@ def test_a_low_temperature_approaches_the_lookup() -> None:
     ],
 )
 def test_invalid_argument_is_named(change: dict[str, Any], message: str) -> None:
-    """Errors say which argument was wrong, and how."""
+    """An invalid argument is refused by name, with the reason."""
     arguments = {"query": torch.ones(1, 2), "keys": torch.ones(3, 2), "values": torch.ones(3, 2)}
     with pytest.raises(ValueError, match=message):
         attend(**(arguments | change))

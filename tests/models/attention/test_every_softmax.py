@@ -327,7 +327,7 @@ EVERY: dict[str, Softmax] = {
     ],
 )
 def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
-    """Masks, biases, temperatures, no rows, one row, and heads that see nothing."""
+    """Each path equals the float64 loop for any mask, bias, temperature and number of rows."""
     softmax, made = EVERY[path], CASES[name]
     wanted = softmax.wanted(made).numpy()
     found = softmax.run(made).double().numpy()
@@ -337,13 +337,13 @@ def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
 
 
 def test_the_fused_kernel_is_used_where_torch_has_it() -> None:
-    """The pinned torch declares the private operator as expected."""
+    """The pinned torch has the private operator with the expected schema, and it is used."""
     assert flash_kernel.attention_with_logsumexp is not flash_kernel.plain_attention
 
 
 @pytest.mark.parametrize("schema", [None, "", "aten::flash(Tensor query) -> (Tensor output)"])
 def test_a_missing_or_changed_operator_falls_back(schema: str | None) -> None:
-    """Where torch lacks the private operator, or declares it otherwise, products are plain."""
+    """A missing private operator, or one of another schema, selects the plain kernel."""
     operators = SimpleNamespace()
     if schema is not None:
         operator = SimpleNamespace(default=SimpleNamespace(_schema=schema))

@@ -1,4 +1,4 @@
-"""Key-value memories are frozen rows: a merge is a new memory, and row i stays one record."""
+"""Immutability, merging and validation of key-value memories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def memory(n: int, *, first: int = 0, bias: str = "none", heads: int = 2) -> Key
 
 
 def test_a_merge_leaves_both_memories_alone() -> None:
-    """The new memory has the rows of both in order; the old one is as it was."""
+    """A merge returns the rows of both memories in order and changes neither."""
     old = memory(2)
     new = old.merge(memory(3, first=2))
     assert (len(old), len(new)) == (2, 5)
@@ -82,6 +82,6 @@ def test_a_field_that_does_not_fit_is_named(fields: dict[str, Any], message: str
 
 
 def test_memories_of_other_shapes_do_not_merge() -> None:
-    """Heads and dimensions must agree."""
+    """Merging memories of different numbers of heads is refused."""
     with pytest.raises(ValueError, match="keys: "):
         memory(1).merge(memory(1, heads=3))

@@ -19,7 +19,7 @@ def test_zero_vectors_have_cosine_zero() -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 3e37])
 def test_normalize_ignores_the_length(size: float) -> None:
-    """Squares that would overflow or vanish in float32 leave the direction intact."""
+    """Normalisation is accurate for lengths whose squares overflow or underflow float32."""
     torch.testing.assert_close(
         normalize(torch.tensor([[3.0, 4.0]]) * size), torch.tensor([[0.6, 0.8]]), atol=1e-6, rtol=0
     )

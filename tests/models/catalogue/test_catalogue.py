@@ -1,4 +1,4 @@
-"""The catalogue: any series of changes against a plain dict, and filters against brute force."""
+"""The catalogue: changes compared with a plain dict, and filters with brute force."""
 
 import math
 from collections import Counter
@@ -78,7 +78,7 @@ def keys_of(entry: ItemEntry) -> list[tuple[str, NDArray[np.float32]]]:
 
 
 def agree(catalogue: Catalogue, known: dict[str, ItemEntry]) -> None:
-    """Every row, every key and every posting says what the plain dict says."""
+    """Assert that rows, keys and postings of the catalogue match a plain dict of items."""
     shared = Counter(
         key.round(5).tobytes() for entry in known.values() for _, key in keys_of(entry)
     )
@@ -124,7 +124,7 @@ def agree(catalogue: Catalogue, known: dict[str, ItemEntry]) -> None:
 def test_any_changes_leave_what_a_dict_would(
     small: int, series: list[tuple[list[ItemEntry], list[str]]]
 ) -> None:
-    """Upserts and removals in any order; what was seen before stays as it was.
+    """After upserts and removals the catalogue matches a dict, and earlier views are unchanged.
 
     Whether the rows are copied, or mapped as those of large catalogues are.
     """
@@ -283,7 +283,7 @@ def test_no_filter_lets_every_listed_item_pass() -> None:
 
 
 def test_a_filter_does_not_write_into_the_catalogue() -> None:
-    """What it returns is the caller's own."""
+    """The mask returned by a filter is a copy."""
     catalogue = build(ItemEntry("a"))
     catalogue.allowed(ItemFilter())[:] = False
     assert catalogue.visible.tolist() == [True]
@@ -313,7 +313,7 @@ def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
 
 
 def test_last_entry_of_an_id_wins() -> None:
-    """Within one call too; and an item both removed and put is put."""
+    """Of several entries with one id the last wins, and an upsert wins over a removal."""
     catalogue = build(ItemEntry("a", "first"), ItemEntry("a", "second"))
     assert catalogue.titles[:] == ["second"]
     catalogue = catalogue.updated([ItemEntry("a", "third")], ["a"], encode)
@@ -398,7 +398,7 @@ def test_only_what_changed_is_encoded() -> None:
 
 
 def test_items_keep_their_row() -> None:
-    """A removed item that comes back, changed, comes back to its row."""
+    """A removed item that is added again gets its earlier row."""
     vocabulary = Vocabulary(["from a history"])
     catalogue = Catalogue.empty(DIMENSION, vocabulary)
     assert len(catalogue) == 1
@@ -439,7 +439,7 @@ def test_no_change_is_the_same_view() -> None:
 
 
 def test_put_replaces_every_field_of_an_entry() -> None:
-    """What the new one does not say is not kept of the old one."""
+    """An upsert replaces every field, including those that the new entry omits."""
     full = ItemEntry("a", "A", {"title": "jazz"}, ["a"], {"year": 1}, vector(1), True, 5)
     catalogue = build(full).updated([ItemEntry("a")], [], encode)
     agree(catalogue, {"a": ItemEntry("a")})

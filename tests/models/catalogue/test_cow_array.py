@@ -1,4 +1,4 @@
-"""Rows of which later states share what is alike, beside plain copies."""
+"""Copy-on-write arrays compared with plain copies."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ def rows(seed: int, count: int, width: int, dtype: Any) -> NDArray[Any]:
 def test_every_version_equals_a_plain_copy(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, mapped: bool
 ) -> None:
-    """Mapped or, where the system cannot, copied: a version never changes, whatever follows it."""
+    """Each version equals a plain copy of its time, whatever is appended or changed later."""
     monkeypatch.setattr(mapped_rows, "SUPPORTED", mapped)
     width = data.draw(st.sampled_from([0, 1, 3, 700]), "width")
     dtype = data.draw(st.sampled_from([np.float32, np.int64, np.bool_]), "dtype")
@@ -85,7 +85,7 @@ def test_appended_rows_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forked_processes_share_what_did_not_change() -> None:
-    """Two processes go on from one state, each for itself, with memory of what is new alone."""
+    """Forked processes share unchanged rows and do not see each other's changes."""
     first = rows(0, 20_000, 250, np.float32)  # 20 MB
     origin = CowArray(first).updated(np.arange(0), first[:0], first[:7])
     mapped_rows.seal()

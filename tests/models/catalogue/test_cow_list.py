@@ -36,7 +36,7 @@ def test_every_version_equals_a_plain_list(data: st.DataObject) -> None:
 
 
 class Thing:
-    """Something that can be watched."""
+    """Object that supports weak references."""
 
 
 def test_replaced_objects_are_released() -> None:

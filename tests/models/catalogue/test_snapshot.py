@@ -65,7 +65,7 @@ def test_partial_projection_equals_projecting_all(made: TrainedModel, is_trained
 
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_popularity_alone_may_be_refreshed(made: TrainedModel, is_trained: bool) -> None:
-    """Over the same catalogue, with the same result as building."""
+    """Refreshing the counts alone equals building with those counts."""
     model = made if is_trained else None
     before = Snapshot.build("v", model, catalogue(14), np.arange(14))
     popular = np.arange(14)[::-1].copy()
@@ -90,7 +90,7 @@ def test_counts_are_copied(made: TrainedModel) -> None:
 
 
 def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: TrainedModel) -> None:
-    """Histories may hold them; answers may not. Rows follow the vocabulary, not the training."""
+    """Trained items absent from the catalogue have vectors but are not visible."""
     vocabulary = Vocabulary(["i7", "other"])
     empty = Catalogue.empty(DIMENSION, vocabulary)
     snapshot = Snapshot.build("v", made, empty, np.zeros(0, np.int64))
@@ -114,7 +114,7 @@ def test_untrained_items_take_the_prior_of_the_new(made: TrainedModel) -> None:
 
 
 def test_before_training_popularity_only_breaks_ties() -> None:
-    """The prior rises with the counts, within a range too small to outweigh content."""
+    """Without a model the prior rises with the counts from 0 to at most 0.05."""
     counts = np.array([0, 5, 1, 100, 5])
     snapshot = Snapshot.build(UNTRAINED, None, catalogue(5), counts)
     prior = snapshot.tables.prior.numpy()
@@ -134,7 +134,7 @@ def test_popular_first_keeps_the_order_of_ties() -> None:
 
 
 def test_an_empty_service_has_a_snapshot() -> None:
-    """No items, no model, and still something to answer from, with an index or without."""
+    """A snapshot without items or model recommends and finds nothing, without an error."""
     empty = Catalogue.empty(DIMENSION)
     nothing = np.zeros(0, np.int64)
     for index_from in (0, 10):
@@ -159,7 +159,7 @@ def test_a_model_of_another_text_space_is_refused(made: TrainedModel) -> None:
 def test_items_newer_than_the_index_are_recommended(
     made: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index is of the items that were there; what came later stands beside it."""
+    """Items added after the index was built are recommended too."""
     monkeypatch.setattr("models.ranking.recommend.EXACT_WORK", 0)
     snapshot = small_snapshot(40, made.model, index_from=20)
     assert snapshot.indexed_items == 40

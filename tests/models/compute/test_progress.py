@@ -1,4 +1,4 @@
-"""A stopwatch under a clock that stands where the test wants it."""
+"""The remaining time of a stopwatch, under a fake clock."""
 
 import math
 import time

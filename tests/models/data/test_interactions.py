@@ -41,7 +41,7 @@ def test_columns_have_the_declared_types_and_defaults(log: Interactions) -> None
 
 
 def test_dislikes_are_events_of_their_type() -> None:
-    """Without such a type there are none; the others keep their users, and theirs is kept too."""
+    """`disliked` marks events of the dislike type; `liked` drops them and keeps all users."""
     columns = [1, 0, 1, 0], [2, 1, 0, 2], [9, 5, 3, 6], None, [0, 1, 1, 2]
     log = Interactions.from_columns(*columns, n_users=2, n_items=3, dislike_type=1)
     assert log.disliked.tolist() == [True, False, True, False]
@@ -53,7 +53,7 @@ def test_dislikes_are_events_of_their_type() -> None:
 
 
 def test_an_empty_log_is_a_log() -> None:
-    """No events and no items are fine."""
+    """A log without events or items is valid."""
     log = Interactions.from_columns([], [], [], n_users=2, n_items=0)
     assert sequences(log) == [[], []]
 

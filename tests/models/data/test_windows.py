@@ -38,7 +38,7 @@ def log_of(lengths: list[int], seed: int = 0) -> Interactions:
 
 
 def test_padded_windows_by_hand() -> None:
-    """Oldest first; in the padding item 0, the stretch's last time, and an event that is there."""
+    """Padding has item 0, the last time of the window and the index of an existing event."""
     log = five_users()
     found = pad_windows(log, np.array([0, 3]), np.array([3, 5]))
     assert found.lengths.tolist() == [3, 2]
@@ -107,7 +107,7 @@ def test_the_window_begins_within_bounds(length: int, window: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 4, 7, 8, 200])
 def test_the_window_moves_in_steps(window: int) -> None:
-    """As a history grows event by event its beginning stays, or moves by a quarter of a window."""
+    """As a history grows, its window starts where it did or a quarter of a window later."""
     starts = np.array([window_start(length, window) for length in range(6 * window)])
     moved = np.diff(starts)
     step = max(1, window // 4)
@@ -135,7 +135,7 @@ def test_newest_windows_by_hand() -> None:
 @quick
 @given(lengths=lengths_of_users, longest=st.integers(2, 30), seed=st.integers(0, 1000))
 def test_windows_cover_every_target(lengths: list[int], longest: int, seed: int) -> None:
-    """Each event but a user's first is predicted, from one user's events, of which none too many.
+    """Windows of one user each cover every event but the first as a target.
 
     The last window ends with the history, and no window is there twice.
     """
@@ -162,7 +162,7 @@ def test_windows_are_drawn_anew() -> None:
 
 
 def test_windows_overlap_by_less_than_half() -> None:
-    """A history costs at most twice its events, and a few for its beginning."""
+    """Consecutive windows of a long history overlap by at most half."""
     log = log_of([1_000])
     for seed in range(20):
         spans = tile_windows(log, 40, np.random.default_rng(seed))

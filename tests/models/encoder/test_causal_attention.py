@@ -1,4 +1,4 @@
-"""Causal attention and the gradient made for it by hand, against plain float64 formulas."""
+"""Causal attention and its hand-written gradient, compared with float64 formulas."""
 
 import math
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ def test_biases_of_hidden_keys_have_no_gradient() -> None:
 
 
 def test_scores_of_any_size_are_numbers() -> None:
-    """Neither large scores nor large biases overflow, forward or backward."""
+    """Large scores and biases do not overflow, forward or backward."""
     parts, bucket = drawn(4, 2, 66)
     mine = [(60 * part).requires_grad_() for part in parts]
     out = causal(mine, bucket)

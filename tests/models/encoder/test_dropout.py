@@ -18,7 +18,7 @@ def training(rate: float) -> PooledDropout:
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.8])
 def test_it_drops_its_share_and_keeps_the_mean(rate: float) -> None:
-    """Each entry is 0 or scaled by 1 / (1 - rate); as many of them as the rate says."""
+    """Entries are 0 or scaled by 1 / (1 - rate), with the given rate and an unchanged mean."""
     torch.manual_seed(0)
     drop, ones = training(rate), torch.ones(300, 1000)
     out = drop(ones)
@@ -44,7 +44,7 @@ def test_entries_are_dropped_one_by_one() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_outside_training_nothing_is_dropped(rate: float) -> None:
-    """The tensor itself comes back, and no number is drawn; at rate 0 in training too."""
+    """In eval mode, or at rate 0, the tensor is returned and no random number is drawn."""
     drop, x = PooledDropout(rate), torch.randn(5, 7)
     if rate:
         drop.eval()

@@ -1,4 +1,4 @@
-"""Types, weights and dislikes of events: every path of a model that knows them against the loop."""
+"""Event types, weights and dislikes in every path of the model, compared with loops."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> N
 
 @pytest.mark.parametrize("kind", [VIEW, DISLIKE])
 def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) -> None:
-    """A history of likes, or of dislikes, alone: the other heads' weights are 0 and no NaN."""
+    """Heads whose rows are all hidden have weight 0, and every score is finite."""
     made = replace(random_past(5, 9, ITEMS), types=np.full(9, kind, np.int32))
     user = build_memory(snapshot, made, AT)
     blind = slice(0, LAST) if kind == DISLIKE else slice(LAST, HEADS)
@@ -161,7 +161,7 @@ def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) ->
 
 
 def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
-    """A model of one head cannot tell them apart by sign: they stay out of its attention."""
+    """A model of one head reads dislikes in the encoder but hides them from attention."""
     model = random_model(3, heads=1, n_event_types=3, dislike_type=DISLIKE)
     bias = model.memory_bias(torch.arange(3), torch.zeros(3), torch.zeros(3), torch.arange(3))
     assert (bias[0] == -torch.inf).tolist() == [False, True, False]
@@ -170,7 +170,7 @@ def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
 
 
 def test_an_unknown_type_reads_as_no_type(snapshot: Snapshot) -> None:
-    """Neither a vector nor a bias of its own; a number beyond the table is as unknown as -1."""
+    """An unknown type has neither a type embedding nor a type bias."""
     model = snapshot.model
     vectors, zeros = torch.randn(4, 12), torch.zeros(4)
     types = torch.tensor([UNKNOWN, 3, 99, -7])

@@ -1,4 +1,4 @@
-"""The history encoder: equal to a float64 loop, blind to the future, appended to step by step."""
+"""The history encoder compared with a float64 loop: causality, padding, times and caching."""
 
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ def events(seed: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def requests(seed: int, times: Tensor, told: float) -> Tensor:
-    """Times [B, L] of requests at or after each event, a share of them told; one runs backwards."""
+    """Return request times [B, L] for each event; a share `told` of them is known."""
     rng = np.random.default_rng(seed)
     asked = times + torch.from_numpy(rng.choice([0, SECOND, DAY, 90 * DAY, -DAY], times.shape))
     return torch.where(torch.from_numpy(rng.random(times.shape) < told), asked, NO_REQUEST_TIME)
@@ -57,7 +57,7 @@ def run(
 
 
 def told(asked: Tensor) -> list[int | None]:
-    """Request times [L] as the reference takes them."""
+    """Convert request times [L] to the form of the reference."""
     return [None if at == NO_REQUEST_TIME else at for at in asked.tolist()]
 
 
@@ -82,7 +82,7 @@ def test_summaries_equal_the_loop(blocks: int, length: int) -> None:
 def test_summaries_of_a_long_history_equal_the_loop(
     model: Recommender, encoder: HistoryEncoder
 ) -> None:
-    """Longer than the attention takes at once, and than the distances with a bucket each."""
+    """Summaries equal the loop for a history longer than one attention block."""
     vectors, times = events(1, 1, 90)
     asked = requests(1, times, 0.5)
     expected = ReferenceModel(model, heads=3).summaries(
@@ -106,7 +106,7 @@ def test_only_the_last_block_hears_of_the_request(encoder: HistoryEncoder) -> No
 
 
 def test_unknown_request_time_differs_from_zero_elapsed_time(encoder: HistoryEncoder) -> None:
-    """A request at the moment of the newest event is told; its summary is another."""
+    """An unknown request time gives another summary than a request at the newest event."""
     vectors, times = events(12, 1, 5)
     assert not np.allclose(
         run(encoder, vectors, times, times), run(encoder, vectors, times), atol=1e-3
@@ -114,7 +114,7 @@ def test_unknown_request_time_differs_from_zero_elapsed_time(encoder: HistoryEnc
 
 
 def test_a_request_before_the_newest_event_is_just_now(encoder: HistoryEncoder) -> None:
-    """No age is negative: of one event, a request before it is one at its own moment."""
+    """A request before the newest event counts as one at that event."""
     vectors, times = events(13, 1, 1)
     times += 5 * DAY
     np.testing.assert_array_equal(
@@ -127,7 +127,7 @@ def test_a_request_before_the_newest_event_is_just_now(encoder: HistoryEncoder) 
 def test_a_later_event_never_changes_an_earlier_summary(
     encoder: HistoryEncoder, length: int, seed: int, data: st.DataObject
 ) -> None:
-    """Other items at other times from some place on: what stands before it stays as it was."""
+    """Later events leave earlier summaries unchanged."""
     place = data.draw(st.integers(1, length - 1))
     vectors, times = events(seed, 1, length)
     other, later = events(seed + 1, 1, length)
@@ -141,7 +141,7 @@ def test_a_later_event_never_changes_an_earlier_summary(
 
 
 def test_the_future_gets_no_gradient(encoder: HistoryEncoder) -> None:
-    """Exactly none: the summary at t does not depend on any event after t, nor on padding."""
+    """A summary has no gradient from later events."""
     vectors, times = events(5, 1, 6)
     vectors.requires_grad_()
     encoder(vectors, times, requests(5, times, 0.5))[0, 2].sum().backward()
@@ -151,7 +151,7 @@ def test_the_future_gets_no_gradient(encoder: HistoryEncoder) -> None:
 
 
 def test_a_history_that_grows_keeps_its_summaries(encoder: HistoryEncoder) -> None:
-    """By one event at a time, as a service sees it."""
+    """The summaries of a prefix equal those within the longer history."""
     vectors, times = events(7, 1, 10)
     whole = run(encoder, vectors, times)
     for length in range(1, 11):
@@ -160,7 +160,7 @@ def test_a_history_that_grows_keeps_its_summaries(encoder: HistoryEncoder) -> No
 
 
 def test_padding_has_no_effect(encoder: HistoryEncoder) -> None:
-    """Short histories beside a long one, filled up with anything, asked at any time."""
+    """Summaries of padded histories equal those of each history alone."""
     vectors, times = events(8, 3, 9)
     asked = requests(8, times, 0.5)
     lengths = [9, 4, 1]
@@ -188,7 +188,7 @@ def test_only_gaps_of_time_count(encoder: HistoryEncoder) -> None:
 
 
 def test_a_clock_that_ran_backwards_is_no_gap(encoder: HistoryEncoder) -> None:
-    """Times that fall count as equal ones."""
+    """Falling times count as equal times."""
     vectors, times = events(10, 1, 5)
     falling = torch.arange(0, -5 * DAY, -DAY)[None]
     same = torch.zeros_like(times)
@@ -196,7 +196,7 @@ def test_a_clock_that_ran_backwards_is_no_gap(encoder: HistoryEncoder) -> None:
 
 
 def test_order_counts(encoder: HistoryEncoder) -> None:
-    """The same events the other way round are another history."""
+    """The reversed history has another summary."""
     vectors, _ = events(11, 1, 5)
     times = torch.zeros(1, 5, dtype=torch.int64)
     ahead, back = (run(encoder, v, times)[:, -1] for v in (vectors, vectors.flip(1)))
@@ -234,7 +234,7 @@ def close(one: EncoderCache, other: EncoderCache) -> None:
 def test_incremental_states_equal_those_of_the_full_history(
     seed: int, length: int, blocks: int, data: st.DataObject
 ) -> None:
-    """One by one, in chunks, empty ones too, or at once: the summaries of the full forward pass."""
+    """Appending in any chunks gives the states and summaries of the full forward pass."""
     encoder = encoder_of(random_model(seed % 7, blocks=blocks))
     vectors, times = events(seed, 1, length)
     asked = requests(seed, times, 0.5)
@@ -271,7 +271,7 @@ def test_one_state_answers_at_any_time(seed: int, wait: int) -> None:
 
 
 def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
-    """Two futures of one past: neither changes it, nor the other."""
+    """Appending to a state leaves it unchanged, and two branches are independent."""
     vectors, times = events(14, 2, 8)
     (past,) = appended(encoder, vectors[0, :5], times[0, :5], [])[1:]
     kept = [part.clone() for part in past]

@@ -12,7 +12,7 @@ from tests.support.small import DAY, SECOND
 
 
 def encoder_of(blocks: int, heads: int, dim: int) -> HistoryEncoder:
-    """One whose every weight matters."""
+    """An encoder in which every weight is random."""
     torch.manual_seed(blocks)
     encoder = HistoryEncoder(dim, heads, blocks, 0.3).eval().requires_grad_(False)
     for weight in encoder.parameters():
@@ -29,7 +29,7 @@ def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) 
 
 @pytest.mark.parametrize(("blocks", "heads", "dim"), [(1, 1, 4), (2, 4, 16), (3, 2, 24)])
 def test_numpy_steps_equal_the_full_window(blocks: int, heads: int, dim: int) -> None:
-    """Keys, values and summary, with times that stand still, jump and run backwards."""
+    """NumPy steps give the keys, values and summary of the full window, for any times."""
     encoder = encoder_of(blocks, heads, dim)
     rng = np.random.default_rng(blocks)
     events = torch.from_numpy(rng.normal(size=(40, dim)).astype(np.float32))
@@ -57,7 +57,7 @@ def test_positions_have_no_end() -> None:
 
 
 def test_step_does_not_modify_the_previous_state() -> None:
-    """Two histories may branch from one state."""
+    """A step leaves the previous state unchanged."""
     encoder = encoder_of(2, 2, 8)
     events, times = torch.randn(5, 8), torch.arange(5) * SECOND
     before = stepped(encoder, events[:4], times[:4])

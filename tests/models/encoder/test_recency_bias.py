@@ -1,4 +1,4 @@
-"""Buckets of distance and age, exact at their edges, and the bias they name."""
+"""Buckets of distance and age, exact at their edges, and the bias read from them."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_every_distance_falls_into_its_bucket() -> None:
 
 
 def test_known_edges_of_distance() -> None:
-    """Below 16 a bucket each; an octave is three buckets; far away and negative are bounded."""
+    """Distances below 16 have one bucket each, then three per octave, with bounded ends."""
     distances = torch.tensor([-(2**62), -1, 0, 15, 16, 20, 21, 31, 32, 64, 128, 512, 2**62])
     expected = [0, 0, 0, 15, 16, 16, 17, 18, 19, 22, 25, 31, 31]
     assert position_bucket(distances).tolist() == expected
@@ -52,13 +52,13 @@ def test_ages_fall_into_their_buckets() -> None:
 
 
 def test_a_clock_that_ran_backwards_is_no_age() -> None:
-    """Negative ages count as none; a microsecond is already an age; the oldest share a bucket."""
+    """Negative ages have bucket 0, one microsecond has bucket 1, the oldest share bucket 39."""
     ages = torch.tensor([-(2**63), -HOUR, -1, 0, 1, 2**62, 2**63 - 1])
     assert age_bucket(ages).tolist() == [0, 0, 0, 0, 1, 39, 39]
 
 
 def test_position_and_age_have_a_bucket_together() -> None:
-    """Every pair its own, position-major; distances broadcast against ages."""
+    """Each pair of distance and age has a joint bucket, distance-major."""
     distance = torch.tensor([-3, 0, 7, 15, 16, 40, 600, 2**62])[:, None]
     age = torch.tensor([-HOUR, 0, 1, HOUR, 31_000_000, 2**62])
     got = recency_bucket(distance, age)
@@ -88,7 +88,7 @@ def places(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_bias_is_the_three_tables_read_at_the_buckets() -> None:
-    """[H, B, Q, K] from distances [Q, K] and ages [B, Q, K], each read by hand."""
+    """The bias is the sum of the position, age and joint tables at the buckets."""
     bias = drawn(3)
     distance, age = places(0)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_the_bias_is_the_three_tables_read_at_the_buckets() -> None:
 
 
 def test_heads_start_with_different_reach() -> None:
-    """Before training the first head is flat, later ones fall ever steeper; age says nothing."""
+    """Initial position biases are flat for the first head and steeper for each later one."""
     bias = RecencyBias(4)
     slopes = bias.position[:, 0] - bias.position[:, -1]
     assert slopes.tolist() == pytest.approx([0, 4 / 3, 8 / 3, 4], abs=1e-6)

@@ -173,7 +173,7 @@ def test_ease_is_the_optimum_it_claims() -> None:
 
 
 def test_ease_refuses_what_would_not_fit() -> None:
-    """A catalogue beyond the bound is refused before anything is allocated, saying the cost."""
+    """EASE refuses a catalogue beyond `max_items`, naming the memory that it would need."""
     log = Interactions.from_columns([0], [0], [0], n_users=1, n_items=1_000_000)
     with pytest.raises(ValueError, match="1000000 items need about 20000 GB, and 20000 are"):
         EASE.fit(log)

@@ -57,7 +57,7 @@ RANKS = [0, 2, 2, 1, 5]
 
 
 def test_ranks_and_means_by_hand() -> None:
-    """Seen items leave, the target stays, ties rank against us; means follow from the ranks."""
+    """Seen items are left out but the target, ties count against it, and means follow."""
     metrics = evaluate(Table(SCORES), HOLDOUT, k=3)
     assert metrics.ranks.tolist() == RANKS
     assert (metrics.k, metrics.n_cases) == (3, 5)
@@ -96,7 +96,7 @@ def test_coverage_counts_items_shown_to_anyone() -> None:
 
 
 def test_never_is_behind_everything_and_not_shown() -> None:
-    """Items scored -inf are not covered; a target scored -inf ranks last of its candidates."""
+    """Items scored -inf are not covered, and a target scored -inf ranks last."""
     table = np.full((5, 6), NEVER)
     table[:, 0] = 1.0
     metrics = evaluate(Table(table), HOLDOUT, k=3)

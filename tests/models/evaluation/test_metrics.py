@@ -47,12 +47,12 @@ def test_standard_error_of_a_share() -> None:
 
 
 def test_bootstrap_of_equal_rankers_is_exactly_zero() -> None:
-    """A ranker does not differ from itself."""
+    """The difference of a ranker and itself is 0, with an empty interval."""
     assert bootstrap(hits(RANKS) - hits(RANKS)) == (0, 0, 0, 0)
 
 
 def test_bootstrap_of_a_constant_difference_has_no_spread() -> None:
-    """Where every case gains the same, resampling changes nothing."""
+    """A constant difference has an interval of that single value."""
     assert bootstrap(np.full(50, 0.5)) == pytest.approx((0.5, 0.5, 0.5, 0))
     assert bootstrap(np.full(50, -0.5)) == pytest.approx((-0.5, -0.5, -0.5, 0))
 
@@ -102,7 +102,7 @@ def test_graded_ndcg_of_the_textbook_example() -> None:
 
 
 def test_graded_ndcg_at_its_edges() -> None:
-    """The ideal order is worth 1, unjudged ids and negative grades nothing, no answer 0."""
+    """The ideal order gives 1; unjudged ids, negative grades and empty rankings give 0."""
     assert graded_ndcg(["a", "b"], {"a": 2, "b": 1}) == 1.0
     assert graded_ndcg(["x", "a"], {"a": 1, "x": -2}) == pytest.approx(1 / math.log2(3))
     assert graded_ndcg([], {"a": 1}) == 0.0

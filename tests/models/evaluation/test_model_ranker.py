@@ -35,7 +35,7 @@ class TestRecommenderRanker(RankerContract):
 )
 @pytest.mark.parametrize("gap", [None, 0, DAY, 5 * DAY])
 def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> None:
-    """The evaluated score is the served one, for the same history at the same time: to 1e-4.
+    """The evaluated score equals the served one for the same history and time, to 1e-4.
 
     Also after more than the model's horizon of two days, where no time is told, and of events of
     types that the model knows and one that it does not.
@@ -68,7 +68,7 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
 
 @pytest.mark.parametrize("window", [4, 8])
 def test_the_ranker_reads_the_last_window(window: int) -> None:
-    """Of longer histories, what is left when quarters of the window are dropped until it fits."""
+    """Long histories score as their newest window alone."""
     model = random_model(7, window=window)
     ranker = ModelRanker(model, content(12))
     lengths = [window + 1, 4, 20, 3 * window]
@@ -109,7 +109,7 @@ def test_without_attention_the_rest_is_ranked() -> None:
 
 
 def test_a_log_without_any_event_is_scored() -> None:
-    """Everyone is new: the prior."""
+    """Without any event every user's scores are the prior."""
     model = random_model(7)
     log = drawn_log(8, [0, 0], 12)
     scores = ModelRanker(model, content(12)).scores(log, np.array([1, 0], np.int32), None)
@@ -118,7 +118,7 @@ def test_a_log_without_any_event_is_scored() -> None:
 
 
 def test_many_users_are_ranked_in_request_order() -> None:
-    """Batches inside are by length; rows come back in the caller's order."""
+    """Scores come in the order of the given users, equal to those of each user alone."""
     model = random_model(7)
     log = drawn_log(9, list(np.random.default_rng(0).integers(0, 30, 60)), 12)
     ranker = ModelRanker(model, content(12))

@@ -1,4 +1,4 @@
-"""What each benchmark task fits on, chooses by and judges, against lists written by hand."""
+"""Training, validation and test parts of each protocol, compared with lists by hand."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_protocol_a_of_nothing() -> None:
 
 
 def test_protocol_b_fits_on_everything_but_the_last() -> None:
-    """No item is dropped, nothing is held out to choose by, and the newest 200 count as seen."""
+    """Protocol B trains on all but the last event, without validation, with 200 seen items."""
     task = protocol_b(log((0, 3, 1), (0, 5, 2), (0, 9, 3), (1, 5, 1)))
     assert task.items.tolist() == [3, 5, 9]
     assert task.validation is None
@@ -105,9 +105,7 @@ def test_next_new_item_by_hand() -> None:
 def test_validation_users_lose_their_later_events(
     make: Callable[[Interactions], EvaluationTask],
 ) -> None:
-    """A fourth of the users lose what they did since the validation cases; nobody what they did
-    before them, nor the others what they did before the test.
-    """
+    """A quarter of the users lose training events from the validation date on; others none."""
     rng = np.random.default_rng(0)
     columns = (rng.integers(0, 8, 400), rng.integers(0, 30, 400), rng.integers(0, 1000, 400))
     whole = log(*sorted(zip(*(column.tolist() for column in columns), strict=True)))

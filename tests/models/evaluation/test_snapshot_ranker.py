@@ -1,4 +1,4 @@
-"""A snapshot as a ranker: the contract, the fast ranker's scores, and items never trained."""
+"""The snapshot ranker: ranker contract, agreement with ModelRanker, and untrained items."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestSnapshotRanker(RankerContract):
 @pytest.mark.parametrize("gap", [None, DAY])
 @pytest.mark.parametrize("blocks", [2, 0])
 def test_scores_equal_the_model_ranker(gap: int | None, blocks: int) -> None:
-    """Where all items were trained, both give the same scores, at a time and at none."""
+    """For trained items the scores equal those of ModelRanker, with and without a time."""
     model = random_model(5, window=10, blocks=blocks)
     snapshot = small_snapshot(12, model)
     log = drawn_log(6, [10, 1, 4, 0, 7], 12)
@@ -57,7 +57,7 @@ def test_scores_equal_the_model_ranker(gap: int | None, blocks: int) -> None:
 
 
 def test_an_item_never_trained_is_scored_by_its_text() -> None:
-    """Its vector is the projected text, it has no transitions, and the prior of rare items."""
+    """An untrained item is scored by its projected text, with the prior of new items."""
     model = random_model(3)
     snapshot = small_snapshot(15, model)  # twelve were trained
     reference = ReferenceModel(model, 3)

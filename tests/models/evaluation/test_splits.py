@@ -43,7 +43,7 @@ def test_an_empty_log_splits_into_empty_parts() -> None:
 
 
 def test_a_dislike_is_never_a_case() -> None:
-    """The last liked event is; what comes after it is left out, and three must have been liked."""
+    """The last liked event is the case, later events are left out, and three likes are needed."""
     users = [0] * 6 + [1] * 3 + [2] * 4
     items = [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3]
     types = [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
@@ -101,7 +101,7 @@ def test_cases_can_be_selected(log: Interactions) -> None:
 
 
 def test_k_core_removes_in_turn() -> None:
-    """The rare item 9 takes user 2 along, who takes item 1, which takes user 3."""
+    """Removing a rare item can make a user too rare, then another item, then another user."""
     users = [0, 0, 1, 1, 2, 2, 3, 3]
     items = [0, 3, 0, 3, 1, 9, 1, 0]
     log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=10)
@@ -117,7 +117,7 @@ events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40)
 @settings(max_examples=50, deadline=None)
 @given(rows=events, minimum=st.integers(0, 4))
 def test_k_core_is_the_largest_set_that_holds(rows: list[tuple[int, int]], minimum: int) -> None:
-    """The result equals peeling one offending event at a time, in any order."""
+    """The k-core equals removing one offending event at a time."""
     rows.sort(key=lambda row: row[0])  # as a log has them: by user
     left = list(range(len(rows)))
     while True:

@@ -35,7 +35,7 @@ SNAPSHOTS = {"plain": drawn_snapshot, "told": told_snapshot, "next_basket": bask
 
 
 def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> UserHistory:
-    """Some unknown items among the known, types known and unknown, weights, a profile."""
+    """A history with unknown items and types, weights and a profile."""
     made = random_past(seed, events, items)
     generator = np.random.default_rng(seed)
     rows = made.rows.copy()
@@ -46,7 +46,7 @@ def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> UserHisto
 
 
 def both(snapshot: Snapshot, whole: UserHistory, at: int) -> tuple[UserMemory, UserMemory]:
-    """The memory event by event, and with the older ones put together."""
+    """Build the memory event by event, and with its older events collapsed."""
     older = CollapsedHistory(snapshot, whole, collapsible_events(len(whole.rows), WINDOW), at)
     return build_memory(snapshot, whole, at), build_memory(snapshot, whole, at, collapsed=older)
 
@@ -61,7 +61,7 @@ def same(found: Scores, wanted: Scores, tolerance: float = 2e-5) -> None:
 @pytest.mark.parametrize("kind", SNAPSHOTS)
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_scores_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
-    """Collapsing what repeats loses nothing, whatever the types, weights and unknown items."""
+    """A collapsed history scores as the events one by one, with less than half the rows."""
     snapshot, whole = SNAPSHOTS[kind](), a_past()
     at = int(whole.timestamps[-1]) + DAY
     each, together = both(snapshot, whole, at)
@@ -76,7 +76,7 @@ def test_scores_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
 
 @pytest.mark.parametrize("later", [0, DAY // 7, 40 * DAY, -30 * DAY])
 def test_time_moves_events_to_other_buckets(later: int) -> None:
-    """As ages pass from bucket to bucket, and back, the weights follow."""
+    """As ages change buckets, forward or back, the collapsed weights follow."""
     snapshot, whole = told_snapshot(), a_past()
     at = int(whole.timestamps[-1]) + DAY
     older = CollapsedHistory(snapshot, whole, collapsible_events(LENGTH, WINDOW), at)
@@ -108,7 +108,7 @@ def test_a_history_grows() -> None:
 @pytest.mark.parametrize("kind", SNAPSHOTS)
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
-    """The foremost events, what they add, and the score without each: the same, older or newer."""
+    """Explanations of a collapsed history equal those of the events one by one."""
     snapshot, whole = SNAPSHOTS[kind](), a_past()
     # Loud old events, so that some of them are among the foremost.
     weights = whole.weights.copy()
@@ -146,7 +146,7 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
 
 
 def test_the_newest_can_be_left_out_with_the_sequence() -> None:
-    """The whole model anew without one of the newest events is that of a history without it."""
+    """`scores_without` of a recent event equals the score of a history without it."""
     snapshot, whole = drawn_snapshot(), a_past()
     at = int(whole.timestamps[-1]) + DAY
     _, together = both(snapshot, whole, at)
@@ -237,7 +237,7 @@ def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_head_that_sees_none_of_a_long_history_adds_nothing(kind: int) -> None:
-    """A history of views, or of dislikes, alone: the other heads' contexts are zero."""
+    """Heads whose rows are all hidden add nothing to the scores of a collapsed history."""
     snapshot, whole = told_snapshot(), a_past()
     whole = replace(
         whole,

@@ -45,7 +45,7 @@ def test_hidden_events_change_no_score(snapshot: Snapshot) -> None:
 
 
 def test_an_event_after_the_request_is_just_now(snapshot: Snapshot) -> None:
-    """Its age is none, not negative."""
+    """An event after the request has age 0."""
     ahead = build_memory(snapshot, past([3, 4], [0, AT + DAY]), AT)
     now = build_memory(snapshot, past([3, 4], [0, AT]), AT)
     assert ahead.age.tolist() == [AT, 0]
@@ -53,7 +53,7 @@ def test_an_event_after_the_request_is_just_now(snapshot: Snapshot) -> None:
 
 
 def test_weights_are_multiplicities(snapshot: Snapshot) -> None:
-    """Where places do not count, an event of weight 3 attends like three events of weight 1."""
+    """Without position bias an event of weight 3 attends like three events of weight 1."""
     flat = random_model(11, window=WINDOW)
     with torch.no_grad():
         flat.recency.position.zero_()
@@ -65,7 +65,7 @@ def test_weights_are_multiplicities(snapshot: Snapshot) -> None:
 
 
 def test_extreme_weights_give_numbers(snapshot: Snapshot) -> None:
-    """From the smallest to the largest weight that float32 holds."""
+    """The smallest and largest float32 weights give finite scores."""
     made = past([4, 7, 9], [0, 1, 2], [1.2e-38, 1, 3.4e38])
     scores = score(snapshot, build_memory(snapshot, made, AT), EVERY)
     assert torch.isfinite(scores.total).all()
@@ -74,7 +74,7 @@ def test_extreme_weights_give_numbers(snapshot: Snapshot) -> None:
 
 
 def test_own_vectors_stand_in_for_the_item(snapshot: Snapshot) -> None:
-    """The item's own text, brought by hand, changes nothing for an item known by text alone."""
+    """An event's own vector, equal to the item's text embedding, changes no score."""
     own = snapshot.catalogue.content[13]
     plain = past([3, 13], [0, DAY])
     brought = replace(plain, vectors={1: (own, own)})
@@ -95,7 +95,7 @@ def test_of_an_unknown_item_one_vector_stands_for_both(snapshot: Snapshot, row: 
 
 
 def test_profile_entries_are_rows_of_the_memory(snapshot: Snapshot) -> None:
-    """Its rows come last, weigh like the oldest of events, and do not age."""
+    """Profile entries are the last rows, with the bias of the oldest events at any time."""
     made = past([3], [AT], profile_rows=np.array([5, -1], np.int32),
                 profile_content=encode_texts(["x", "jazz"]))  # fmt: skip
     user = build_memory(snapshot, made, AT)
@@ -115,7 +115,7 @@ def test_profile_entries_are_rows_of_the_memory(snapshot: Snapshot) -> None:
 
 
 def test_the_encoder_reads_its_window_and_the_attention_everything(snapshot: Snapshot) -> None:
-    """What lies before the window changes the attention part alone."""
+    """An event before the window changes the attention part and not the summary."""
     recent = past([1, 2, 3, 4, 5], np.arange(5) * DAY)
     longer = past([9, 1, 2, 3, 4, 5], [0, *np.arange(5) * DAY])
     short, long = (build_memory(snapshot, made, AT) for made in (recent, longer))
@@ -126,7 +126,7 @@ def test_the_encoder_reads_its_window_and_the_attention_everything(snapshot: Sna
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 10, 25])
 def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
-    """Against the float64 loop, where the window moves by quarters and the horizon ends."""
+    """The summary equals the float64 loop for any window start and request time."""
     snapshot = small_snapshot(ITEMS, random_model(4, window=8))
     made = random_past(length, length, ITEMS)
     reference = ReferenceModel(snapshot.model, HEADS, 8)
@@ -252,7 +252,7 @@ def test_a_window_is_read_again_only_when_it_moves() -> None:
 
 
 def test_an_item_of_another_vector_is_read_again() -> None:
-    """After its text changed nothing of the old is served; other items' changes are nothing."""
+    """A changed text has the events from that item on encoded again; other texts do not."""
     snapshot = small_snapshot(ITEMS, random_model(2))
     made = past([3, 13, 7], [0, 1, 2])
     kept = encode(snapshot, made)
@@ -268,7 +268,7 @@ def test_an_item_of_another_vector_is_read_again() -> None:
 
 
 def test_the_same_events_at_other_times_are_read_again(snapshot: Snapshot) -> None:
-    """Times are part of what was read."""
+    """Events at changed times are encoded again."""
     kept = encode(snapshot, past([3, 5, 7], [0, 1, 2]))
     with appends(snapshot) as counts:
         found = encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY]), kept)
@@ -277,7 +277,7 @@ def test_the_same_events_at_other_times_are_read_again(snapshot: Snapshot) -> No
 
 
 def test_cached_memory_reports_its_size_in_bytes(snapshot: Snapshot) -> None:
-    """However long the history it was read from: it holds no view of it."""
+    """`nbytes` equals the storage that a cached state keeps alive, for any history length."""
     kept = encode(snapshot, random_past(1, 500, ITEMS))
     longer = encode(snapshot, random_past(1, 501, ITEMS), kept)
     for each in (kept, longer):

@@ -1,4 +1,4 @@
-"""Every FAISS structure behind the one protocol, against brute force in float64."""
+"""FAISS index structures behind one protocol, compared with brute force in float64."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_candidates_keep_the_contract(kind: IndexKind, case: Case) -> None:
 def test_large_index_stores_half_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Scores are as close to those of the keys as that is, and what is found hardly differs."""
+    """A large index scores within half precision and keeps nearly the same recall."""
     keys, queries = gaussian(4_000, 16), gaussian(20, 16, seed=1)
     bias = np.random.default_rng(3).standard_normal(4_000).astype(np.float32)
     plain = build_index("ivf", keys, bias=bias)
@@ -186,7 +186,7 @@ def test_a_narrow_filter_is_exact(kind: IndexKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wide_filter_is_honoured(kind: IndexKind) -> None:
-    """Through the structure itself: only allowed rows, and about as good as without a filter."""
+    """A wide filter returns allowed rows alone, with recall above 0.8."""
     keys, queries = gaussian(6000), gaussian(20, seed=1)
     keys[-1] *= 10  # would be the best of many, and is not allowed
     allow = np.random.default_rng(2).random(6000) < 0.5
@@ -220,7 +220,7 @@ def test_recall_of_few_rows_is_reported(
 
 
 def test_equal_norms_turn_products_into_angles() -> None:
-    """Raised to one norm, the points nearest in angle are those of largest product."""
+    """After `equal_norms` the order by cosine is the order by dot product."""
     keys = gaussian(200) * np.linspace(0.1, 5, 200, dtype=np.float32)[:, None]
     queries = gaussian(6, seed=1)
     points, asked = equal_norms(keys), equal_norms(queries, query=True)
@@ -254,7 +254,7 @@ def test_the_same_keys_give_the_same_index(kind: IndexKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_searches_at_once_do_not_disturb_each_other(kind: IndexKind) -> None:
-    """Many threads with other filters and other efforts get what each would get alone."""
+    """Concurrent searches with different filters and probes each give their own results."""
     index = build_index(kind, gaussian(4000), bias=gaussian(4000, 1, 3)[:, 0])
     rng = np.random.default_rng(0)
     jobs: list[dict[str, Any]] = [
@@ -279,7 +279,7 @@ def test_searches_at_once_do_not_disturb_each_other(kind: IndexKind) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 def test_few_rows_train_ivf_in_silence(n: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """Rows too few to train on are neither an error nor a warning."""
+    """An index over too few rows to train gives no error and prints no warning."""
     index = build_index("ivf", gaussian(n))
     found = index.search(gaussian(2, seed=1), 3)
     assert (found.rows >= 0).sum(1).tolist() == [min(3, n)] * 2
@@ -288,7 +288,7 @@ def test_few_rows_train_ivf_in_silence(n: int, capfd: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_and_no_queries_are_no_trouble(kind: IndexKind) -> None:
-    """An empty memory answers -1, no queries get no answers, nothing allowed is nothing found."""
+    """An empty index, no queries and an empty filter return no rows, without an error."""
     empty = build_index(kind, gaussian(0))
     assert empty.search(gaussian(2), 3).rows.tolist() == [[-1] * 3] * 2
     index = build_index(kind, gaussian(9))
@@ -322,7 +322,7 @@ def test_the_index_keeps_its_own_copy(kind: IndexKind) -> None:
     ],
 )
 def test_invalid_build_arguments_are_named(change: dict[str, Any], message: str) -> None:
-    """Errors say which argument was wrong, and what is allowed."""
+    """An invalid argument is refused by name, with what is allowed."""
     arguments: dict[str, Any] = {"kind": "flat", "keys": np.ones((3, 2), np.float32)}
     with pytest.raises(ValueError, match=message):
         build_index(**(arguments | change))

@@ -159,7 +159,7 @@ def test_all_rows_give_exact_attention(case: Case, more: int) -> None:
 @quick
 @given(cases(largest=14), st.integers(1, 8))
 def test_few_rows_give_exact_attention_over_them(case: Case, k: int) -> None:
-    """Whatever rows are found: distinct, visible, ascending, and attended exactly; mass is true."""
+    """Retrieved rows are distinct, visible and ascending, and attended as in the loop."""
     indexes = index_heads(case.memory, case.kind, score=case.options["score"])
     found = attend_retrieved(case.query, case.memory, indexes, k, **case.options)
     assert found.rows is not None
@@ -195,7 +195,7 @@ def test_a_flat_index_finds_the_best_rows(case: Case, k: int) -> None:
 
 
 def test_nothing_visible_gives_nothing() -> None:
-    """No rows, zero weights, zero context; and nothing was lost, so the mass is 1."""
+    """Without visible rows weights and context are 0 and the mass is 1."""
     memory = random_memory(50)
     query = torch.ones(3, 2, 4)
     memory = replace(memory, bias=torch.full((50,), -INF))
@@ -209,7 +209,7 @@ def test_nothing_visible_gives_nothing() -> None:
 
 
 def test_gradients_flow_through_what_was_retrieved() -> None:
-    """Query, keys and values of the retrieved rows learn; which rows those are does not."""
+    """The contexts over retrieved rows pass gradcheck for query, keys and values."""
     memory = random_memory(12)
     indexes = index_heads(memory, "flat")
     generator = torch.Generator().manual_seed(0)
@@ -241,7 +241,7 @@ def shaped_memory(sharpness: float, n: int = 20_000) -> tuple[Tensor, KeyValueMe
 def test_the_estimated_mass_is_close(
     sharpness: float, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    """From diffuse to peaked attention, the sample tells the share that k rows hold."""
+    """The mean error of the estimated mass is below 0.02, from diffuse to peaked attention."""
     query, memory = shaped_memory(sharpness)
     found = attend_retrieved(query, memory, index_heads(memory, "flat"), 64)
     assert found.rows is not None
@@ -258,7 +258,7 @@ def test_the_estimated_mass_is_close(
 
 
 def test_the_drawn_range_of_sharpness_is_wide() -> None:
-    """The test above would prove little if k rows always held all of the mass, or none of it."""
+    """The generated memories span a mass of below 0.1 to above 0.9."""
     masses = []
     for sharpness in (0.3, 8.0):
         query, memory = shaped_memory(sharpness)
@@ -270,7 +270,7 @@ def test_the_drawn_range_of_sharpness_is_wide() -> None:
 
 
 def test_a_small_tail_is_counted_exactly() -> None:
-    """Up to the sample's size nothing is estimated, and the standard error says so."""
+    """A tail within the sample size is summed exactly, with a standard error of 0."""
     memory = random_memory(500, bias="row")
     query = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0))
     rows = torch.randint(500, (4, 2, 1), generator=torch.Generator().manual_seed(1))

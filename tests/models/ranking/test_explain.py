@@ -1,4 +1,4 @@
-"""Contributions add up, and the score without a row is the score with the row deleted."""
+"""Explanations: contributions sum to the score, and `without` equals deleting the row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def weights_of(scores: Tensor) -> Tensor:
 @quick
 @given(heads())
 def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> None:
-    """Σ_j contribution_j is what W_O makes of the contexts, to 1e-4, and signs survive."""
+    """Contributions sum to the attention part of the float64 loop, to 1e-4."""
     scores, values, outputs = drawn
     weights = weights_of(scores)
     found = contributions(weights, gains(values, outputs))
@@ -99,7 +99,7 @@ def test_contributions_of_the_trained_module_sum_to_the_score() -> None:
 
 
 def test_contribution_is_zero_for_an_orthogonal_value() -> None:
-    """Weights say where attention went; contributions say what it brought."""
+    """A row of large weight whose value is orthogonal to the output contributes 0."""
     keys: dict[str, Any] = {"a": [3.0, 0.0], "b": [1.0, 0.0]}
     k = torch.tensor(list(keys.values()))
     v = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -157,7 +157,7 @@ def test_contributions_add_up_to_the_score(
 def test_reasons_equal_the_loop(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """Mean weights and signed contributions of every row, in descending order.
+    """Weights and contributions of all reasons equal the loop, in descending order.
 
     A row contributes what it added to the attention, and its share of F to the transitions.
     """
@@ -188,7 +188,7 @@ def test_reasons_equal_the_loop(
 def test_what_raises_the_score_is_named_before_what_lowers_it(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int, top: int
 ) -> None:
-    """The `top` largest positive contributions of the loop; then the most negative ones."""
+    """`top` takes the largest positive contributions first, then the most negative."""
     user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
     _, alpha, gain = loop.parts(target, options)
@@ -221,7 +221,7 @@ def transitions_of(
 def test_without_is_what_deleting_the_row_gives(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """Each event and each profile entry, really deleted: attention and transitions to 1e-4.
+    """`without` equals attention and transitions after deletion of the row, to 1e-4.
 
     What remains moves one place nearer to the present, so that places shift as they would. The
     sequence part, and the λ that is read off it, are those of the whole past.
@@ -284,7 +284,7 @@ def test_without_the_dominant_event_is_the_score_of_the_others(
 
 
 def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
-    """One event: it has all the weight, and without it there is the rest."""
+    """Without its only event a memory has neither attention nor transitions."""
     user = build_memory(snapshot, past([3], [0]), AT)
     for target in range(ITEMS):
         scores = score(snapshot, user, np.array([target]))
@@ -301,7 +301,7 @@ def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
 
 
 def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> None:
-    """With `exclude_self` nothing is left of a past of one item: weight nowhere, attention 0."""
+    """With exclude_self a history of the target alone has no reasons and attention 0."""
     user = build_memory(snapshot, past([3, 3], [0, DAY]), AT)
     options = AttentionOptions(exclude_self=True)
     assert score(snapshot, user, np.array([3]), options).attention.tolist() == [0]
@@ -312,7 +312,7 @@ def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> No
 def test_long_explanations_are_made_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However small the block, the reasons are the same."""
+    """Explanations do not depend on the block size."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     whole = explain(snapshot, user, 4, 50)
     monkeypatch.setattr("models.ranking.explain._BLOCK", 60)

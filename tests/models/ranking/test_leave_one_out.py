@@ -1,4 +1,4 @@
-"""What a score would be had an event never happened: equal to scoring the history without it."""
+"""Leave-one-out scores: equal to scoring the history without the event."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def every(
 def test_each_score_is_that_of_the_loop_over_the_rest(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions
 ) -> None:
-    """Each event and profile entry, inside and outside the encoder's window: to 1e-4."""
+    """Each leave-one-out score equals the loop over the remaining rows, to 1e-4."""
     found = every(snapshot, made, options)
     sources = build_memory(snapshot, made, AT).source.tolist()
     assert set(found) == {(source, target) for source in sources for target in TARGETS}
@@ -105,7 +105,7 @@ def test_leave_one_out_for_any_window_start(events: int, window: int) -> None:
 
 
 def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot) -> None:
-    """The window keeps its events, so the sequence part is the same without the very oldest."""
+    """Leaving out an event before the window keeps the sequence part."""
     made = past(np.arange(10) % ITEMS, np.arange(10) * 3600)
     user = build_memory(snapshot, made, AT)
     got = scores_without(snapshot, user, {0: [6]})[0, 6]
@@ -152,7 +152,7 @@ def test_leave_one_out_without_a_model(made: UserHistory, options: AttentionOpti
 
 
 def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 150 events in the window, all are left out in five passes; no state is built anew."""
+    """150 events within the window are left out in five branch passes, without re-encoding."""
     served = small_snapshot(ITEMS, random_model(11, window=200))
     user = build_memory(served, random_past(3, 150, ITEMS), AT)
     passes: list[int] = []

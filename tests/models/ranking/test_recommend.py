@@ -95,7 +95,7 @@ def test_recommendations_are_the_order_of_all_scores(
 
 
 def test_filters_hold_for_every_answer(model: Recommender) -> None:
-    """A filter from the catalogue: all that pass it, in the order of their scores."""
+    """Exactly the items that pass a filter are recommended, in the order of their scores."""
     made = catalogue(ITEMS).updated(
         [ItemEntry(f"i{n}", f"title {n}", {"title": f"title {n}"}, ["jazz"]) for n in (3, 9, 27)],
         ["i9"],
@@ -139,7 +139,7 @@ def test_without_a_memory_it_is_popularity(snapshot: Snapshot) -> None:
 
 
 def test_a_profile_is_a_memory(snapshot: Snapshot) -> None:
-    """Interests without any event are personal already."""
+    """Interests alone make recommendations personal."""
     made = past([], [], profile_rows=np.array([3], np.int32))
     user = build_memory(snapshot, made, AT)
     allowed = np.ones(ITEMS, dtype=np.bool_)
@@ -204,7 +204,7 @@ def test_full_diversity_spreads() -> None:
 
 
 def test_equal_scores_and_missing_vectors_can_be_spread() -> None:
-    """Nothing to scale relevance by and no direction to compare: numbers all the same."""
+    """Diversity over equal scores and missing vectors returns distinct items of finite score."""
     made = catalogue(0).updated([ItemEntry(f"i{n}") for n in range(4)], [], encode)
     snapshot = Snapshot.build("v", None, made, np.zeros(4, np.int64))
     user = build_memory(snapshot, past([], [], profile_rows=np.array([-1], np.int32),
@@ -251,7 +251,7 @@ def test_candidates_hold_what_ranks_first(
 def test_the_answer_says_whether_every_item_was_scored(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Coarse where candidates were; asking for exact scores all and equals the true ranking."""
+    """The mode is `coarse` when candidates were scored, and `exact` when all items were."""
     user = somebody(large, 1)
     allowed = np.ones(len(large.catalogue), dtype=np.bool_)
     true = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
@@ -273,7 +273,7 @@ def test_the_answer_says_whether_every_item_was_scored(
 def test_candidates_keep_to_what_is_allowed(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the index and beside it; a narrow filter loses nothing."""
+    """Candidates are distinct and allowed, and a narrow filter keeps all of its items."""
     later = large.catalogue.updated(
         [ItemEntry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
     )
@@ -321,7 +321,7 @@ def test_candidate_count_by_hand(snapshot: Snapshot) -> None:
 
 
 def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
-    """Without an index: the largest products of candidate keys and query, and the most followed."""
+    """Candidates are the items nearest to the pooled query and the most followed items."""
     snapshot = small_snapshot(400, large.model)
     user = somebody(snapshot, 4)
     with torch.inference_mode():
@@ -398,7 +398,7 @@ def test_followers_map_to_catalogue_rows() -> None:
 
 
 def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item that only the transitions lift comes first also where not all were scored."""
+    """An item that only the transitions rank first is recommended from candidates too."""
     model = random_model(22, n_items=380)
     with torch.no_grad():
         model.transition_scale.weight.zero_()

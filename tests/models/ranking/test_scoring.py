@@ -73,7 +73,7 @@ def test_scores_equal_the_loop(
 @quick
 @given(made=pasts(least=1), at=st.integers(-DAY, 400 * DAY))
 def test_the_request_may_come_at_any_time(snapshot: Snapshot, made: UserHistory, at: int) -> None:
-    """Before the newest event, within the horizon or years after it: every part as the loop's."""
+    """Scores equal the loop for any request time, before the newest event to years after."""
     scores = score(snapshot, build_memory(snapshot, made, at), EVERY)
     loop = Loop(snapshot, made, at)
     for target in (0, 7, 13):
@@ -86,7 +86,7 @@ def test_the_request_may_come_at_any_time(snapshot: Snapshot, made: UserHistory,
 
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_part_that_the_model_has_not_is_zero(shape: dict[str, int]) -> None:
-    """Without an encoder neither sequence nor transitions, without followers no transitions."""
+    """Without an encoder sequence and transitions are 0; without counts transitions are 0."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
     made = random_past(4, 9, ITEMS)
     scores = score(snapshot, build_memory(snapshot, made, AT), EVERY)
@@ -133,7 +133,7 @@ def test_targets_may_repeat_and_come_in_any_order(snapshot: Snapshot) -> None:
 def test_many_targets_are_scored_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However small the block, the scores are the same."""
+    """Scores do not depend on the block size."""
     user = build_memory(snapshot, random_past(3, 6, ITEMS), AT)
     whole = score(snapshot, user, EVERY)
     monkeypatch.setattr("models.ranking.scoring._TARGET_BLOCK", 40)

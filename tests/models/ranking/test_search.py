@@ -1,4 +1,4 @@
-"""Search as attention: against a float64 softmax loop over every key of every item."""
+"""Search as attention, compared with a float64 softmax over every key of every item."""
 
 import math
 
@@ -150,7 +150,7 @@ class Loop:
 
 
 def check(found: SearchResults, loop: Loop, *, hard: bool) -> None:
-    """Of every item: weight, score and each field's share; over all items they sum to 1."""
+    """Assert that weights, scores and field shares equal the loop and sum to 1."""
     assert set(found.rows.tolist()) <= set(loop.order())
     assert all(loop.weight[row] < 1e-30 for row in set(loop.order()) - set(found.rows.tolist()))
     if loop.weight:
@@ -168,7 +168,7 @@ def check(found: SearchResults, loop: Loop, *, hard: bool) -> None:
 
 
 def some_hits(rng: np.random.Generator, allowed: NDArray[np.bool_]) -> Hits | None:
-    """What the words of a query might have found: nothing, or some items that are allowed."""
+    """Return random BM25 hits among the allowed items, or none."""
     rows = rng.permutation(np.flatnonzero(allowed))[: rng.integers(0, 7)]
     scores = np.sort(rng.gamma(2.0, 3.0, len(rows)))[::-1].astype(np.float32)
     return Hits(rows, scores) if rng.random() < 0.8 else None
@@ -202,7 +202,7 @@ def test_weights_equal_the_loop(
     parameters: SearchParameters,
     mode: Mode,
 ) -> None:
-    """Over every key of what may be answered, whether most of them may be or few.
+    """Exact search equals the softmax over every key of the allowed items.
 
     The words that an item shares with a query speak for all of its keys.
     """
@@ -273,7 +273,7 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
 
 
 def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
-    """Weights are shares of all that matched, however many are shown."""
+    """The limit cuts the list and leaves the weights unchanged."""
     query, allowed = unit(1), snapshot.catalogue.visible
     whole = search(snapshot, query, limit=100, allowed=allowed)
     few = search(snapshot, query, limit=3, allowed=allowed)
@@ -292,7 +292,7 @@ def test_fields_are_named_by_falling_share(snapshot: Snapshot) -> None:
 
 
 def test_an_item_that_matches_in_two_fields_gathers_both() -> None:
-    """Two half matches outweigh one match of the same strength."""
+    """An item that matches in two fields has the sum of both weights."""
     mixed = {"a": ("one", "two"), "b": ("one", "far away"), "c": ("far off", "two")}
     made = Catalogue.empty(DIMENSION).updated(
         [ItemEntry(id_, fields={"title": f"{id_} {t}", "description": f"{id_} {d}"})
@@ -319,7 +319,7 @@ def near(text: str) -> NDArray[np.float32]:
 
 
 def test_a_shared_key_is_one_key() -> None:
-    """What five items say alike weighs as much as what one item says alone, split among them."""
+    """Items that share a key split the weight of one key."""
     items = [ItemEntry(f"i{n}", fields={"title": "music"}) for n in range(5)]
     made = Catalogue.empty(DIMENSION).updated(
         [*items, ItemEntry("alone", fields={"title": "opera"})], [], encode
@@ -332,7 +332,7 @@ def test_a_shared_key_is_one_key() -> None:
 
 
 def test_labels_say_less_than_titles() -> None:
-    """The same words in tags and in categories weigh less by their field's bias."""
+    """Tags and categories weigh less than titles, by the bias of their field."""
     made = Catalogue.empty(DIMENSION).updated(
         [ItemEntry(name, fields={name: "jazz"}) for name in ("categories", "tags", "title")],
         [], encode,
@@ -346,7 +346,7 @@ def test_labels_say_less_than_titles() -> None:
 
 
 def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:
-    """Cosines are of directions."""
+    """Results do not depend on the length of the query vector."""
     query, allowed = unit(3), snapshot.catalogue.visible
     found, longer = (search(snapshot, q, limit=9, allowed=allowed) for q in (query, 9 * query))
     np.testing.assert_array_equal(found.rows, longer.rows)
@@ -366,7 +366,7 @@ def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool
 
 
 def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
-    """One item with all the weight, matched in one field."""
+    """Hard search returns the item of the best key with weight 1."""
     made = snapshot.catalogue
     query = encode(["title 12"])[0]
     found = search(
@@ -379,7 +379,7 @@ def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e6])
 def test_extreme_temperatures_give_numbers(snapshot: Snapshot, temperature: float) -> None:
-    """Near the limits of what is accepted: the best item alone, and nearly no difference."""
+    """Temperatures of 1e-6 and 1e6 give finite weights that sum to 1."""
     query, allowed = encode(["title 12"])[0], snapshot.catalogue.visible
     options = AttentionOptions(temperature)
     found = search(snapshot, query, limit=100, allowed=allowed, options=options)
@@ -443,7 +443,7 @@ def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.Mo
 
 
 def test_more_keys_hold_more(large: Snapshot) -> None:
-    """`k` is how many keys the coarse step names: of that many items each, or of fewer."""
+    """The mass grows with `k`, and at most two keys per nearest key are attended."""
     masses = []
     for k in (1, 10, 100, 1000):
         options = AttentionOptions(mode="coarse", k=k)
@@ -535,7 +535,7 @@ def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
 
 
 def test_a_bias_multiplies_an_items_weight(snapshot: Snapshot) -> None:
-    """Between two items, by e to its difference; an item it lifts enough comes first."""
+    """A personal bias of b multiplies an item's weight by e^b relative to the others."""
     query, allowed = unit(7), snapshot.catalogue.visible
     plain = search(snapshot, query, limit=100, allowed=allowed)
     bias = np.zeros(40, np.float32)
@@ -581,7 +581,7 @@ def test_nearest_ignores_the_softmax_options(snapshot: Snapshot, options: Attent
 def test_a_query_is_compared_with_the_keys_once(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weighing them by text alone and then with a memory takes no second product."""
+    """Searches from one set of matches compute the cosines of the keys once."""
     compared = []
     product = models.ranking.field_matches.unit_cosines
 

@@ -31,7 +31,7 @@ def snapshot(model: Recommender) -> Snapshot:
 def loop(
     snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: tuple[Space, ...] = SPACES
 ) -> dict[int, tuple[float, float, dict[str, tuple[float, float]]]]:
-    """What each allowed item is given: score, weight, and cosine and share by space."""
+    """Return score, weight, and cosine and share per space of each allowed item."""
     tables = {
         "content": (snapshot.catalogue.content, snapshot.catalogue.has_content),
         "trained": (snapshot.tables.vectors.numpy(), snapshot.trained_rows.numpy() >= 0),
@@ -70,7 +70,7 @@ def everything(snapshot: Snapshot) -> NDArray[np.bool_]:
 
 def check(found: SimilarItems, true: dict[int, tuple[float, float, dict[str, tuple[float, float]]]],
           limit: int) -> None:  # fmt: skip
-    """The best of the loop's items, in its order, with its numbers."""
+    """Assert that the results are the loop's best items with the loop's numbers."""
     order = sorted(true, key=lambda row: -true[row][0])[:limit]
     assert found.rows.tolist() == order
     for at, row in enumerate(order):
@@ -89,7 +89,7 @@ def check(found: SimilarItems, true: dict[int, tuple[float, float, dict[str, tup
 def test_similar_is_one_softmax_over_the_keys_of_both_spaces(
     snapshot: Snapshot, row: int, spaces: tuple[Space, ...]
 ) -> None:
-    """Trained or not, with a text or without, with some of the items allowed or all."""
+    """Similar items equal the softmax of the loop for any item, spaces and filter."""
     some = everything(snapshot)
     some[[2, 9, 11, 26]] = False
     for allowed in (everything(snapshot), some):
@@ -140,7 +140,7 @@ def test_similar_leaves_out_what_has_no_key(model: Recommender) -> None:
 
 
 def test_similar_before_training_is_likeness_of_text() -> None:
-    """The same text first, with a cosine of 1."""
+    """Without a model, the item of equal text comes first, with cosine 1."""
     made = catalogue(5).updated(
         [ItemEntry("twin", fields={"title": "title 2", "description": "about 2"})], [], encode
     )

@@ -45,7 +45,7 @@ def files(made: TrainedModel) -> Files:
     ],
 )
 def test_round_trip_is_exact(shape: dict[str, Any]) -> None:
-    """Weights, followers, shape, ids, counts, encoder and metadata, whatever the shape."""
+    """A model read from its files equals the original, bit for bit."""
     before = trained(random_model(2, **shape))
     after = TrainedModel.from_files(before.to_files())
     state = after.model.state_dict()
@@ -64,7 +64,7 @@ def test_round_trip_is_exact(shape: dict[str, Any]) -> None:
 
 
 def test_packing_repeats() -> None:
-    """The same model gives the same bytes, also after a round trip."""
+    """Equal models give equal bytes, also after a round trip."""
     first = trained(random_model(3)).to_files()
     assert trained(random_model(3)).to_files() == first
     assert TrainedModel.from_files(first).to_files() == first
@@ -107,7 +107,7 @@ def test_a_missing_file_is_named(files: Files, name: str) -> None:
 
 
 def described(change: Mapping[str, Any]) -> Callable[[Files], bytes]:
-    """The description with some members changed; None takes one away."""
+    """Return a function that changes members of the description; None removes one."""
 
     def corrupt(files: Files) -> bytes:
         description = json.loads(files[DESCRIPTION_FILE]) | change
@@ -312,7 +312,7 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
 def test_a_malformed_file_is_named(
     files: Files, blamed: str, corrupt: Callable[[Files], bytes]
 ) -> None:
-    """Whatever is wrong is a ValueError that names the file, before any memory is taken for it."""
+    """A malformed file is refused with a ValueError that names it."""
     changed = corrupt(files)
     # A shape that does not fit is found by holding it against another file.
     place = DESCRIPTION_FILE if "shaped" in corrupt.__qualname__ else blamed

@@ -27,7 +27,7 @@ PACE = replace(QUICK, epochs=10, batch_tokens=200, attention_batch_tokens=200)
 
 
 def in_order(events: list[tuple[int, int, int]], dislike: int = -1) -> Interactions:
-    """User, item and type of each event, a minute after the other."""
+    """Build a log of (user, item, type) events, one minute apart."""
     users, items, types = np.array(events).T
     times = np.arange(len(events)) * MINUTE
     n_users = int(users.max()) + 1
@@ -40,7 +40,7 @@ def in_order(events: list[tuple[int, int, int]], dislike: int = -1) -> Interacti
 
 
 def shop(seed: int) -> Interactions:
-    """Everyone buys the items in one order, from a place of their own, and looks at any between."""
+    """Users buy the items in a fixed cycle and view random items in between."""
     rng = np.random.default_rng(seed)
     events = []
     for user in range(120):
@@ -69,7 +69,7 @@ def test_a_purchase_is_not_a_view() -> None:
 
 
 def tastes(seed: int) -> Interactions:
-    """Everyone tries each cluster and says what they think of it; what they dislike never follows.
+    """Users try each cluster, like or dislike it, and continue within liked clusters.
 
     No item says which cluster it belongs to but by what it is taken with.
     """
@@ -100,7 +100,7 @@ def first_tries(seed: int, kind: int) -> tuple[Interactions, list[int]]:
 
 
 def standing(ranker: ModelRanker, kind: int) -> NDArray[np.float64]:
-    """Of each history, the mean score of the odd cluster over that of all items."""
+    """Return each history's mean score of the odd cluster above that of all items."""
     log, odd = first_tries(7, kind)
     scores = ranker.scores(log, np.arange(40, dtype=np.int32), None).astype(np.float64)
     own = [scores[user, at * EACH : (at + 1) * EACH].mean() for user, at in enumerate(odd)]
@@ -155,7 +155,7 @@ def test_unit_weights_and_one_type_change_no_training(monkeypatch: pytest.Monkey
 
 
 def test_the_shape_follows_the_log() -> None:
-    """How many types there are, and a head for dislikes where there are any and it is not alone."""
+    """The number of types, and a head for dislikes, follow the log and the number of heads."""
     log = tastes(2)
     one = replace(QUICK, epochs=1)
     shapes = [

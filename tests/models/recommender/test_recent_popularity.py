@@ -50,7 +50,7 @@ def expected(log: Interactions, day: int, half_life: float, item: int) -> float:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), events=st.integers(4, 40), days=st.integers(0, 60))
 def test_trends_equal_the_loop(seed: int, events: int, days: int) -> None:
-    """At every moment of the log, before it and after it, of every item and of one never taken."""
+    """Trends equal the loop on any day before, within and after the log."""
     log = drawn(seed, events, days)
     if not (log.types != 1).any():
         return
@@ -72,7 +72,7 @@ def test_trends_equal_the_loop(seed: int, events: int, days: int) -> None:
 
 
 def test_what_happens_later_changes_nothing() -> None:
-    """The trends of a day are those of the log up to the day before."""
+    """The trends of a day depend on the events of earlier days alone."""
     log = drawn(3, 40, 20)
     start = int(log.timestamps[log.types != 1].min())
     noon = torch.tensor([start + 9 * DAY + DAY // 2])

@@ -74,7 +74,7 @@ def test_tables_equal_the_loop(content: Tensor, tied: bool) -> None:
 
 
 def test_the_prior_of_untrained_items_is_that_of_the_new(content: Tensor) -> None:
-    """Trained items have their own."""
+    """Trained items have their own prior, untrained items that of new items."""
     model = random_model(1)
     prior = projected(model, content).prior
     np.testing.assert_array_equal(prior[:12], model.prior.detach())
@@ -83,7 +83,7 @@ def test_the_prior_of_untrained_items_is_that_of_the_new(content: Tensor) -> Non
 
 
 def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:
-    """Dropping the id and never having had one are the same; another id makes another vector."""
+    """An item whose id is dropped has the vector of an untrained item of its text."""
     model = random_model(2)
     rows = torch.arange(12)
     with torch.inference_mode():
@@ -137,7 +137,7 @@ def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDAr
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_target_attention_equals_the_loop(content: Tensor, tied: bool) -> None:
-    """Each history of a batch for itself; hidden rows do not exist; one that sees nothing has 0."""
+    """Target attention equals the loop for each history; a fully hidden one gives 0."""
     model = random_model(4, tied_values=tied)
     tables = projected(model, content)
     keys, values = memory(model, 0, 3)
@@ -229,7 +229,7 @@ def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
 
 
 def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
-    """A later event that scores 60 more than all others leaves earlier prefixes as they were."""
+    """An event with a much larger score leaves earlier prefixes accurate."""
     model = random_model(6)
     tables = projected(model, content)
     keys, values = memory(model, 6, 1)
@@ -251,7 +251,7 @@ def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
 
 
 def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
-    """The gradients of keys, values and biases are those of attending prefix by prefix."""
+    """Gradients of all prefixes at once equal those of attending prefix by prefix."""
     model = random_model(7)
     tables = projected(model, content)
     tables = ItemTables(*(table.clone() for table in tables))
@@ -326,7 +326,7 @@ def test_transitions_equal_the_loop() -> None:
     "shape", [{"blocks": 0}, {"transitions_per_item": 0}, {"blocks": 0, "transitions_per_item": 0}]
 )
 def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None:
-    """Without an encoder, or with no followers kept, there is no such part."""
+    """A model without an encoder or transition counts has no transitions."""
     assert random_model(1).has_transitions
     assert not random_model(1, **shape).has_transitions
 
@@ -345,7 +345,7 @@ def test_followers_of_another_shape_are_refused() -> None:
 
 
 def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor) -> None:
-    """With W_Q = 0 all targets attend alike: the product is the score but for transitions."""
+    """With W_Q = 0, candidate keys times the query give the score without transitions."""
     model = random_model(9)
     with torch.no_grad():
         model.cross_attention.w_q.weight.zero_()
@@ -371,7 +371,7 @@ def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor)
 
 
 def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
-    """One event: the attention part is the cosine of its text with the target's, exactly."""
+    """In the content model the attention part of one event is the cosine of the texts."""
     made = small_catalogue(10)
     snapshot_ = Snapshot.build("v", None, made, np.zeros(10, np.int64))
     user = build_memory(snapshot_, past([4], [0]), 0)
@@ -386,7 +386,7 @@ def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
 
 
 def test_identity_prefers_what_is_like_more_of_the_past() -> None:
-    """Items of the theme that was seen come before items of another."""
+    """The content model ranks items of the seen theme above all others."""
     themes = [f"theme {n % 2}" for n in range(8)]
 
     def themed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -401,7 +401,7 @@ def test_identity_prefers_what_is_like_more_of_the_past() -> None:
 
 
 def test_identity_holds_nothing_trained() -> None:
-    """It knows no item, costs no encoder, and gives numbers for items without any text."""
+    """The content model has no items and no encoder and handles items without text."""
     model = content_only_model(DIMENSION)
     assert model.config.n_items == 0
     assert model.encoder is None
@@ -442,7 +442,7 @@ def test_the_shape_travels_as_plain_values() -> None:
     ],
 )
 def test_a_shape_that_no_model_can_have_is_refused(wrong: dict[str, Any]) -> None:
-    """By the name of the field."""
+    """An invalid configuration field is refused by name."""
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         RecommenderConfig(**{"n_items": 3, "dim": 12} | wrong)

@@ -25,6 +25,6 @@ def test_gather_rows_copies_the_given_rows() -> None:
 
 
 def test_item_tables_read_only_the_requested_rows() -> None:
-    """A table of which a copy would take 256 GB has its rows taken all the same."""
+    """Rows are gathered from a 256 GB view without copying the table."""
     table = torch.ones(1, 1, 16).expand(4, 1_000_000_000, 16)
     assert float(gather_rows(table, torch.tensor([0, 999_999_999])).sum()) == 128

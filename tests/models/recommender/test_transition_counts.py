@@ -37,7 +37,7 @@ def test_counts_by_hand() -> None:
 @quick
 @given(log=logs(), most=st.integers(1, ITEMS + 2))
 def test_largest_counts_are_retained(log: Interactions, most: int) -> None:
-    """As many of each item as asked, largest first, none larger left out; the rest is nothing."""
+    """The largest counts of each item are kept, in descending order."""
     kept = count_transitions(log, most)
     assert kept.items.shape == kept.counts.shape == (ITEMS, most)
     assert (kept.items.dtype, kept.counts.dtype) == (torch.int32, torch.float32)

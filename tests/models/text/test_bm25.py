@@ -1,4 +1,4 @@
-"""The words of items: BM25 against a float64 loop, and what a query is taken to ask for."""
+"""BM25 over items compared with a float64 loop, and the parsing of queries."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ def collections(draw: st.DrawFn) -> tuple[list[list[str]], list[list[str]], list
 def test_scores_equal_bm25_with_weighted_titles(
     made: tuple[list[list[str]], list[list[str]], list[str]],
 ) -> None:
-    """Of every item that has a word of the query; one without any text is no document."""
+    """Scores equal BM25 with weighted titles; items without text are not counted."""
     titles, texts, query = made
     words = indexed([" ".join(title) for title in titles], [" ".join(text) for text in texts])
     known = [word for word in query if any(word in part for part in [*titles, *texts])]
@@ -84,7 +84,7 @@ def test_words_are_found_by_their_stem_in_any_case_and_without_accents() -> None
     "word", ["straße", "STRAẞE", "οδός", "ΟΔΟΣ", "Éclair", "ﬁne", "ſo", "Ǆ", "Kelvin"]
 )
 def test_letter_case_is_folded_as_unicode_folds_it(word: str) -> None:
-    """Whatever `str.casefold` makes one text, as the static encoder does, is one term too."""
+    """Spellings that are equal under `str.casefold` are one term."""
     words = indexed([word, "ant"])
     for written in (word, word.lower(), word.upper(), word.title()):
         if written.casefold() == word.casefold():

@@ -1,4 +1,4 @@
-"""Text to vectors by a sentence-transformers model: a tiny one of random weights, made here."""
+"""The sentence-transformers encoder, on a tiny random model made for the tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
     folder: Path, encoder: SentenceEncoder
 ) -> None:
-    """Against a float64 loop over what the bare BERT says of each text alone, unpadded."""
+    """A vector is the normalised mean of BERT's token states, by a float64 loop."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     bert = transformers.AutoModel.from_pretrained(folder).eval()
     for text, vector in zip(TEXTS, encoder.encode(TEXTS), strict=True):
@@ -55,7 +55,7 @@ def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
 
 
 def test_vectors_are_float32_of_unit_length(encoder: SentenceEncoder) -> None:
-    """One row a text, of the dimension and type that were promised; no texts, no rows."""
+    """Vectors are float32 rows of unit length and of the encoder's dimension."""
     vectors = encoder.encode(TEXTS)
     assert vectors.shape == (len(TEXTS), encoder.dimension) == (len(TEXTS), WIDTH)
     assert vectors.dtype == np.float32
@@ -64,7 +64,7 @@ def test_vectors_are_float32_of_unit_length(encoder: SentenceEncoder) -> None:
 
 
 def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
-    """Weights that are kept in half precision give unit vectors all the same."""
+    """Half-precision weights give float32 vectors of unit length."""
     bert = transformers.AutoModel.from_pretrained(copy, dtype=torch.float16)
     bert.save_pretrained(copy)
     vectors = SentenceEncoder(copy).encode(TEXTS)
@@ -73,7 +73,7 @@ def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
 
 
 def test_a_text_without_tokens_has_a_zero_vector(encoder: SentenceEncoder) -> None:
-    """Alone, first, last and in the middle, without disturbing its neighbours."""
+    """A text without tokens has a zero vector and does not change its neighbours."""
     alone = encoder.encode(["cat"])[0]
     mixed = encoder.encode(["", "cat", " \n\t", "cat", "\u200b"])
     assert not mixed[::2].any()
@@ -82,7 +82,7 @@ def test_a_text_without_tokens_has_a_zero_vector(encoder: SentenceEncoder) -> No
 
 
 def test_a_long_text_is_cut(encoder: SentenceEncoder) -> None:
-    """What comes after the tokens that the model reads says nothing; what comes before does."""
+    """A long text is truncated at the model's maximum number of tokens."""
     words = ["cat", "sea"] * CUT
     whole, cut, shorter = encoder.encode(
         [" ".join(words), " ".join(words[: CUT - 2]), " ".join(words[: CUT - 3])]
@@ -105,7 +105,7 @@ def test_neighbours_and_batches_do_not_matter(
 
 
 def test_threads_share_it(folder: Path) -> None:
-    """Many at once get the vectors that each would get alone."""
+    """Threads that share an encoder get the same vectors as one alone."""
     encoder = SentenceEncoder(folder)
     lists = [[f"{text} {number}" for text in TEXTS] for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
@@ -115,7 +115,7 @@ def test_threads_share_it(folder: Path) -> None:
 
 
 def test_the_name_is_the_models_own(encoder: SentenceEncoder, copy: Path) -> None:
-    """The same model has one name wherever it lies, whatever is written about it."""
+    """A model's name does not depend on its folder or README."""
     promised: TextEncoder = encoder
     (copy / "README.md").write_text("Much is said of it here.")
     assert promised.name == SentenceEncoder(copy).name
@@ -133,7 +133,7 @@ def test_the_name_is_the_models_own(encoder: SentenceEncoder, copy: Path) -> Non
 def test_whatever_decides_the_vectors_is_in_the_name(
     encoder: SentenceEncoder, copy: Path, file: str, old: str, new: str
 ) -> None:
-    """Another layer, another word, another pooling: another space, in the same folder."""
+    """A change of configuration, vocabulary or pooling changes the name."""
     content = (copy / file).read_text()
     (copy / file).write_text(content.replace(old, new))
     other = SentenceEncoder(copy)
@@ -166,7 +166,7 @@ def test_missing_file_is_named(copy: Path, gone: str, said: str) -> None:
 
 
 def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
-    """A folder that is not there, and a file."""
+    """A path that is no folder is refused by name."""
     with pytest.raises(ValueError, match=r"nowhere is no folder"):
         SentenceEncoder(tmp_path / "nowhere")
     (tmp_path / "file").touch()
@@ -186,7 +186,7 @@ def test_a_list_of_modules_that_is_none_is_named(copy: Path, content: str) -> No
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_damaged_model_is_named(copy: Path, file: str) -> None:
-    """Cut short, it cannot be loaded, and the message says which model that is."""
+    """A truncated model file is refused with the name of the model."""
     content = (copy / file).read_bytes()
     (copy / file).write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=f"{copy}: the model cannot be loaded: .+"):

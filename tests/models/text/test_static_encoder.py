@@ -1,4 +1,4 @@
-"""Text to vectors: the static encoder that ships in a wheel."""
+"""The static text encoder that ships in a wheel."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def encoder() -> StaticEncoder:
 
 
 def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(encoder: StaticEncoder) -> None:
-    """Against a float64 loop over the tokenizer's ids and the table of embeddings."""
+    """A vector is the normalised sum of its token embeddings, by a float64 loop."""
     wordllama = pytest.importorskip("wordllama")
     package = Path(wordllama.__file__).parent
     model = wordllama.WordLlama.load(cache_dir=package, disable_download=True)
@@ -33,7 +33,7 @@ def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(encoder: StaticEncod
 
 
 def test_vectors_are_float32_of_unit_length(encoder: StaticEncoder) -> None:
-    """One row a text, of the dimension and type that were promised; no texts, no rows."""
+    """Vectors are float32 rows of unit length and of the encoder's dimension."""
     vectors = encoder.encode(["one", "two words", "three more words"])
     assert vectors.shape == (3, encoder.dimension)
     assert vectors.dtype == np.float32
@@ -42,7 +42,7 @@ def test_vectors_are_float32_of_unit_length(encoder: StaticEncoder) -> None:
 
 
 def test_a_text_without_tokens_has_a_zero_vector(encoder: StaticEncoder) -> None:
-    """Alone, first, last and in the middle, without disturbing its neighbours."""
+    """A text without tokens has a zero vector and does not change its neighbours."""
     alone = encoder.encode(["cat"])[0]
     mixed = encoder.encode(["", "cat", "", "cat", ""])
     assert not mixed[::2].any()
@@ -76,13 +76,13 @@ def test_letter_case_does_not_change_a_vector(encoder: StaticEncoder, text: str)
 
 
 def test_like_texts_are_near(encoder: StaticEncoder) -> None:
-    """What is about the same thing is nearer than what is not."""
+    """Texts about one subject have a larger cosine than texts about different subjects."""
     dog, puppy, economics = encoder.encode(["a dog", "puppies", "monetary policy"])
     assert dog @ puppy > dog @ economics + 0.2
 
 
 def test_it_is_a_text_encoder(encoder: StaticEncoder) -> None:
-    """The protocol holds, and the name says which space the vectors are of."""
+    """The encoder satisfies the `TextEncoder` protocol."""
     promised: TextEncoder = encoder
     assert promised.name
     assert promised.dimension == promised.encode(["x"]).shape[1]

@@ -1,4 +1,4 @@
-"""Checkpoints: a training that was interrupted ends as if it had not been, or begins anew."""
+"""Checkpoints: resuming an interrupted training, and refusing other or damaged files."""
 
 import hashlib
 import io
@@ -43,7 +43,7 @@ def run(
     log: Interactions = LOG, config: TrainConfig = CHANCY, *, blocks: int = 1, seed: int = 3,
     validated: bool = True, cases: Holdout | None = None, **more: Any
 ) -> tuple[TrainingResult, list[bytes]]:  # fmt: skip
-    """A training and what it saved."""
+    """Train, and return the result with all saved checkpoints."""
     saved: list[bytes] = []
     split = leave_one_out(log)
     given = split.validation if validated and cases is None else cases
@@ -71,7 +71,7 @@ def same(one: RankingMetrics | None, other: RankingMetrics | None) -> bool:
 
 
 def assert_same(one: TrainingResult, other: TrainingResult) -> None:
-    """Bit for bit, but for the seconds."""
+    """Assert that two training results are equal bit for bit, but for their duration."""
     weights, others = one.model.state_dict(), other.model.state_dict()
     assert weights.keys() == others.keys()
     for name, weight in weights.items():
@@ -94,10 +94,10 @@ def assert_same(one: TrainingResult, other: TrainingResult) -> None:
         (1, True, {"learning_rate": 0.0, "patience": 1, "validate_every": 1}),
     ],
 )
-def test_an_interrupted_training_ends_as_one_that_was_not(
+def test_resumed_training_equals_an_uninterrupted_one(
     blocks: int, validated: bool, config: dict[str, Any]
 ) -> None:
-    """Gone on with after each epoch of each stage: weights, history, metrics, what is saved."""
+    """A training resumed after any epoch gives the result of an uninterrupted one, bit for bit."""
     given: dict[str, Any] = {"blocks": blocks, "validated": validated}
     given["config"] = replace(CHANCY, **config)
     whole, saved = run(**given)
@@ -116,7 +116,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(
 
 
 def test_a_training_may_be_interrupted_again_and_again() -> None:
-    """Killed after every epoch, each time started from what the last one saved."""
+    """A training killed after every epoch and resumed each time gives the same result."""
     whole, saved = run()
     data = None
     for _ in saved:
@@ -144,7 +144,7 @@ def test_a_training_may_be_interrupted_again_and_again() -> None:
 
 
 def test_resumed_progress_reports_the_latest_validation_from_the_first_step() -> None:
-    """As it would have been without the interruption."""
+    """The first progress report after a resume has the validation metrics of the checkpoint."""
     _, saved = run()
     told: list[TrainingProgress] = []
     run(resume=saved[1], progress=told.append)
@@ -153,8 +153,8 @@ def test_resumed_progress_reports_the_latest_validation_from_the_first_step() ->
     assert same(told[0].validation, Checkpoint.from_bytes(saved[1]).latest)
 
 
-def test_without_anyone_to_save_it_the_training_is_the_same() -> None:
-    """Saving draws nothing from any generator."""
+def test_saving_checkpoints_does_not_change_training() -> None:
+    """Training with and without saving checkpoints gives the same result."""
     whole, _ = run()
     split = leave_one_out(LOG)
     alone = fit(split.train, content(20), model_config=tiny(20, dropout=0.2), train_config=CHANCY,
@@ -186,7 +186,7 @@ def other_logs() -> dict[str, Interactions]:
 
 @pytest.mark.parametrize("what", other_logs())
 def test_other_events_are_another_training(what: str) -> None:
-    """However little they differ."""
+    """A checkpoint is refused when any column of the log differs."""
     _, saved = run(config=replace(CHANCY, epochs=1))
     with pytest.raises(CheckpointError, match="of another training"):
         run(other_logs()[what], replace(CHANCY, epochs=1), resume=saved[0])
@@ -206,14 +206,14 @@ def test_other_events_are_another_training(what: str) -> None:
     ],
 )
 def test_other_settings_are_another_training(what: dict[str, Any]) -> None:
-    """Seed, shape, schedule, texts, and what it is judged by."""
+    """A checkpoint is refused when seed, shape, schedule, texts or validation differ."""
     _, saved = run()
     with pytest.raises(CheckpointError, match="of another training"):
         run(**what, resume=saved[0])
 
 
 def test_other_cases_are_another_training() -> None:
-    """The best epoch so far was best on others."""
+    """A checkpoint is refused when the validation cases differ."""
     _, saved = run()
     cases = leave_one_out(LOG).validation
     fewer = cases.where(np.arange(len(cases)) != 5)
@@ -233,14 +233,14 @@ def saved() -> bytes:
 
 
 def cannot_resume(data: bytes) -> str:
-    """Why it cannot be gone on from these bytes."""
+    """Return the message with which resuming from these bytes is refused."""
     with pytest.raises(CheckpointError) as refused:
         run(resume=data)
     return str(refused.value)
 
 
 def test_every_damaged_byte_is_noticed(saved: bytes) -> None:
-    """In the head, the archive's structure and the numbers; the archive's reader looks at few."""
+    """A flipped bit in the header, the archive or the tensors is detected."""
     places = np.linspace(0, len(saved) - 1, 150).astype(int)
     for place in [*range(60), *places.tolist()]:
         damaged = bytearray(saved)
@@ -250,7 +250,7 @@ def test_every_damaged_byte_is_noticed(saved: bytes) -> None:
 
 
 def test_a_truncated_file_is_noticed(saved: bytes) -> None:
-    """Wherever it ends, and also where it goes on."""
+    """A truncated or extended checkpoint is detected."""
     for length in [0, 1, 15, 16, 40, 48, 49, len(saved) // 2, len(saved) - 1]:
         with pytest.raises(CheckpointError):
             Checkpoint.from_bytes(saved[:length])
@@ -259,7 +259,7 @@ def test_a_truncated_file_is_noticed(saved: bytes) -> None:
 
 
 class Bomb:
-    """Runs a command where a pickle of it is read without care."""
+    """Object whose unpickling runs a command."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -269,7 +269,7 @@ class Bomb:
 
 
 def sealed(body: bytes) -> bytes:
-    """Bytes that look like a checkpoint's, digest and all."""
+    """Return the body with a valid checkpoint header and digest."""
     return HEADER + hashlib.sha256(body).digest() + body
 
 
@@ -280,7 +280,7 @@ def archived(value: object) -> bytes:
 
 
 def test_reading_runs_no_code(tmp_path: Path) -> None:
-    """A pickle that would, in an archive or bare, is refused and nothing happens."""
+    """A pickle in place of a checkpoint is refused and not executed."""
     path = tmp_path / "made"
     for body in (archived({"epoch": Bomb(path)}), pickle.dumps(Bomb(path)), archived(Bomb(path))):
         assert "cannot be read" in cannot_resume(sealed(body))
@@ -291,7 +291,7 @@ def test_reading_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_what_is_foreign_is_refused(saved: bytes) -> None:
-    """Other archives, other documents, another version's checkpoint."""
+    """Other archives, and checkpoints of another version, are refused."""
     for foreign in (b"", b"{}", b"PK\3\4", archived({}), archived([1, 2]), archived(None)):
         assert "no checkpoint" in cannot_resume(foreign)
         assert "cannot be read" in cannot_resume(sealed(foreign))

@@ -17,7 +17,7 @@ WIDTH = 5
 
 
 class Case(NamedTuple):
-    """Rows to be classified: everything that the loss reads."""
+    """Arguments of the loss for a number of rows."""
 
     states: Tensor  # [T, d]
     scale: Tensor  # [T, 2]
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 
 def drawn(seed: int, rows: int, width: int, *, counted: bool = True) -> Case:
-    """Some rows are worth nothing, some places hidden, the targets' own among them."""
+    """Draw a case with rows of zero weight, and with hidden places, targets among them."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -116,7 +116,7 @@ def edges(rows: int, step: int) -> list[int]:
 def test_loss_and_gradients_are_those_of_the_formula(
     seed: int, rows: int, width: int, step: int, counted: bool
 ) -> None:
-    """In any chunks, with places hidden, rows of any worth, and counts or none."""
+    """Loss and gradients equal autograd of the float64 formula, in any chunks."""
     case = drawn(seed, rows, width, counted=counted)
     loss, gradients = run(case, edges(rows, step))
     expected, wanted = formula(case)
@@ -126,7 +126,7 @@ def test_loss_and_gradients_are_those_of_the_formula(
 
 
 def test_many_classes() -> None:
-    """As many as a catalogue has, in chunks that do not divide the rows."""
+    """Loss and gradients equal the formula for 3,000 classes."""
     case = drawn(7, 150, 3_000)
     loss, gradients = run(case, edges(150, 64))
     expected, wanted = formula(case)
@@ -135,8 +135,8 @@ def test_many_classes() -> None:
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-def test_chunks_are_only_a_way_to_count() -> None:
-    """All rows at once, one by one, or unevenly: the same loss and the same gradients."""
+def test_loss_does_not_depend_on_the_chunks() -> None:
+    """Loss and gradients do not depend on the chunks."""
     case = drawn(3, 40, 20)
     whole, gradients = run(case, [0, 40])
     for other in (edges(40, 1), edges(40, 7), [0, 1, 33, 40]):
@@ -147,7 +147,7 @@ def test_chunks_are_only_a_way_to_count() -> None:
 
 
 def test_a_target_is_never_hidden() -> None:
-    """Everything hidden: each row is certain of its target, and nothing is learned."""
+    """With every class hidden each row's target remains, so loss and gradients are 0."""
     case = drawn(4, 6, 8)
     case = case._replace(hidden=torch.ones(6, 8, dtype=torch.bool))
     loss, gradients = run(case, edges(6, 4))
@@ -168,7 +168,7 @@ def test_hidden_classes_learn_nothing() -> None:
 
 
 def test_rows_of_zero_weight_are_excluded() -> None:
-    """Whatever they hold: the loss is that of the other rows, and they learn nothing."""
+    """Rows of zero weight change neither loss nor gradients and get no gradient."""
     case = drawn(6, 12, 7)
     case.worth[:] = torch.tensor([1.0, 0.0, 2.0] * 4)
     there = case.worth > 0
@@ -189,7 +189,7 @@ def test_rows_of_zero_weight_are_excluded() -> None:
 
 
 def test_rows_that_all_weigh_zero_have_no_loss() -> None:
-    """A number, not a division by zero."""
+    """When every row has zero weight the loss is 0, without division by zero."""
     case = drawn(8, 5, 4)._replace(worth=torch.zeros(5))
     loss, gradients = run(case, [0, 5])
     assert loss == 0

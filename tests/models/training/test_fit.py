@@ -1,4 +1,4 @@
-"""Training: what it learns, how it stops, what it tells, and what it refuses."""
+"""Training: convergence, stages, early stopping, progress and validation of arguments."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -71,15 +71,15 @@ def hit_rate(fitted: TrainingResult, case: Holdout, **more: Any) -> float:
         ),
     ],
 )
-def test_it_learns_what_comes_next(shape: dict[str, Any], config: dict[str, Any]) -> None:
-    """An order that popularity cannot see: with transitions, by the encoder or attention alone."""
+def test_training_learns_the_order_of_items(shape: dict[str, Any], config: dict[str, Any]) -> None:
+    """Models of any shape learn a fixed item order that popularity cannot rank."""
     fitted = train(ROUND, replace(QUICK, **config), shape=tiny(24, **shape))
     assert hit_rate(fitted, OTHERS) > 0.97
     assert evaluate(Popularity.fit(ROUND), OTHERS, k=1).hr < 0.3
 
 
 def test_the_counts_are_of_what_was_trained_on() -> None:
-    """What follows each item in the log, to be served: the next one most, by hand."""
+    """The model stores the transition counts of its training log, by hand."""
     fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, transitions_per_item=2))
     columns, counts, _ = fitted.model.transition_counts
     for item in range(24):
@@ -91,7 +91,7 @@ def test_the_counts_are_of_what_was_trained_on() -> None:
 
 
 def test_the_horizon_is_the_longest_common_wait() -> None:
-    """Nearly all waits between events of one user are within it; between users there is none."""
+    """`max_request_gap` is a high quantile of the gaps between events of one user."""
     waits = np.full(2000, SECOND)
     waits[7] = 100 * DAY
     times = np.concatenate([np.cumsum(waits), [5 * DAY, 7 * DAY]])
@@ -120,7 +120,7 @@ def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
 
 
 def test_training_predicts_baskets_as_the_cases_do() -> None:
-    """The next one, from what came before it: what a user takes again, and what all do of late."""
+    """Trained on baskets, the model beats repeats and transitions at the next basket."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     assert task.validation is not None
     given = replace(QUICK, batch_tokens=640, learning_rate=3e-3)
@@ -139,7 +139,7 @@ def test_training_predicts_baskets_as_the_cases_do() -> None:
 
 
 def test_the_popularity_of_late_is_that_of_the_end() -> None:
-    """What it was when training ended, to be served."""
+    """The model stores the recent popularity at the end of its log and learns its weight."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
     assert fitted.model.recent_popularity is not None
@@ -151,7 +151,7 @@ def test_the_popularity_of_late_is_that_of_the_end() -> None:
 
 
 def waiting(seed: int, users: int) -> Interactions:
-    """Only the wait since the event before says what comes: a second, an hour or a month."""
+    """A log in which only the gap before an event determines its item."""
     rng = np.random.default_rng(seed)
     length = 12
     kinds = rng.integers(0, 3, (users, length))
@@ -167,8 +167,8 @@ def waiting(seed: int, users: int) -> Interactions:
     )
 
 
-def test_the_wait_is_learned_where_it_decides() -> None:
-    """Told the time, the model knows what comes; untold, it can only guess among three kinds.
+def test_request_time_is_used_where_it_determines_the_item() -> None:
+    """With the request time the model finds the item, without it the model can only guess.
 
     One model serves both, for half of the windows were told.
     """
@@ -184,7 +184,7 @@ def test_the_wait_is_learned_where_it_decides() -> None:
 
 
 def test_a_sampled_denominator_learns_the_same() -> None:
-    """With a fraction of the catalogue in each softmax, beyond `full_softmax` items."""
+    """Training with a sampled softmax denominator learns the order of items too."""
     split = leave_one_out(cycle(users=120, length=8, items=60))
     config = replace(QUICK, epochs=16, full_softmax_items=10, sampled_negatives=20)
     fitted = train(split.train, config, shape=tiny(60, transitions_per_item=0))
@@ -192,14 +192,14 @@ def test_a_sampled_denominator_learns_the_same() -> None:
 
 
 def test_more_negatives_than_items_are_all_of_them() -> None:
-    """A small catalogue above a small `full_softmax` is no error."""
+    """More sampled negatives than items is no error."""
     config = replace(QUICK, epochs=1, full_softmax_items=5, sampled_negatives=4096)
     fitted = train(cycle(users=6, length=5, items=12), config)
     assert all(torch.isfinite(weight).all() for weight in fitted.model.state_dict().values())
 
 
 def test_items_known_by_text_alone_are_ranked() -> None:
-    """People stay with a theme; new items of it, without any event, come before other new ones."""
+    """New items of a user's theme rank above new items of other themes."""
     themes = 4
 
     def about(names: list[str]) -> NDArray[np.float32]:
@@ -241,7 +241,7 @@ def test_items_known_by_text_alone_are_ranked() -> None:
 
 
 def test_the_attention_is_trained_last_and_alone() -> None:
-    """The first stage leaves it as it was made, where it adds nothing; the second the rest."""
+    """The first stage leaves the attention unchanged, the second trains nothing else."""
     told: list[TrainingProgress] = []
     config = replace(QUICK, epochs=2, attention_epochs=1)
     without = train(ROUND, replace(config, attention_epochs=0))
@@ -260,7 +260,7 @@ def test_the_attention_is_trained_last_and_alone() -> None:
 
 
 def test_the_prior_starts_from_how_often_items_are_taken() -> None:
-    """Before any step: the logarithm of the share of events, one more for each, by hand."""
+    """The initial prior is the log of each item's smoothed share of events."""
     log = drawn_log(3, [9, 4, 7], 6)
     fitted = train(log, replace(QUICK, epochs=1, attention_epochs=0, learning_rate=0.0))
     counts = [1 + log.items.tolist().count(item) for item in range(6)]
@@ -269,8 +269,10 @@ def test_the_prior_starts_from_how_often_items_are_taken() -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
-def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout is on in the stage that learns, and in that one alone; what has a prior learns it."""
+def test_dropout_is_off_in_the_attention_stage(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout is on in the sequence stage alone."""
     dropping: list[tuple[str, bool]] = []
 
     def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
@@ -294,7 +296,7 @@ def test_what_is_held_still_drops_nothing(blocks: int, monkeypatch: pytest.Monke
 
 
 def test_attention_that_lowers_validation_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is then what the first stage left."""
+    """Attention that lowers validation is discarded, and the first stage's model is kept."""
     fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
     assert fitted.epoch == 2
     assert not fitted.model.cross_attention.w_o.weight.any()
@@ -323,8 +325,8 @@ def test_the_same_seed_gives_the_same_weights(blocks: int) -> None:
     assert any(not torch.equal(weight, other[name]) for name, weight in first.items())
 
 
-def test_training_leaves_the_callers_chance_alone() -> None:
-    """Neither torch's nor numpy's global generator moves, and the log is not written to."""
+def test_training_leaves_global_generators_unchanged() -> None:
+    """Training changes neither the global random generators nor the log."""
     log = cycle(users=6, length=4, items=10)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     columns = log.items.copy(), log.timestamps.copy(), log.weights.copy()
@@ -348,12 +350,12 @@ def trainer_of(
 
 
 def distance(model: Recommender) -> tuple[Tensor, int]:
-    """A loss that every parameter has a share in."""
+    """Loss with a gradient for every parameter."""
     return sum(((weight - 1) ** 2).sum() for weight in model.parameters()), 1  # type: ignore[return-value]
 
 
-def test_what_is_served_is_the_running_mean() -> None:
-    """Each step's weights, averaged by hand with the decay of that step."""
+def test_ema_is_the_running_mean_of_the_weights() -> None:
+    """The averaged model is the running mean of the weights, by hand."""
     log = cycle(users=60, length=6, items=10)
     trainer, model = trainer_of(log, replace(QUICK, batch_tokens=10))
     mean = {name: weight.double() for name, weight in model.state_dict().items()}
@@ -372,7 +374,7 @@ def test_what_is_served_is_the_running_mean() -> None:
 
 
 def test_reported_loss_is_the_mean_over_targets() -> None:
-    """Batches count by how many targets they have."""
+    """The reported loss is the mean of the batches, weighted by their targets."""
     trainer, model = trainer_of(cycle(users=60, length=6, items=10), QUICK)
     losses: list[float] = []
     targets: list[int] = []
@@ -406,7 +408,7 @@ def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
 
 
 def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
-    """Else a model of few events would never learn at its full rate."""
+    """The warm-up takes at most a tenth of all steps."""
     trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup_steps=1000))
     trainer._steps = 50
     for step, share in ((0, 0.2), (4, 1.0)):
@@ -418,7 +420,7 @@ def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
 
 
 class Script:
-    """In place of `evaluate`: the NDCGs it is told to give, and what it was asked."""
+    """Fake `evaluate` that returns given NDCGs and records the weights and users."""
 
     def __init__(self, ndcgs: list[float]) -> None:
         self.ndcgs = list(ndcgs)
@@ -447,7 +449,7 @@ def scripted(
 
 
 def test_model_ends_with_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights, its metrics and its number; training stops when nothing better comes."""
+    """The result has the weights, metrics and number of the best epoch."""
     fitted, script = scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
     assert (fitted.epoch, len(script.weights)) == (2, 4)
     assert fitted.validation is not None
@@ -463,13 +465,13 @@ def test_model_ends_with_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_better_epoch_renews_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only validations in a row without a better one count."""
+    """An epoch with a better validation resets the patience."""
     fitted, script = scripted(monkeypatch, [0.5, 0.1, 0.6, 0.1, 0.7, 0.1])
     assert (fitted.epoch, len(script.weights)) == (5, 6)
 
 
 def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With patience of its own, and epochs numbered as if none had been left out."""
+    """After an early stop the attention stage runs, with its own patience and epoch numbers."""
     ndcgs = [0.5, 0.4, 0.3, 0.4, 0.3, 0.9]
     fitted, script = scripted(monkeypatch, ndcgs, epochs=8, attention_epochs=3)
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 9, 10]
@@ -477,7 +479,7 @@ def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPat
 
 
 def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second epoch, and after the last; the attention's few epochs are all looked at."""
+    """Validation runs every `validate_every` epochs, after the last, and per attention epoch."""
     config = {"epochs": 5, "validate_every": 2, "attention_epochs": 1}
     fitted, _ = scripted(monkeypatch, [0.1, 0.2, 0.3, 0.4], **config)
     looked = [("ndcg" in record) for record in fitted.history]
@@ -486,7 +488,7 @@ def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most so many cases, the same at each epoch."""
+    """Each validation uses the same sample of at most `validation_users` cases."""
     _, script = scripted(monkeypatch, [0.1, 0.2], validation_users=3)
     assert [len(users) for users in script.cases] == [3, 3]
     assert (script.cases[0] == script.cases[1]).all()
@@ -494,7 +496,7 @@ def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("empty", [False, True])
 def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
-    """And there is nothing to report of it. No cases are no validation."""
+    """Without validation cases the last epoch is kept and no metrics are reported."""
     log = cycle(users=6, length=4, items=10)
     cases = leave_one_out(log).test
     none = cases.where(np.zeros(len(cases), np.bool_)) if empty else None
@@ -537,14 +539,14 @@ def test_progress_is_reported_after_every_step(blocks: int) -> None:
 
 @pytest.mark.parametrize("shape", [(9, DIMENSION), (10, DIMENSION + 1), (10,), (10, DIMENSION, 1)])
 def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
-    """The message says what was wanted and what came."""
+    """Text embeddings of another shape are refused with the expected shape."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match=rf"content must be \[10, {DIMENSION}\]"):
         fit(log, np.zeros(shape, np.float32), model_config=tiny(10), train_config=QUICK)
 
 
 def test_without_a_shape_content_must_still_be_a_table() -> None:
-    """One row for each item."""
+    """Without a model configuration, embeddings need one row per item."""
     log = cycle(users=3, length=3, items=10)
     for shape in ((9, 4), (10,)):
         with pytest.raises(ValueError, match=r"content must be \[10, "):
@@ -552,14 +554,14 @@ def test_without_a_shape_content_must_still_be_a_table() -> None:
 
 
 def test_a_shape_of_another_number_of_items_is_refused() -> None:
-    """Its id table would not be the log's."""
+    """A model configuration for another number of items is refused."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match="items"):
         fit(log, content(10), model_config=tiny(11), train_config=QUICK)
 
 
 def test_content_must_be_finite() -> None:
-    """One NaN would be in every weight after one step."""
+    """Text embeddings with NaN are refused."""
     wrong = content(10)
     wrong[3, 2] = np.nan
     with pytest.raises(ValueError, match="content must be finite"):
@@ -568,7 +570,7 @@ def test_content_must_be_finite() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0])
 def test_weights_must_be_positive(weight: float) -> None:
-    """They enter as log w."""
+    """A weight of 0 or below is refused."""
     log = cycle(users=3, length=3, items=10)
     weights = log.weights.copy()
     weights[4] = weight
@@ -578,6 +580,6 @@ def test_weights_must_be_positive(weight: float) -> None:
 
 @pytest.mark.parametrize("length", [0, 1])
 def test_single_events_teach_no_order(length: int) -> None:
-    """Nobody with two events is an error that says so."""
+    """A log in which no user has two events is refused."""
     with pytest.raises(ValueError, match="no user has two events"):
         train(cycle(users=5, length=length, items=10))

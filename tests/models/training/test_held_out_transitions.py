@@ -1,4 +1,4 @@
-"""Leave-one-out transition counts: a user's own pairs are really subtracted, against loops."""
+"""Leave-one-out transition counts without the user's own pairs, compared with loops."""
 
 import math
 
@@ -32,7 +32,7 @@ def own(log: Interactions, user: int) -> Counts:
 @quick
 @given(log=logs())
 def test_own_pairs_are_those_of_the_user_alone(log: Interactions) -> None:
-    """For each event, every follower of its item in that user's history, once."""
+    """For each event, the counts of its item's followers in its user's history are returned."""
     events = np.random.default_rng(0).permutation(len(log))
     place, column, count = OwnTransitions(log).starting_at(events)
     found = list(zip(place.tolist(), column.tolist(), strict=True))
@@ -59,7 +59,7 @@ def rectangle(log: Interactions, spans: list[tuple[int, int]]) -> tuple[Tensor, 
 
 
 def stretches(log: Interactions, data: st.DataObject) -> list[tuple[int, int]]:
-    """Windows as training takes them: of one user each, from anywhere on."""
+    """Draw windows of one user each, with any start."""
     users = [user for user in range(log.n_users) if log.lengths[user]]
     spans = []
     for user in data.draw(st.lists(st.sampled_from(users), min_size=1, max_size=3)):
@@ -91,7 +91,7 @@ def expected_at(log: Interactions, most: int, first: int, place: int) -> list[fl
 def test_each_position_counts_what_others_did(
     log: Interactions, most: int, data: st.DataObject
 ) -> None:
-    """The user's own pairs really removed, with items that come again; an item's column its row."""
+    """Each position counts the pairs of all other users, as in the loop."""
     spans = stretches(log, data)
     items, events = rectangle(log, spans)
     counting = HeldOutTransitions(count_transitions(log, most), log)
@@ -108,7 +108,7 @@ def test_each_position_counts_what_others_did(
 def test_columns_may_be_of_some_items_only(
     log: Interactions, most: int, data: st.DataObject
 ) -> None:
-    """In any order: the same numbers in other places, and what has no column adds nothing."""
+    """A selection of columns gives the counts of those items, in any order."""
     spans = stretches(log, data)
     items, events = rectangle(log, spans)
     chosen = data.draw(st.lists(st.integers(0, ITEMS - 1), unique=True, min_size=1))
@@ -120,8 +120,8 @@ def test_columns_may_be_of_some_items_only(
     np.testing.assert_allclose(found, whole[:, :, chosen], atol=1e-6)
 
 
-def test_who_is_alone_learns_from_no_one() -> None:
-    """With one user in the log nothing is left; with a twin exactly the twin's pairs are."""
+def test_counts_of_a_single_user_are_zero() -> None:
+    """The counts of a single user are 0; with a twin they are the twin's."""
     taken = [0, 1, 0, 2, 2, 1, 0, 0, 3, 1]
     alone = Interactions.from_columns([0] * 10, taken, range(10), n_users=1, n_items=4)
     twins = Interactions.from_columns(

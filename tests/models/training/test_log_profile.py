@@ -1,4 +1,4 @@
-"""What is told of a log's users: repeats, baskets, and what a model of them is asked for."""
+"""Profile of a log: repeats, baskets, target weights and the prediction task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.small import DAY, SECOND, cycle
 
 
 def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
-    """User by user: what another had is no repeat."""
+    """The repeat share counts events on items that the same user had before."""
     users, items = [0, 0, 0, 0, 1, 1, 1, 2], [3, 3, 4, 3, 3, 4, 4, 0]
     log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=5)
     assert repeat_share(log) == pytest.approx(3 / 8)
@@ -37,7 +37,7 @@ def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
 
 
 def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
-    """User by user; the first of each has none before it."""
+    """The tied share counts events at the time of the same user's previous event."""
     log = Interactions.from_columns(
         [0, 0, 0, 1, 1, 2], range(6), [5, 5, 7, 7, 7, 7], n_users=3, n_items=6
     )
@@ -46,7 +46,7 @@ def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
 
 
 def test_a_target_counts_by_its_weight_over_the_median() -> None:
-    """A tenth at least and tenfold at most; what was not liked counts nothing."""
+    """A target weighs its event weight over the median, within 0.1 to 10; a dislike weighs 0."""
     log = Interactions.from_columns(
         [0] * 6, range(6), range(6), [1, 2, 2, 3, 500, 0.01], [0, 0, 0, 0, 0, 0],
         n_users=1, n_items=6,
@@ -74,7 +74,7 @@ def shop(*, apart: int, every: int = 4) -> Interactions:
 
 
 def test_holdout_cases_record_whether_a_next_basket_is_predicted() -> None:
-    """The last event is one of its basket; what is taken at another time is a basket of its own."""
+    """Cases of a later basket make the task next-basket, those of a last event do not."""
     log = shop(apart=0)
     assert has_repeat_consumption(log)
     assert tied_share(log) == pytest.approx(15 / 19)
@@ -91,14 +91,14 @@ def test_holdout_cases_record_whether_a_next_basket_is_predicted() -> None:
 
 
 def test_events_at_times_of_their_own_are_no_baskets() -> None:
-    """However they are split."""
+    """A log without simultaneous events gives no next-basket task."""
     task = next_basket(shop(apart=SECOND), at=4 * 30 * DAY)
     assert task.validation is not None
     assert not prediction_task(task.train, task.validation).next_basket
 
 
-def test_the_cases_say_whether_what_was_had_may_be_the_answer() -> None:
-    """Where none of them is on an item the user had, though so many events are."""
+def test_cases_without_repeats_disable_repeat_consumption() -> None:
+    """Cases on new items alone turn repeat consumption off, if there are enough of them."""
     task = next_new_item(shop(apart=0), at=4 * 30 * DAY)
     assert task.validation is not None
     assert prediction_task(task.train, task.validation) == PredictionTask(
@@ -112,8 +112,8 @@ def test_the_cases_say_whether_what_was_had_may_be_the_answer() -> None:
     assert not prediction_task(new, leave_one_out(new).test).repeat_consumption
 
 
-def test_a_log_of_nothing_asks_for_nothing() -> None:
-    """No events and no cases."""
+def test_empty_log_has_the_default_task() -> None:
+    """An empty log gives neither a next-basket task nor repeat consumption."""
     log = Interactions.from_columns([], [], [], n_users=2, n_items=5)
     none = np.zeros(0, np.int32)
     cases = Holdout(none, none, none.astype(np.int64), log)
@@ -125,7 +125,7 @@ def test_a_log_of_nothing_asks_for_nothing() -> None:
 
 
 def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
-    """Of events at times of their own the last; of a log of baskets all that was taken last."""
+    """`hold_out` takes the last event, or in a log of baskets the last basket."""
     log = shop(apart=SECOND)
     history, cases = hold_out(log)
     assert len(cases) == 480

@@ -1,4 +1,4 @@
-"""The losses of training: against float64 loops, and their samples against the whole."""
+"""Training losses compared with float64 loops, and sampled gradients with full ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trends as they were on the day, unless a test is about what they may be."""
+    """Use trends of age 0, unless a test is about their age."""
     monkeypatch.setattr(models.training.window_batch, "MAX_POPULARITY_AGE", 0)
 
 
@@ -99,7 +99,7 @@ def mean(
     baskets: bool = False,
     new: bool = False,
 ) -> float:
-    """Of the targets of windows, each by what it counts."""
+    """Return the mean over the targets of windows, weighted by `worths`."""
     counts = all_worths(log, spans, baskets=baskets, new=new)
     return math.fsum(np.multiply(values, counts)) / math.fsum(counts)
 
@@ -111,7 +111,7 @@ def all_worths(
     baskets: bool = False,
     new: bool = False,
 ) -> list[float]:
-    """What the targets of windows count, as `worths` says."""
+    """Return the weights of the targets of windows."""
     each = (worths(log, *span, baskets=baskets, new=new) for span in spans.tolist())
     return [worth for window in each for worth in window]
 
@@ -134,7 +134,7 @@ KINDS = [
 def test_the_loss_of_the_sequence_equals_the_loop(
     told: bool, again: bool, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each target from its own prefix, the user's own pairs taken out, what was seen hidden.
+    """The sequence loss equals the loop over each target's own prefix.
 
     Where people come back to what they had, nothing is hidden, and how often they had it counts;
     unless only what is new is asked for. A basket is asked for from what came before it.
@@ -168,7 +168,7 @@ def test_the_loss_of_the_sequence_equals_the_loop(
 def test_the_loss_of_the_attention_equals_the_loop(
     told: bool, again: bool, shape: dict[str, Any], kind: dict[str, Any]
 ) -> None:
-    """The whole score; of so few items all are picked. Without an encoder nothing is counted."""
+    """The attention loss equals the loop over the whole score."""
     log = log_of(2, again=again)
     log = in_baskets(log) if "next_basket" in kind else log
     model = counted_model(4, log, **shape, **kind)
@@ -190,7 +190,7 @@ def test_the_loss_of_the_attention_equals_the_loop(
 def test_items_without_their_id_are_as_new_ones(
     stage: str, new: Collection[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By text alone in the events and the targets, of the new items' prior, following nothing."""
+    """Items with a dropped id are trained like new items: text, new prior, no transitions."""
     log = log_of(5, again=False)
     model = counted_model(6, log)
     texts = content(12)
@@ -209,7 +209,7 @@ def test_items_without_their_id_are_as_new_ones(
 
 
 def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
-    """All of the described ones do where every one is to, none of the others."""
+    """Only items with a text have their id dropped."""
     log = log_of(5, again=False)
     texts = content(12)
     texts[[2, 7]] = 0
@@ -223,8 +223,8 @@ def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
     assert drawing.draw(ALWAYS).keep_id.nonzero().flatten().tolist() == [2, 7]
 
 
-def test_a_sampled_denominator_counts_each_item_by_what_it_stands_for() -> None:
-    """The same loop over the candidates that were drawn; padding need not be among them."""
+def test_sampled_loss_equals_the_corrected_loop() -> None:
+    """With sampled negatives the loss equals the loop over the corrected candidates."""
     log = log_of(7, again=False, items=30)
     model = counted_model(8, log, dim=12)
     drawing = losses(model, log, full_softmax_items=10)
@@ -266,7 +266,7 @@ def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_batch_of_dislikes_teaches_nothing() -> None:
-    """Its loss is 0 and counts 0, and no gradient is NaN."""
+    """A batch of dislikes has loss 0, weight 0 and no gradient."""
     log = log_of(9, again=False)
     log = replace(log, types=np.where(np.arange(len(log)) < 9, 1, log.types).astype(np.int16))
     model = counted_model(10, log, **TOLD)
@@ -282,7 +282,7 @@ def test_a_batch_of_dislikes_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_each_loss_teaches_its_own_part(blocks: int) -> None:
-    """With an encoder the attention's loss leaves the rest alone; without one it teaches all."""
+    """Each loss has gradients for the parameters of its own stage alone."""
     log = log_of(11, again=False)
     model = counted_model(12, log, blocks=blocks, **TOLD)
     attention = ("item_norm.", "cross_attention.", "recency.", "type_bias.")
@@ -305,7 +305,7 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
 
 
 def calm(model: Recommender) -> Recommender:
-    """With scores that spread by about 1, as early in training."""
+    """Scale the weights so that scores have a spread of about 1."""
     with torch.no_grad():
         for weight in (
             model.id_embedding.weight,
@@ -318,7 +318,7 @@ def calm(model: Recommender) -> Recommender:
 
 
 def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, float]:
-    """How far the mean of the gradients [draws, n] is from the exact one, and each, of its length.
+    """Return the relative errors of the mean gradient and of single gradients.
 
     The mean's is at most a little more than its standard error: the logarithm of an unbiased
     estimate is a little low.
@@ -329,7 +329,7 @@ def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, 
 
 
 def test_sampled_gradient_equals_the_full_one_on_average() -> None:
-    """Of the prior it is softmax minus target, here in float64: 12 negatives for 17 others."""
+    """The mean gradient of the prior over sampled softmaxes equals the full one within 5 %."""
     items = 40
     log = drawn_log(13, [9, 5, 7, 3], items, again=False)
     model = calm(counted_model(14, log))
@@ -354,7 +354,7 @@ def test_sampled_gradient_equals_the_full_one_on_average() -> None:
 def test_the_attentions_gradient_is_on_average_that_of_all_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Half of the items picked for each window, against every item."""
+    """The mean gradient over sampled items equals that over all items within 6 %."""
     items = 40
     log = drawn_log(15, [6, 4, 7, 3], items, again=False)
     model = calm(counted_model(16, log))
@@ -389,7 +389,7 @@ def batch_of(inputs: Tensor, targets: Tensor) -> WindowBatch:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), items=st.integers(1, 6), length=st.integers(1, 7))
 def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length: int) -> None:
-    """All candidates that came up to a position, but not its target."""
+    """Candidates seen up to a position are hidden from it, except its target."""
     rng = np.random.default_rng(seed)
     inputs, targets = (torch.from_numpy(rng.integers(0, items, (2, length))) for _ in range(2))
     rows = torch.from_numpy(rng.permutation(items)[: int(rng.integers(1, items + 1))])
@@ -405,8 +405,8 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
 
 
 @pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
-def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: bool) -> None:
-    """One event of so many is a repeat; the loss is that of the loop with or without."""
+def test_seen_items_are_hidden_below_one_percent_of_repeats(events: int, hidden: bool) -> None:
+    """Seen items are hidden from the softmax only if fewer than 1 % of events are repeats."""
     items = np.arange(events) % (events - 1)
     log = Interactions.from_columns(
         [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
@@ -427,7 +427,7 @@ def test_from_one_repeat_in_a_hundred_on_nothing_is_hidden(events: int, hidden: 
 
 
 def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each window's are as old as the model may be by then, from none to all of it."""
+    """The trends of each window are aged uniformly up to MAX_POPULARITY_AGE."""
     log = in_baskets(log_of(1, again=True))
     drawing = losses(counted_model(3, log, next_basket=True), log)
     fresh = drawing.draw(ALWAYS).batch.popularity_times

@@ -1,4 +1,4 @@
-"""Samples of items: what they stand for together is the whole."""
+"""Sampled softmax items: their corrected partition equals the full one on average."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def drawn(items: int, targets: list[int], negatives: int) -> SoftmaxItems:
 
 @pytest.mark.parametrize("negatives", [3, 20, 40])
 def test_the_sampled_partition_is_unbiased(negatives: int) -> None:
-    """Its mean over many draws is the exact one, however few are drawn; a part has its weight."""
+    """The mean of the sampled partition equals the exact partition."""
     items, draws = 40, 4000
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=items) * 1.5)
     exact = float(logits.exp().sum())
@@ -38,7 +38,7 @@ def test_the_sampled_partition_is_unbiased(negatives: int) -> None:
 
 
 def test_candidates_hold_every_target_once() -> None:
-    """Targets stand for themselves; negatives are distinct, no targets, and stand for the rest."""
+    """Targets are drawn once with weight 1; distinct negatives share the remaining weight."""
     for _ in range(50):
         chosen = drawn(40, [3, 7, 7, 30], 15)
         rows = chosen.rows.tolist()
@@ -52,14 +52,14 @@ def test_candidates_hold_every_target_once() -> None:
 
 
 def test_where_every_item_is_a_target_none_is_drawn() -> None:
-    """The positives are then the whole partition."""
+    """When every item is a target no negative is drawn."""
     chosen = drawn(12, list(range(12)), 5)
     assert chosen.rows.tolist() == list(range(12))
     assert not chosen.correction.any()
 
 
 def test_small_catalogues_use_the_full_softmax() -> None:
-    """Up to `full_softmax` items no one is drawn and nothing is corrected."""
+    """Up to `full_softmax` items every item is used, without correction."""
     chosen = drawn(10, [2], 3)
     assert chosen.rows.tolist() == list(range(10))
     assert not chosen.correction.any()
@@ -68,7 +68,7 @@ def test_small_catalogues_use_the_full_softmax() -> None:
 
 @pytest.mark.parametrize("count", [2, 8, 30])
 def test_the_picked_partition_is_unbiased(count: int) -> None:
-    """At every position of every window, also for items that are likely at another one alone."""
+    """The mean of the picked partition equals the exact one at every valid position."""
     items, length, draws = 40, 3, 4000
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.normal(size=(2, length, items)) * 2)
@@ -93,7 +93,7 @@ def test_the_picked_partition_is_unbiased(count: int) -> None:
 
 
 def test_what_is_likely_is_always_picked() -> None:
-    """Items with more than a share of the window's probability stand for themselves."""
+    """Targets and items of large probability are always picked, without correction."""
     logits = torch.zeros(1, 2, 1000)
     logits[0, 0, 17] = logits[0, 1, 400] = 7.0  # about half of the probability of a position
     real = torch.ones(1, 2, dtype=torch.bool)
@@ -108,7 +108,7 @@ def test_what_is_likely_is_always_picked() -> None:
 
 
 def test_a_position_that_is_not_valid_may_have_no_column() -> None:
-    """Where nothing can be predicted yet, the target need not be among the softmax's items."""
+    """The target of an invalid position need not be among the picked items."""
     own, valid = torch.tensor([[5, 2, 1]]), torch.tensor([[False, True, True]])
     columns, correction = sample_columns(torch.zeros(1, 3, 5), own, valid, 1)
     weights = dict(zip(columns[0].tolist(), correction[0].tolist(), strict=True))

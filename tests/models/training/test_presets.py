@@ -1,4 +1,4 @@
-"""Presets: which one a log gets, and that none of any size is too much."""
+"""Training presets: their choice by size, and bounds on work and memory."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -14,8 +14,8 @@ INPUTS = {"quick": 7_000_000, "best": 18_000_000}  # of all epochs, on a few tho
 SIZES = [(name, items, events) for name in PRESET_NAMES for items in ITEMS for events in EVENTS]
 
 
-def test_there_is_one_for_haste_and_one_for_quality() -> None:
-    """The latter is larger and takes no fewer epochs, whatever the size."""
+def test_best_is_larger_than_quick() -> None:
+    """The preset `best` has a larger model than `quick` and at least as many epochs."""
     assert PRESET_NAMES == ("quick", "best")
     for items in ITEMS:
         for events in EVENTS:
@@ -27,7 +27,7 @@ def test_there_is_one_for_haste_and_one_for_quality() -> None:
 
 
 def test_preset_is_chosen_by_size_by_default() -> None:
-    """Up to 300,000 events the small model, as if it had been named."""
+    """Logs of up to 300,000 events get `quick`, larger logs `best`."""
     assert SMALL_LOG == 300_000
     for events, name in (
         (100, "quick"),
@@ -41,7 +41,7 @@ def test_preset_is_chosen_by_size_by_default() -> None:
 
 @pytest.mark.parametrize("name", ["", "Quick", "slow", "best "])
 def test_another_name_is_refused(name: str) -> None:
-    """The message says what there is and what came."""
+    """An unknown preset is refused with the known names."""
     with pytest.raises(ValueError, match=rf"preset must be one of quick, best, not '{name}'"):
         choose_preset(1000, 100, name)
 
@@ -49,7 +49,7 @@ def test_another_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [None, *PRESET_NAMES])
 @pytest.mark.parametrize("epochs", [1, 3, 500])
 def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
-    """They change nothing else."""
+    """A given number of epochs replaces the preset's and changes nothing else."""
     own, given = choose_preset(10**6, 4_000, name), choose_preset(10**6, 4_000, name, epochs=epochs)
     assert given.train_config.epochs == epochs
     assert given == replace(own, train_config=replace(own.train_config, epochs=epochs))
@@ -57,7 +57,7 @@ def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
 
 @pytest.mark.parametrize(("name", "items", "events"), SIZES)
 def test_the_work_is_bounded(name: str, items: int, events: int) -> None:
-    """Epochs times events stay within what the preset is worth, if two epochs do.
+    """The work of all epochs stays within the preset's budget, or the epochs are 2.
 
     From a few thousand items on the softmax decides what an input costs, up to where its items
     are sampled.
@@ -75,7 +75,7 @@ def test_the_work_is_bounded(name: str, items: int, events: int) -> None:
 
 @pytest.mark.parametrize(("name", "items", "events"), SIZES)
 def test_the_memory_is_bounded(name: str, items: int, events: int) -> None:
-    """What was counted takes 128 MB, and the logits of a batch of the attention as much."""
+    """Transition counts, and the logits of an attention batch, take at most 128 MB each."""
     preset = choose_preset(events, items, name)
     config, shape = preset.train_config, preset.model_config(items, 256)
     assert 8 * shape.transitions_per_item * items <= 128_000_000
@@ -87,7 +87,7 @@ def test_the_memory_is_bounded(name: str, items: int, events: int) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_small_logs_are_cut_into_small_batches(name: str) -> None:
-    """An epoch has sixty steps, if they are of 400 inputs at least; large logs fill theirs."""
+    """Batches have 400 inputs for small logs, growing to 6,400 for large ones."""
     sizes = [choose_preset(events, 3_500, name).train_config.batch_tokens for events in EVENTS]
     assert sizes == [400, 400, 400, 1_666, 6_400, 6_400, 6_400]
     assert choose_preset(90_000, 3_500, name).train_config.batch_tokens == 1_500
@@ -95,7 +95,7 @@ def test_small_logs_are_cut_into_small_batches(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_more_data_take_no_more_epochs(name: str) -> None:
-    """More events, or more items, each cost more."""
+    """More events or more items never give more epochs."""
     by_events = [choose_preset(events, 3_500, name).train_config.epochs for events in EVENTS]
     by_items = [choose_preset(10**6, items, name).train_config.epochs for items in ITEMS]
     for epochs in (by_events, by_items):
@@ -106,7 +106,7 @@ def test_more_data_take_no_more_epochs(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_a_preset_gives_a_shape(name: str) -> None:
-    """For the catalogue and the texts at hand; all else as training's own defaults have it."""
+    """A preset gives a model configuration for the items and text dimension."""
     preset = choose_preset(50_000, 1_700, name)
     shape = preset.model_config(1_700, 256)
     assert (shape.n_items, shape.content_dim) == (1_700, 256)

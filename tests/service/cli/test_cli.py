@@ -1,4 +1,4 @@
-"""The command line: what its commands do, and how they say that they cannot."""
+"""The command line: results and error messages of each command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Said(NamedTuple):
-    """How a command ended and what it said."""
+    """Exit code, output and errors of a command."""
 
     code: int
     out: str
@@ -72,7 +72,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def counts(data: Path) -> dict[str, int]:
-    """What a data directory holds."""
+    """Return the counts of a data directory's store."""
 
     async def look() -> dict[str, int]:
         store = SQLiteStore(data / STORE_FILE)
@@ -88,7 +88,7 @@ def counts(data: Path) -> dict[str, int]:
 
 
 def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
-    """The second time everything was there already, by its ids or by its place in the file."""
+    """A second import of the same file stores no event, with or without ids in the file."""
     for name in ("events.jsonl.gz", "events.csv"):
         for stored, again in ((480, 0), (0, 480)):
             how = ("--times", "ms") if name.endswith("csv") else ()
@@ -101,8 +101,8 @@ def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
     assert counts(files / "data") == {"users": 40, "items": 60, "events": 960}
 
 
-def test_what_was_rated_below_is_a_dislike(heed: Heed, files: Path) -> None:
-    """With the option a rating may stand beside each event; without, it is an unknown column."""
+def test_low_ratings_become_dislikes(heed: Heed, files: Path) -> None:
+    """With `--dislikes-below` low ratings become dislikes; without it a rating is refused."""
     path = files / "rated.csv"
     path.write_text("user_id,item_id,rating\nu,a,2\nu,b,4\n")
     assert "rating: is unknown" in heed("import", "events", path).err
@@ -113,8 +113,8 @@ def test_what_was_rated_below_is_a_dislike(heed: Heed, files: Path) -> None:
     assert kinds == ["dislike", "view"]
 
 
-def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
-    """Out, in to another place, and out again: byte for byte the same, packed or not."""
+def test_export_and_import_round_trip(heed: Heed, files: Path) -> None:
+    """Exporting, importing elsewhere and exporting again gives the same bytes."""
     heed("import", "items", files / "items.jsonl")
     heed("import", "events", files / "events.jsonl.gz")
     for what, count in (("items", 60), ("events", 480)):
@@ -129,8 +129,8 @@ def test_what_is_exported_imports_as_it_was(heed: Heed, files: Path) -> None:
     assert counts(files / "copy") == counts(files / "data")
 
 
-def test_all_that_is_exported_makes_the_same_data_elsewhere(heed: Heed, tmp_path: Path) -> None:
-    """Items, events and profiles of one data directory, imported into another: all are equal."""
+def test_full_export_reproduces_the_store(heed: Heed, tmp_path: Path) -> None:
+    """Items, events and profiles exported from one store and imported into another are equal."""
     vector = np.linspace(-1, 1, 256, dtype=np.float32)
     people = [
         User("u1", {"country": "NL", "deep": {"ages": [7, 8.5, None]}}, ("space", "music-03")),
@@ -185,7 +185,7 @@ def test_all_that_is_exported_makes_the_same_data_elsewhere(heed: Heed, tmp_path
 
 
 def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path: Path) -> None:
-    """Interests stand between bars, attributes are JSON; a bad row is told of with its line."""
+    """Profiles are read from CSV, the last row per user wins, and bad rows name their line."""
     path = tmp_path / "people.csv"
     path.write_text(
         "user_id,interests,attributes\n"
@@ -211,7 +211,7 @@ def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path
 
 
 def test_bad_rows_stop_an_import_or_are_skipped_and_reported(heed: Heed, files: Path) -> None:
-    """Line, field, what was wrong; with --skip-bad the good ones are stored."""
+    """Bad rows stop an import, or are skipped with `--skip-bad`, with line and field."""
     path = files / "some.csv"
     path.write_text(
         "user_id,item_id,weight,timestamp\n"
@@ -236,7 +236,7 @@ def test_bad_rows_stop_an_import_or_are_skipped_and_reported(heed: Heed, files: 
 
 
 def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, files: Path) -> None:
-    """They must be as long as the service is set to serve; the setting is heeded here too."""
+    """A vector of another dimension than the service's is refused with its line."""
     path = files / "vectors.jsonl"
     path.write_text('{"item_id": "a", "title": "x"}\n{"item_id": "b", "embedding": [1, 2, 3]}\n')
     said = heed("import", "items", path)
@@ -247,10 +247,10 @@ def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, fil
         assert f"line 1, {key}: has 1 dimensions" in heed("import", "events", path).err
 
 
-def test_vectors_no_service_could_serve_are_refused_before_they_are_stored(
+def test_dimension_setting_must_match_the_text_encoder(
     heed: Heed, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They must be as long as the text encoder's; the error names the setting and that length."""
+    """HEED_EMBEDDING_DIM other than the text encoder's dimension is refused by each command."""
     path = files / "vectors.jsonl"
     path.write_text('{"item_id": "b", "embedding": [1, 2, 3]}\n')
     monkeypatch.setenv("HEED_EMBEDDING_DIM", "3")
@@ -272,7 +272,7 @@ def test_vectors_no_service_could_serve_are_refused_before_they_are_stored(
 
 
 def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path) -> None:
-    """The star moves with the choice; a name that is none changes nothing."""
+    """`models activate` moves the star in `models list`, and an unknown version is refused."""
     assert "heed train" in heed("models", "list").out
     data = world.copy(tmp_path / "world")
 
@@ -292,7 +292,7 @@ def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path
 
 
 def test_pruning_keeps_the_newest_and_the_current_version(heed: Heed, tmp_path: Path) -> None:
-    """It names what it removed, which is gone; what serves stays even where nothing else does."""
+    """`models prune` removes all but the `--keep` newest versions and the current one."""
     registry = Registry(tmp_path / "data" / MODELS_FOLDER)
     for age in range(1, 5):
         registry.publish({"a": b"bytes"}, {}, version=f"v{age}", activate=age == 2)
@@ -349,7 +349,7 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
 
 
 def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None:
-    """The larger one for few events, and what is published says so."""
+    """`--preset best` trains and publishes the larger model."""
     data = world.copy(tmp_path / "world", trained=False)
     said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
     assert said.code == 0, said.err
@@ -364,7 +364,7 @@ def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None
 
 
 def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
-    """As a message where messages are wanted, else in a line; either way it has failed."""
+    """A refused training exits with 1 and its reason, as JSON with `--json-progress`."""
     said = heed("train", "--json-progress")
     assert said.code == 1
     assert "no events" in json.loads(said.out.splitlines()[-1])["error"]
@@ -374,7 +374,7 @@ def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
 
 
 def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) -> None:
-    """A table to read, and the same as JSON."""
+    """`evaluate` prints a table of all models and writes it as JSON."""
     data = world.copy(tmp_path / "world", trained=False)
     out = tmp_path / "found.json"
     said = heed("evaluate", "--data", data, "--epochs", 2, "--preset", "quick", "--json", out)
@@ -417,10 +417,10 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
         (["frobnicate"], 2, "frobnicate"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(
+def test_invalid_arguments_are_reported(
     heed: Heed, tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
-    """No traceback, the thing at fault by name, and an exit code that is not 0."""
+    """An invalid command exits with an error code and names the cause, without a traceback."""
     (tmp_path / "file.txt").touch()
     said = heed(*(word.replace("{file}", str(tmp_path / "file")) for word in arguments))
     assert said.code == code
@@ -444,7 +444,7 @@ def test_damage_refuses_to_serve_and_names_the_file(
 
 
 def test_help_names_every_command_without_loading_any_of_it(heed: Heed) -> None:
-    """Numerical libraries take seconds to import; `heed --help` must not."""
+    """`heed --help` names every command and imports no numerical library."""
     said = heed("--help")
     for name in ("demo", "serve", "import", "train", "evaluate", "models", "export", "loadtest"):
         assert name in said.out

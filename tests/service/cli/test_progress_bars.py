@@ -1,4 +1,4 @@
-"""What is told of work as it goes on: lines for machines, for pipes, and bars for people."""
+"""Progress output: JSON messages, lines for pipes, and bars for terminals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def progress(epoch: int, step: int, *, left: float = 3.5, judged: bool = False) 
 def test_messages_say_how_long_it_will_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where that is known, as a job reads them; the latest validation becomes its metrics."""
+    """JSON messages have step, loss, remaining time and validation, as jobs read them."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with progress_bars.report_progress(Console(file=io.StringIO()), as_json=True) as told:
@@ -56,7 +56,7 @@ def test_messages_say_how_long_it_will_take(
 def test_messages_come_twice_a_second_at_most(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But each stage's first and its last step are told."""
+    """At most two messages per second are written, plus each stage's first and last."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with progress_bars.report_progress(Console(file=io.StringIO()), as_json=True) as told:
@@ -70,7 +70,7 @@ def test_messages_come_twice_a_second_at_most(
 
 
 def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
-    """With the loss, and the validation as soon as there is one."""
+    """A pipe gets one line per stage and per epoch, with loss and validation."""
     out = Console(file=io.StringIO(), width=200)
     with progress_bars.report_progress(out, as_json=False) as told:
         told("reading events", 10, 0, None)
@@ -88,7 +88,7 @@ def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
 
 
 def test_a_terminal_gets_a_bar() -> None:
-    """One for the stage that is under way, at its share, with the epoch and the loss."""
+    """A terminal gets a bar with percentage, epoch, loss and validation."""
     out = Console(file=io.StringIO(), width=200, force_terminal=True)
     with progress_bars.report_progress(out, as_json=False) as told:
         told("reading events", 12_345, 0, None)

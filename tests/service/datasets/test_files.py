@@ -1,4 +1,4 @@
-"""One's own files: every format reads alike, says what is wrong, and reads back its own export."""
+"""Reading and writing records in every file format, and the errors of bad files."""
 
 import errno
 import gzip
@@ -176,7 +176,7 @@ def test_ratings_below_a_number_are_dislikes(put: Put, form: str) -> None:
 
 @pytest.mark.parametrize("rating", ['"3"', "true", "[3]"])
 def test_a_rating_is_a_number(put: Put, rating: str) -> None:
-    """Named with its line, as every other field."""
+    """A rating that is no number is refused with its line."""
     path = put("r.jsonl", f'{{"user_id":"u","item_id":"i","rating":{rating}}}')
     with pytest.raises(Invalid, match=r"line 1, rating: must be a finite number"):
         list(EventsFile(path, dislikes_below=3).events())
@@ -184,7 +184,7 @@ def test_a_rating_is_a_number(put: Put, rating: str) -> None:
 
 @pytest.mark.parametrize("cell", ["good", "nan", "inf"])
 def test_a_rating_in_a_cell_is_a_number(put: Put, cell: str) -> None:
-    """Also where cells are text."""
+    """A CSV rating that is no finite number is refused with its line."""
     path = put("r.csv", f"user_id,item_id,rating\nu,i,{cell}\n")
     with pytest.raises(Invalid, match=r"line 2, rating: must be a (finite )?number"):
         list(EventsFile(path, dislikes_below=3).events())
@@ -239,7 +239,7 @@ def test_structs_and_maps_of_parquet_are_attributes(put: Put) -> None:
 def test_times_are_read_as_the_caller_says(
     put: Put, times: Any, values: list[Any], expected: list[int | None]
 ) -> None:
-    """Units and missing zones are the caller's word, alike in JSON lines and CSV."""
+    """`times` sets the unit or zone of timestamps, alike in JSON lines and CSV."""
     rows = [{"user_id": "u", "item_id": "i", "timestamp": value} for value in values]
     json_path = put("t.jsonl", "\n".join(json.dumps(row) for row in rows))
     cells = "".join(f"u,i,{'' if value is None else value}\n" for value in values)
@@ -250,7 +250,7 @@ def test_times_are_read_as_the_caller_says(
 
 
 def test_naive_times_of_parquet_need_the_callers_word(put: Put) -> None:
-    """A timestamp column without zone and a date column are UTC when said so, else an error."""
+    """Parquet times without a zone are read with `times="utc"` and refused without it."""
     for values in ([datetime(1970, 1, 2)], [date(1970, 1, 2)]):  # noqa: DTZ001 (the point)
         path = put("n.parquet", {"item_id": ["i"], "published_at": values})
         assert next(ItemsFile(path, times="utc").items()).published_at == 86_400_000_000
@@ -328,7 +328,7 @@ def test_a_bad_line_of_csv_names_place_field_and_rule(
     ],
 )
 def test_wrong_columns_stop_even_a_lenient_reading(put: Put, header: str, problem: str) -> None:
-    """A header that does not fit is no bad line: skipping could only lose everything."""
+    """Wrong columns are refused even with `skip_bad`."""
     for path in (put("h.csv", header + "\n"), put("h.csv.gz", header + "\n")):
         with pytest.raises(Invalid, match=problem):
             list(EventsFile(path, skip_bad=True).events())
@@ -337,7 +337,7 @@ def test_wrong_columns_stop_even_a_lenient_reading(put: Put, header: str, proble
 
 
 def test_a_batch_with_a_bad_line_is_not_given(put: Put) -> None:
-    """Whole batches before the bad line come; of its own batch nothing does."""
+    """A bad line raises after the complete batches before it, and its own batch is not returned."""
     rows = [f'{{"user_id":"u","item_id":"{n}"}}' for n in range(5)] + ["oops"]
     given_batches = EventsFile(put("b.jsonl", "\n".join(rows))).event_batches(2)
     assert [event.item_id for event in next(given_batches)] == ["0", "1"]
@@ -371,7 +371,7 @@ def test_bad_lines_are_skipped_and_reported(put: Put) -> None:
 
 
 def test_events_without_id_get_one_that_lasts(put: Put) -> None:
-    """The same file gives the same ids again, repeated lines differ, other content differs."""
+    """Generated event ids are stable for a file and differ between lines."""
     line = '{"user_id":"u","item_id":"i"}\n'
     first = [event.event_id for event in EventsFile(put("a.jsonl", line * 2)).events()]
     again = [event.event_id for event in EventsFile(put("a.jsonl", line * 3)).events()]

@@ -1,4 +1,4 @@
-"""Tables that the service writes: every format holds the same rows, and a broken one nothing."""
+"""Tables that the service writes: equal rows in every format, and no partial file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_parquet_keeps_types_groups_and_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ".ndjson"])
 def test_text_formats_hold_every_digit(tmp_path: Path, form: str, packing: str) -> None:
-    """Whatever is in an id, and however it is packed."""
+    """Text formats keep every digit and character, compressed or not."""
     path = tmp_path / f"x{form}{packing}"
     write(path, ROWS[:1], [], ROWS[1:])
     content = path.read_bytes()
@@ -69,7 +69,7 @@ def test_text_formats_hold_every_digit(tmp_path: Path, form: str, packing: str) 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.gz"])
 def test_no_rows_are_a_table_too(tmp_path: Path, name: str) -> None:
-    """It has its columns, where the format has a place for them."""
+    """A table without rows has its columns where the format allows."""
     write(tmp_path / name, [])
     if name == "x.parquet":
         assert pq.read_table(tmp_path / name).schema.names == list(KINDS)
@@ -82,10 +82,10 @@ def test_no_rows_are_a_table_too(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.tsv.xz", "x.jsonl.gz", "x.jsonl"])
 @pytest.mark.parametrize("before", [None, b"as it was"])
-def test_what_breaks_off_leaves_what_was_there(
+def test_interrupted_write_leaves_the_old_file(
     tmp_path: Path, name: str, before: bytes | None
 ) -> None:
-    """Not half a file under that name, nor any other beside it, even when somebody interrupts."""
+    """An interrupted write leaves the old file, or none, and no temporary file."""
     path = tmp_path / name
     if before is not None:
         path.write_bytes(before)
@@ -103,10 +103,10 @@ def test_what_breaks_off_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.xz"])
-def test_a_full_disk_is_said_to_be_full(
+def test_full_disk_raises_store_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """And leaves nothing."""
+    """A full disk raises `StoreFull` and leaves no file."""
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -119,7 +119,7 @@ def test_a_full_disk_is_said_to_be_full(
 
 @pytest.mark.parametrize("name", ["x", "x.json", "x.parquet.gz", "x.csv.zip", ".csv"])
 def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
-    """With the endings that there are; nothing is written."""
+    """Another file extension is refused with the valid ones, and nothing is written."""
     with pytest.raises(Invalid, match=r"must end in one of .*\.csv"):
         write(tmp_path / name, ROWS)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Records and errors: equality that sees into arrays, rules, and what survives a copy."""
+"""Records and errors: equality by value, validation and pickling."""
 
 import copy
 import pickle

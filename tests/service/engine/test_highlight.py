@@ -1,4 +1,4 @@
-"""Texts with the words of a query marked, and the part of a long one that is shown."""
+"""Highlighted texts, and snippets of long ones."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def spans_of(text: str, wanted: set[str]) -> list[tuple[int, int]]:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(words, st.sets(st.sampled_from(["ant", "bee", "dögs", "🚀"])))
 def test_the_parts_are_the_text(found: list[str], wanted: set[str]) -> None:
-    """In order, and what is marked is what was wanted."""
+    """The parts concatenate to the text, and exactly the wanted words are marked."""
     text = " ".join(found)
     parts = marked(text, spans_of(text, wanted))
     assert "".join(part.text for part in parts) == text
@@ -35,7 +35,7 @@ def test_the_parts_are_the_text(found: list[str], wanted: set[str]) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(words, st.sets(st.sampled_from(["ant", "bee", "dögs", "🚀"])))
 def test_a_snippet_is_a_part_of_the_text(found: list[str], wanted: set[str]) -> None:
-    """Of whole words, no longer than it may be, with an ellipsis where something is left out."""
+    """A snippet has whole words of the text, within WIDTH, with an ellipsis where cut."""
     text = " ".join(found)
     parts = snippet(text, spans_of(text, wanted))
     shown = "".join(part.text for part in parts)
@@ -48,7 +48,7 @@ def test_a_snippet_is_a_part_of_the_text(found: list[str], wanted: set[str]) -> 
 
 
 def test_a_snippet_shows_the_most_words_of_the_query() -> None:
-    """Not the first that matches, but where the most different ones do."""
+    """A snippet shows the place with the most different words of the query."""
     far = "filler " * 100
     text = f"ant {far}bee and ant {far}ant bee and cats {far}"
     parts = snippet(text, spans_of(text, {"ant", "bee", "cats"}))
@@ -59,7 +59,7 @@ def test_a_snippet_shows_the_most_words_of_the_query() -> None:
 
 
 def test_words_are_marked_by_their_stem_where_they_stand() -> None:
-    """In the text as it was written, whatever its letters are made of."""
+    """Words are marked by stem, at their offsets in the original text."""
     index = BM25Writer().update([Document(0, "Running naïvely", [])])
     text = "Größe 🚀: RUNS, naïve — and ran"
     spans = index.match_spans(index.parser.parse("running naively"), text)
@@ -68,7 +68,7 @@ def test_words_are_marked_by_their_stem_where_they_stand() -> None:
 
 
 def test_an_item_without_texts_has_nothing_to_show() -> None:
-    """A field that it lacks is left out."""
+    """Fields that an item lacks have no highlights."""
     assert highlights(Item("a"), lambda _: []) == {}
     found = highlights(Item("a", title="ant", description="a  bee\n ant"),
                        lambda text: spans_of(text, {"ant"}))  # fmt: skip

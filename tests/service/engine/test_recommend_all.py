@@ -1,4 +1,4 @@
-"""Everybody's recommendations at once: what the engine answers each, and whole or not at all."""
+"""Recommendations for all users: equal to the engine's answers, written completely or not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(
     query: RecommendQuery = ALL,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Listed:
-    """The lists of a data directory, asked for at noon."""
+    """Write the lists of a data directory, as of noon."""
     return asyncio.run(write_lists(Settings(data=data), out, query, at=NOON, progress=told))
 
 
@@ -95,7 +95,7 @@ def same(found: list[Row], wanted: list[Row]) -> None:
 
 @pytest.fixture(params=["trained", "untrained"])
 def data(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Path:
-    """The small world, and users who are known by other things than a walk through a genre."""
+    """The small world, with users who have no events, a profile alone, or unknown items."""
     copy = world.copy(tmp_path / "data", trained=request.param == "trained")
     vector = np.linspace(-1, 1, 256, dtype=np.float32)
     own = Event("stranger", "nowhere", "own", timestamp=NOON - 5, key=vector, value=-vector)
@@ -121,7 +121,7 @@ def data(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Path:
 def test_everyone_gets_what_the_service_answers(
     data: Path, tmp_path: Path, query: RecommendQuery
 ) -> None:
-    """All users that are known, in the order of their ids; ranks from 1; scores to 1e-5."""
+    """Every known user's list equals the engine's recommendations, to 1e-5."""
     heard: list[tuple[int, int]] = []
     listed = make(data, tmp_path / "x.parquet", query, lambda *told: heard.append(told))
     users = sorted([*ODD, *(f"u{n}" for n in range(40))])
@@ -134,7 +134,7 @@ def test_everyone_gets_what_the_service_answers(
 
 
 def test_who_did_nothing_gets_what_is_popular(data: Path, tmp_path: Path) -> None:
-    """With or without a profile that says nothing, and whether or not there ever was an event."""
+    """Users without events or interests get popular items."""
     make(data, tmp_path / "x.parquet")
     lists = {user: [row[2] for row in rows(tmp_path / "x.parquet") if row[0] == user]
              for user in (*ODD, "u0")}  # fmt: skip
@@ -147,7 +147,7 @@ def test_who_did_nothing_gets_what_is_popular(data: Path, tmp_path: Path) -> Non
 def test_beyond_the_exact_crossover_the_candidates_are_the_same(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the service no longer scores every item, neither do the lists."""
+    """With coarse retrieval the lists equal the engine's coarse recommendations."""
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 10)
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 4)
     query = RecommendQuery(Requester(), limit=3)
@@ -161,7 +161,7 @@ def test_beyond_the_exact_crossover_the_candidates_are_the_same(
 def test_recall_of_the_candidates_is_reported(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The share of the lists of all scores that is in those from some of them, by the files."""
+    """The reported recall is the share of the exact lists that the candidates found."""
     data = world.copy(tmp_path / "data")
     query = RecommendQuery(Requester(), limit=5)
     whole = make(data, tmp_path / "whole.parquet", query)
@@ -186,8 +186,8 @@ def test_recall_of_the_candidates_is_reported(
     assert make(data, tmp_path / "x.parquet", query).sampled == 7
 
 
-def test_what_is_written_tells_its_model_and_its_time(world: World, tmp_path: Path) -> None:
-    """In the file's metadata, as answers do; without a model it says so."""
+def test_metadata_names_the_model_and_the_time(world: World, tmp_path: Path) -> None:
+    """The file's metadata name the model version and the time."""
     for trained, version in ((True, world.first), (False, "untrained")):
         data = world.copy(tmp_path / version, trained=trained)
         assert make(data, tmp_path / "x.parquet").model_version == version
@@ -197,7 +197,7 @@ def test_what_is_written_tells_its_model_and_its_time(world: World, tmp_path: Pa
 
 
 def test_who_saw_everything_has_no_rows(world: World, tmp_path: Path) -> None:
-    """Nothing is left to recommend, and nobody else misses anything for it."""
+    """A user who has seen every item has no rows; all others have theirs."""
     data = world.copy(tmp_path / "data")
     everything = [Event("u7", item_id(genre, n)) for genre in range(4) for n in range(15)]
     fill(data, lambda store: store.append(everything))
@@ -211,7 +211,7 @@ def test_who_saw_everything_has_no_rows(world: World, tmp_path: Path) -> None:
 def test_rows_are_written_as_they_come(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """In row groups of about so many rows, the same rows however many those are."""
+    """Rows are written in groups of bounded size, whose size changes no row."""
     data = world.copy(tmp_path / "data")
     make(data, tmp_path / "whole.parquet")
     monkeypatch.setattr("service.engine.recommend_all._ROWS", most)
@@ -226,7 +226,7 @@ def test_rows_are_written_as_they_come(
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.gz"])
 def test_an_empty_store_makes_an_empty_file(tmp_path: Path, name: str) -> None:
-    """There is nobody, and that is no error."""
+    """An empty store gives a file without rows."""
     fill(tmp_path / "data")
     listed = make(tmp_path / "data", tmp_path / name)
     assert (listed.users, listed.rows, listed.model_version) == (0, 0, "untrained")
@@ -239,7 +239,7 @@ def test_an_empty_store_makes_an_empty_file(tmp_path: Path, name: str) -> None:
 def test_an_interrupted_run_leaves_what_was_there(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
 ) -> None:
-    """Though half of it was written already: the file that was there, or none."""
+    """An interrupted run leaves the earlier file, or none."""
     monkeypatch.setattr("service.engine.recommend_all._PART", 3)
     monkeypatch.setattr("service.engine.recommend_all._ROWS", 1)
     data, out = world.copy(tmp_path / "data"), tmp_path / "lists" / "x.parquet"

@@ -1,4 +1,4 @@
-"""What a memory re-ranks of what a text finds, and what is said of the rest."""
+"""Re-ranking of search results by a user's memory, and their explanations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find(
     options: AttentionOptions = DEFAULT_OPTIONS,
     personal: float = 1.0,
 ) -> SearchOutcome:
-    """What is found, with every reason."""
+    """Search with every reason."""
     query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal)
     allowed = SERVED.catalogue.visible
     return search_items(
@@ -44,7 +44,7 @@ def answer(found: SearchOutcome, requester: Requester) -> Answer:
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
-    """As many as are answered, at the least. Some that are further down come up all the same.
+    """A memory re-ranks only the items nearest to the text; only those have reasons.
 
     That is by their text, and so without a reason.
     """
@@ -73,8 +73,8 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
     assert moved
 
 
-def test_a_memory_that_counts_for_nothing_changes_nothing() -> None:
-    """To the last bit: the impersonal order, weights and scores."""
+def test_personal_weight_zero_gives_the_impersonal_results() -> None:
+    """A personal weight of 0 gives the impersonal order, weights and scores."""
     plain, found = (find("about 3", 15, user, personal=0).found for user in (NOBODY, USER))
     np.testing.assert_array_equal(found.rows, plain.rows)
     np.testing.assert_array_equal(found.weights, plain.weights)
@@ -83,7 +83,7 @@ def test_a_memory_that_counts_for_nothing_changes_nothing() -> None:
 
 
 def test_the_answer_is_exact_where_both_memories_were() -> None:
-    """Thirty keys may be too many; three hundred events are attended one by one."""
+    """Retrieval is `exact` only if both catalogue and user memory were attended exactly."""
     user = build_memory(SERVED, random_past(7, 300, 15), 9)
     modes = {}
     for limit in (300, 30, 29):
@@ -108,7 +108,7 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
     ],
 )
 def test_reasons_are_given_to_somebody_who_asks(requester: Requester, explained: bool) -> None:
-    """There is a list for each item, though it may be empty, or there is none."""
+    """Explanations are returned only with `explain` and a user or an inline history."""
     found = find("about 3", 4, NOBODY)
     assert [item.get("explanation") for item in answer(found, requester).items] == (
         [()] * 4 if explained else [None] * 4

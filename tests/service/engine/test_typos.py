@@ -1,4 +1,4 @@
-"""Titles are found by what they are called, with one word mistyped."""
+"""Search by a title with one mistyped word."""
 
 import random
 import string
@@ -57,7 +57,7 @@ def edited(word: str, kind: str, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("kind", ["insert", "delete", "substitute", "transpose"])
 def test_a_title_with_one_mistake_finds_its_item(kind: str) -> None:
-    """Wherever in a word the letter is: among the first three, for every one of the titles."""
+    """Every title with one edited letter finds its item among the first three."""
     called = titles()
     items = [Item(str(n), title=title, description="") for n, title in enumerate(called)]
     snapshot = build_snapshot(items, EMBEDDINGS)

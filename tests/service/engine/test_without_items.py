@@ -1,4 +1,4 @@
-"""A log without a catalogue is enough: its items are what can be recommended."""
+"""Recommendations from events alone, without a catalogue."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support import tiny
 
 
 def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
-    """Before training by popularity, after training for each user, until there is a catalogue."""
+    """Without a catalogue the items of events are recommended, by popularity or by a model."""
 
     async def fill() -> None:
         store = SQLiteStore(tmp_path / STORE_FILE)
@@ -55,7 +55,7 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
 
 
 def test_deleted_item_is_not_found(world: tiny.World, tmp_path: Path) -> None:
-    """Neither its score nor its neighbours, although the model was trained on it."""
+    """A deleted item has neither score nor similar items, though the model was trained on it."""
 
     async def story() -> None:
         engine = await open_engine(Settings(data=world.copy(tmp_path / "data")))

@@ -1,4 +1,4 @@
-"""Heed beside the baselines: all on the same cases, and an order that beats popularity."""
+"""Comparison of Heed with the baselines, and ablations, on the same cases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def corpus(
 def test_comparison_contains_heed_and_the_baselines(
     corpus: training_corpus.TrainingCorpus,
 ) -> None:
-    """All on the same users and items, test and validation apart; order beats popularity here."""
+    """All models are judged on the same cases, and Heed beats popularity."""
     task = protocol_a(corpus.log)
     stages: list[str] = []
     table = compare_models.compare(
@@ -58,7 +58,7 @@ def test_comparison_contains_heed_and_the_baselines(
 def test_ablations_train_without_each_part(
     corpus: training_corpus.TrainingCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each training lacks what its row says and nothing else; all are judged on the same cases."""
+    """Each ablation lacks exactly the part that its row names."""
     lacking: list[list[str]] = []
     real = train_and_publish.fit_model
 

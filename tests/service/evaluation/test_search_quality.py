@@ -1,4 +1,4 @@
-"""Search held against judgments: the figures against plain loops, and what is fitted on them."""
+"""Search quality: metrics compared with plain loops, and fitting of search parameters."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def scores(query: str) -> tuple[list[float], list[float]]:
 
 
 def test_words_alone_rank_by_bm25() -> None:
-    """nDCG and recall are those of a loop over the formula."""
+    """The metrics of BM25 alone equal those of a loop."""
     found = evaluate_search(
         build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES, "BM25 alone"
     )
@@ -95,7 +95,7 @@ def test_words_alone_rank_by_bm25() -> None:
 
 
 def test_meaning_alone_ranks_by_cosines() -> None:
-    """At a low temperature an item is worth its best field, whatever its words are."""
+    """The metrics of embeddings alone equal ranking by each item's best cosine."""
     sharp = SearchParameters(temperature=0.012, fields={})
     snapshot = build_snapshot(ITEMS, EMBEDDINGS)
     found = evaluate_search(snapshot, EMBEDDINGS.query, QUERIES, "meaning alone", sharp)
@@ -106,7 +106,7 @@ def test_meaning_alone_ranks_by_cosines() -> None:
 
 
 def test_both_are_compared_with_each() -> None:
-    """By the same queries, paired."""
+    """Hybrid search is compared with each single mode by paired differences."""
     snapshot = build_snapshot(ITEMS, EMBEDDINGS)
     found = {way: evaluate_search(snapshot, EMBEDDINGS.query, QUERIES, way) for way in SEARCH_MODES}
     for way, difference in differences(found).items():
@@ -116,7 +116,7 @@ def test_both_are_compared_with_each() -> None:
 
 
 def lying(count: int) -> tuple[list[Item], list[JudgedQuery]]:
-    """Items whose titles lie: what is asked for is in the description, in other words."""
+    """Items with misleading titles, whose descriptions paraphrase the query."""
     rng = np.random.default_rng(0)
     pairs = [("car", "automobile"), ("film", "movie"), ("doctor", "physician"), ("sea", "ocean")]
     items, judged = [], []
@@ -128,8 +128,8 @@ def lying(count: int) -> tuple[list[Item], list[JudgedQuery]]:
     return items, judged
 
 
-def test_what_is_fitted_is_of_use_to_queries_it_was_not_fitted_on() -> None:
-    """From parameters that are bad for a catalogue it comes to better ones."""
+def test_tuning_improves_held_out_queries() -> None:
+    """Tuning from bad parameters improves nDCG on held-out queries by more than 0.2."""
     items, judged = lying(60)
     bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
     told: list[tuple[int, int]] = []
@@ -148,7 +148,7 @@ def test_what_is_fitted_is_of_use_to_queries_it_was_not_fitted_on() -> None:
 
 
 def test_nothing_is_fitted_on_a_few_queries() -> None:
-    """They say too little, and the message says how many are needed."""
+    """Tuning on too few queries is refused with the number needed."""
     with pytest.raises(Invalid, match="3 judged queries are too few: 20 are needed"):
         tune_parameters(build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
 
@@ -160,7 +160,7 @@ def test_nothing_is_fitted_on_a_few_queries() -> None:
      '{"a": {"temperatures": {"title": -1}}}'],
 )  # fmt: skip
 def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: str) -> None:
-    """Searching otherwise than was fitted, and not saying so, would be worse."""
+    """Damaged search parameters are refused with the file and the remedy, and kept."""
     path = tmp_path / SEARCH_FILE
     assert load_search_parameters(path, "a") == DEFAULTS
     path.write_text(content)
@@ -176,7 +176,7 @@ def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: s
 def test_search_parameters_survive_a_round_trip(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All of them, for the encoder that they were fitted with; another gets its own, or none."""
+    """Search parameters are stored per text encoder; an encoder without any gets defaults."""
     path = tmp_path / SEARCH_FILE
     kept = SearchParameters(0.05, 0.3, {"title": 1.0}, {"tags": 0.2})
     save_search_parameters(path, "first", kept)
@@ -194,7 +194,7 @@ def test_search_parameters_survive_a_round_trip(
 
 
 def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
-    """Of a collection in a folder, and as JSON."""
+    """`evaluate-search` prints all search modes of a collection and writes them as JSON."""
     documents = {item.item_id: (item.title, item.description) for item in ITEMS}
     queries = {str(n): judged.query for n, judged in enumerate(QUERIES)}
     grades = [
@@ -219,8 +219,8 @@ def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
     assert found["encoder"] == StaticEncoder.name
 
 
-def test_a_folder_is_searched_with_judgments_of_ones_own(heed: Heed, tmp_path: Path) -> None:
-    """In the place of those that it has; the digest tells its items from any others."""
+def test_judgments_option_replaces_those_of_the_folder(heed: Heed, tmp_path: Path) -> None:
+    """`--judgments` replaces a folder's judgments; the digest identifies its items."""
     digests = set()
     for name, text in (("one", "x"), ("two", "y")):
         documents = {"a": ("violin", text), "b": ("bread", "flour")}
@@ -238,7 +238,7 @@ def test_a_folder_is_searched_with_judgments_of_ones_own(heed: Heed, tmp_path: P
 
 
 def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:
-    """A folder or judgments, and a query that something answers."""
+    """`evaluate-search` without a folder, or without relevant items, is refused."""
     said = heed("evaluate-search")
     assert (said.code, "name a folder with a collection" in said.err) == (1, True)
     folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 0)])
@@ -249,7 +249,7 @@ def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:
 def test_fitted_parameters_are_stored_and_served(
     heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the judgments of the stored items; a server that starts then searches with them."""
+    """`tune-search` saves better parameters, and the next start searches with them."""
     stored, judged = lying(60)
     rows = [{"item_id": i.item_id, "title": i.title, "description": i.description} for i in stored]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -298,7 +298,7 @@ def _found(data: Path) -> list[str]:
 def test_a_server_refuses_to_start_with_damaged_parameters(
     heed: Heed, world: World, tmp_path: Path
 ) -> None:
-    """And names the file."""
+    """A server with damaged search parameters refuses to start and names the file."""
     data = world.copy(tmp_path / "data")
     (data / SEARCH_FILE).write_text("{")
     said = heed("serve", "--port", 0)

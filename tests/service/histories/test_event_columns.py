@@ -1,4 +1,4 @@
-"""Event columns: never older than the store, and equal to reading everything anew."""
+"""The cache of event columns: always equal to a read of the store."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def vector(number: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 async def same(
     memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary, user: str = "u"
 ) -> EventColumns:
-    """What is loaded, after comparing it with the store's own reading."""
+    """Load the columns, assert that they equal the store's history, and return them."""
     got, true = await load(memories, user), await store.history(user)
     if len(true) or true.user:
         assert (got.version, got.generation) == (true.version, true.generation)
@@ -81,10 +81,10 @@ async def same(
     return got
 
 
-async def test_it_is_what_the_store_says_after_every_change(
+async def test_cache_equals_the_store_after_every_change(
     memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary
 ) -> None:
-    """Random writes of every kind, each followed by a reading: the cache agrees every time."""
+    """The cached columns equal the store's history after each of 150 random writes."""
     random = np.random.default_rng(0)
     there: list[int] = []
     for number in range(150):
@@ -120,10 +120,10 @@ async def test_it_is_what_the_store_says_after_every_change(
         await same(memories, store, vocabulary)
 
 
-async def test_what_is_only_appended_to_is_read_from_its_end(
+async def test_appended_events_alone_are_read(
     memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new event costs a reading of one, a question without one costs none."""
+    """After an append only the new event is read; without one nothing is."""
     await store.append([event(number) for number in range(20)])
     await load(memories)
     read: list[int] = []
@@ -144,8 +144,8 @@ async def test_what_is_only_appended_to_is_read_from_its_end(
     assert (stats["history_hits"], stats["history_misses"]) == (2, 2)
 
 
-async def test_an_unknown_user_has_nothing_and_takes_no_room(memories: MemoryProvider) -> None:
-    """Asking for strangers does not fill the memory."""
+async def test_unknown_users_are_not_cached(memories: MemoryProvider) -> None:
+    """Unknown users have no events and take no cache memory."""
     for number in range(100):
         assert len(await load(memories, f"stranger {number}")) == 0
     assert memories.stats()["cached_history_bytes"] == 0
@@ -154,7 +154,7 @@ async def test_an_unknown_user_has_nothing_and_takes_no_room(memories: MemoryPro
 async def test_profile_without_events_is_cached(
     memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary
 ) -> None:
-    """It is somebody, who has interests and no events yet."""
+    """A profile without events is loaded, and events added later are found."""
     await store.put_user(User("u", interests=("music",)))
     found = await same(memories, store, vocabulary)
     assert found.user is not None
@@ -165,7 +165,7 @@ async def test_profile_without_events_is_cached(
 async def test_the_least_recently_used_makes_room(
     store: SQLiteStore, vocabulary: Vocabulary
 ) -> None:
-    """Never more bytes than allowed, and whoever was evicted is read again, unchanged."""
+    """The least recently used history is evicted, within the budget, and read again on use."""
     await store.append([event(n, user=f"u{u}") for u in range(10) for n in range(50)])
     one = (await load(memory_provider(1 << 30, store), "u0")).nbytes
     memories = memory_provider(3 * one, store, vocabulary)
@@ -181,7 +181,7 @@ async def test_the_least_recently_used_makes_room(
 
 
 async def test_oversized_entry_evicts_nothing(store: SQLiteStore) -> None:
-    """Events beyond the budget are answered and not kept; those that were there stay."""
+    """A history beyond the budget is returned but not cached, and evicts nothing."""
     await store.append([event(n, user="u0") for n in range(50)])
     await store.append([event(n, user="giant") for n in range(500)])
     one = (await load(memory_provider(1 << 30, store), "u0")).nbytes
@@ -205,8 +205,10 @@ async def test_without_a_budget_every_request_reads_the_store(
     assert (stats["cached_histories"], stats["history_hits"]) == (0, 0)
 
 
-async def test_ten_million_events_would_fit(memories: MemoryProvider, store: SQLiteStore) -> None:
-    """An ordinary event takes twenty bytes; weights that differ from one take four more."""
+async def test_cached_event_takes_twenty_bytes(
+    memories: MemoryProvider, store: SQLiteStore
+) -> None:
+    """A cached event takes 20 bytes, or 24 if any weight of its history differs from 1."""
     await store.append([event(number) for number in range(1000)])
     plain = (await load(memories)).nbytes
     await store.append([event(1000, weight=2.0)])
@@ -216,7 +218,7 @@ async def test_ten_million_events_would_fit(memories: MemoryProvider, store: SQL
 
 
 async def test_any_number_of_types(memories: MemoryProvider, store: SQLiteStore) -> None:
-    """Names of events are the client's own, and may be as many as there are events."""
+    """A history may have as many event types as events."""
     await store.append([event(n, type=f"type {n}") for n in range(40_000)])
     found = await load(memories)
     assert found.type_names[found.types[-1]] == "type 39999"
@@ -225,7 +227,7 @@ async def test_any_number_of_types(memories: MemoryProvider, store: SQLiteStore)
 async def test_load_of_a_cancelled_request_is_cached(
     memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A question that ran out of time has read the history for the next one."""
+    """The load of a cancelled request completes and is cached for the next one."""
     await store.append([event(1), event(2)])
     read, gate = store.history, asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Long histories through the whole service: put together, kept, and never older than the store."""
+"""Long histories through the engine: collapsed, cached and always up to date."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _long_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def events(count: int, start: int = 0, items: tuple[str, ...] = ITEMS) -> list[Event]:
-    """One an hour, on items that come again and again."""
+    """Events one hour apart, on a few repeated items."""
     chosen = np.random.default_rng(start).integers(0, len(items), count)
     made = []
     for at, item in enumerate(chosen.tolist(), start):
@@ -51,13 +51,13 @@ def events(count: int, start: int = 0, items: tuple[str, ...] = ITEMS) -> list[E
 
 
 async def told(engine: Engine, made: list[Event]) -> None:
-    """Ingest, a thousand at a time."""
+    """Append the events in batches of 1,000."""
     for at in range(0, len(made), 1_000):
         await engine.store.append(made[at : at + 1_000])
 
 
 async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
-    """Scores and reasons are those of every event; what was found."""
+    """Assert that scores and reasons equal those of every event; return the answer."""
     requester = Requester(user_id="ann", at=AT, explain=5, **more)
     query = ScoreQuery(requester, ITEMS)
     found = await engine.answers.score(query, StageClock())
@@ -81,10 +81,8 @@ async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
     return found
 
 
-def test_nothing_that_happens_to_a_history_makes_an_answer_old(
-    world: tiny.World, tmp_path: Path
-) -> None:
-    """Appends, late arrivals, deletions, merges, changed items, another model: each is seen."""
+def test_answers_reflect_every_change_of_a_history(world: tiny.World, tmp_path: Path) -> None:
+    """Answers reflect appends, late events, deletions, merges, changed items and new models."""
 
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))
@@ -119,7 +117,7 @@ def test_nothing_that_happens_to_a_history_makes_an_answer_old(
 def test_clusters_are_built_in_the_background_and_report_their_error(
     world: tiny.World, tmp_path: Path
 ) -> None:
-    """Many items go into cells; answers say their error, which a share of them is held to."""
+    """Clusters are built in the background, and answers report a bounded error."""
 
     async def story(engine: Engine) -> None:
         many = tuple(f"many-{n}" for n in range(900))
@@ -166,7 +164,7 @@ def test_clusters_are_built_in_the_background_and_report_their_error(
 
 
 def test_without_room_answers_are_the_same(world: tiny.World, tmp_path: Path) -> None:
-    """A cache of no bytes keeps nothing and changes nothing."""
+    """With a cache of 0 bytes the answers are the same."""
 
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))
@@ -176,8 +174,8 @@ def test_without_room_answers_are_the_same(world: tiny.World, tmp_path: Path) ->
     _run(world.copy(tmp_path / "data"), story, history_cache_bytes=0)
 
 
-def test_many_ask_while_it_grows(world: tiny.World, tmp_path: Path) -> None:
-    """Questions beside appends: each answer is that of a history as it was at some moment."""
+def test_concurrent_requests_and_appends(world: tiny.World, tmp_path: Path) -> None:
+    """Concurrent requests during appends get finite scores, and later answers are exact."""
 
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))

@@ -1,4 +1,4 @@
-"""A provider's memories are those that are built from nothing, whatever it has kept."""
+"""The memory provider: memories equal those built from nothing, whatever is cached."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def provided(
 def check(
     memories: MemoryProvider, snapshot: Snapshot, events: EventColumns, at: int = 99 * DAY
 ) -> None:
-    """The memory is the one that is built of nothing but the events."""
+    """Assert that the provided memory equals one built from the events alone."""
     user = provided(memories, snapshot, events, at)
     expected = build_memory(snapshot, user_history(snapshot, events), at)
     np.testing.assert_allclose(user.user_state, expected.user_state, atol=1e-4)
@@ -85,7 +85,7 @@ def check(
 def test_no_budget_and_no_time_changes_a_memory(
     snapshot: Snapshot, budget: int, requests: list[tuple[str, int, int]]
 ) -> None:
-    """Histories grow and shrink in any order, at any time; what is kept stays in the budget."""
+    """Memories do not depend on the cache budget, which is never exceeded."""
     memories = memory_provider(budget)
     for user_id, length, at in requests:
         check(memories, snapshot, stored_events(user_id, length), at)
@@ -93,7 +93,7 @@ def test_no_budget_and_no_time_changes_a_memory(
 
 
 def test_only_new_events_are_encoded(memories: MemoryProvider, snapshot: Snapshot) -> None:
-    """A request repeated costs nothing, one after new events costs those."""
+    """A repeated request encodes nothing, and one after an append the new events alone."""
     with appends(snapshot) as counts:
         for length in (3, 3, 5, 5, 8):
             provided(memories, snapshot, stored_events("ann", length))
@@ -102,7 +102,7 @@ def test_only_new_events_are_encoded(memories: MemoryProvider, snapshot: Snapsho
 
 
 def test_repeated_request_hits_the_cache(memories: MemoryProvider, snapshot: Snapshot) -> None:
-    """Until the events, the snapshot or the ages of events change."""
+    """A repeated request hits the cache until events, snapshot or age buckets change."""
     events = stored_events("ann", 5)
     for _ in range(3):
         provided(memories, snapshot, events)
@@ -117,7 +117,7 @@ def test_repeated_request_hits_the_cache(memories: MemoryProvider, snapshot: Sna
 def test_requests_without_events_share_one_memory(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:
-    """It scores as the memory of an empty history does, whoever asks and whenever."""
+    """All requests without events share one empty memory."""
     targets = np.arange(ITEMS)
     expected = score(snapshot, build_memory(snapshot, UserHistory.empty(), 9 * DAY), targets)
     masked = Requester(temperature=2.0, visible=EventFilter(since=5))
@@ -132,7 +132,7 @@ def test_requests_without_events_share_one_memory(
 async def test_requests_with_sessions_or_masks_bypass_the_cache(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:
-    """What is not all that is stored of a user leaves what is kept as it was."""
+    """Requests with inline events or `visible` neither use nor change the cache."""
     events = stored_events("ann", 5)
     check(memories, snapshot, events)
     before = memories.stats()
@@ -146,7 +146,7 @@ async def test_requests_with_sessions_or_masks_bypass_the_cache(
 
 
 def test_models_without_an_encoder_are_provided_for() -> None:
-    """There are no encoder states to keep."""
+    """Memories of a model without an encoder are correct."""
     bare = small_snapshot(ITEMS, random_model(1, blocks=0))
     memories = memory_provider(PLENTY)
     for length in (4, 6):
@@ -156,7 +156,7 @@ def test_models_without_an_encoder_are_provided_for() -> None:
 def test_cache_entries_are_separate_for_each_model(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:
-    """From one model to another and back, over the same events."""
+    """A change of model encodes again and never reuses the other model's states."""
     other = small_snapshot(ITEMS, random_model(2, window=8))
     for now in (snapshot, other, snapshot):
         with appends(now) as counts:
@@ -169,7 +169,7 @@ def test_cache_entries_are_separate_for_each_model(
 def test_another_catalogue_keeps_encoder_states(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:
-    """The same model over more items goes on; an item of another text is read again."""
+    """A larger catalogue keeps encoder states; a changed text of a used item does not."""
     events = stored_events("ann", 6)
     check(memories, snapshot, events)
     more = snapshot.refreshed(
@@ -188,7 +188,7 @@ def test_another_catalogue_keeps_encoder_states(
 
 
 def test_concurrent_requests_agree(snapshot: Snapshot) -> None:
-    """From several threads, for the same users, with room for a few of them."""
+    """Concurrent requests get correct memories, within the budget."""
     memories = memory_provider(12_000)
     requests = [("abcd"[n % 4], 1 + n * 7 % 20) for n in range(200)]
     with ThreadPoolExecutor(4) as pool:
@@ -197,7 +197,7 @@ def test_concurrent_requests_agree(snapshot: Snapshot) -> None:
 
 
 def test_no_targets_have_no_scores(snapshot: Snapshot) -> None:
-    """Of a user with events and of one without, with the size of the memory all the same."""
+    """Scoring no targets gives empty parts and the size of the memory."""
     for history in (user_history(snapshot, stored_events("ann", 5)), UserHistory.empty()):
         user = build_memory(snapshot, history, 99 * DAY)
         scores = score(snapshot, user, np.zeros(0, np.int64))

@@ -1,4 +1,4 @@
-"""The cache of users: one budget that events and derived state share."""
+"""The user cache: one budget for events and derived states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def snapshot() -> Snapshot:
 
 
 def derive(snapshot: Snapshot, events: EventColumns, number: int = 1) -> DerivedState:
-    """The state that a request leaves behind."""
+    """Build the derived state of a user's events."""
     history = user_history(snapshot, events)
     memory = build_memory(snapshot, history, AT)
     return DerivedState(events, number, history, memory.encoded, None, memory)
@@ -44,7 +44,7 @@ def size(snapshot: Snapshot) -> tuple[int, int]:
 
 
 def test_parts_share_one_budget(snapshot: Snapshot) -> None:
-    """Either takes what the other leaves; without room the larger gives way, oldest first."""
+    """Events and derived states share the budget; derived states, the larger, are evicted first."""
     events, derived = size(snapshot)
     budget = 4 * events + 2 * derived
     cache = UserCache(budget)
@@ -61,7 +61,7 @@ def test_parts_share_one_budget(snapshot: Snapshot) -> None:
 
 
 def test_large_memories_do_not_displace_the_events_of_many(snapshot: Snapshot) -> None:
-    """Half of the budget is the events' whatever is derived; and they may fill more than that."""
+    """Derived states cannot evict events from half of the budget."""
     events, derived = size(snapshot)
     cache = UserCache(4 * derived)
     many = [f"user {number}" for number in range(2 * derived // events)]
@@ -76,7 +76,7 @@ def test_large_memories_do_not_displace_the_events_of_many(snapshot: Snapshot) -
 
 
 def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
-    """Whoever is evicted is evicted whole; nothing derived outlives its events for long."""
+    """Evicting a user's events evicts the derived state."""
     events, _ = size(snapshot)
     cache = UserCache(20 * events)
     put(cache, snapshot, "ann")
@@ -87,7 +87,7 @@ def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
 
 
 def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
-    """A state larger than the budget is not kept, and the others stay."""
+    """A derived state larger than the budget is not cached and evicts nothing."""
     events, derived = size(snapshot)
     cache = UserCache(events + derived)
     put(cache, snapshot, "ann")
@@ -99,7 +99,7 @@ def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
 
 
 def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) -> None:
-    """A state that fits the budget, but not beside the events' half, is not kept."""
+    """A derived state that would displace the events' half is not cached."""
     large = derive(snapshot, stored_events("bob", 30))
     cache = UserCache(large.nbytes * 3 // 2)
     number = 0
@@ -114,7 +114,7 @@ def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) ->
 
 
 def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
-    """Events stay; a late answer of the old model is not kept; a new catalogue drops nothing."""
+    """Another model drops derived states and keeps events; another snapshot of it drops none."""
     other = small_snapshot(ITEMS, random_model(2, window=8))
     cache = UserCache(1 << 30)
     put(cache, snapshot, "ann")
@@ -128,7 +128,7 @@ def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
 
 
 def test_state_is_of_its_events_and_snapshot(snapshot: Snapshot) -> None:
-    """Another version, another epoch or another snapshot is another state."""
+    """A derived state is valid for its version, epoch and snapshot alone."""
     events = stored_events("ann", 5)
     state = derive(snapshot, events, 3)
     assert state.is_of(events, 3)
@@ -138,7 +138,7 @@ def test_state_is_of_its_events_and_snapshot(snapshot: Snapshot) -> None:
 
 
 def test_a_memory_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -> None:
-    """An event of an hour ago: for a while the memory is the same, then another; and so before."""
+    """A cached memory is valid until an event's age enters another bucket, either way."""
     events = stored_events("ann", 1)
     at = int(events.timestamps[0]) + 3_600_000_000
     history = user_history(snapshot, events)

@@ -1,4 +1,4 @@
-"""Connections that send endlessly, slowly or nothing leave the others as they are."""
+"""Limits on connections: endless or slow requests and idle clients do not affect others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Talk = Callable[[Open, FakeEngine], Awaitable[None]]
 
 
 def serve(talk: Talk, **settings: Any) -> None:
-    """Serve a fake engine with these settings, and talk to it over sockets."""
+    """Serve a fake engine with the given settings and run `talk` against it."""
     engine = FakeEngine()
     named = Settings(
         **{"embedding_dim": 4, "port": 0, "deadline": 30, "drain_timeout": 0, **settings}
@@ -88,7 +88,7 @@ async def status(reader: asyncio.StreamReader) -> int:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the other side hangs up."""
+    """Return the bytes received until the connection is closed."""
     try:
         return await reader.read()
     except ConnectionError:
@@ -96,8 +96,8 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_what_never_ends_is_cut_off(kind: str) -> None:
-    """The connection is closed a little after the limit, and others are answered."""
+def test_endless_headers_and_trailers_are_cut_off(kind: str) -> None:
+    """An endless header, trailer or chunk extension closes the connection near the limit."""
     start, more = ENDLESS[kind]
     sent = 0
 
@@ -123,8 +123,8 @@ def test_what_never_ends_is_cut_off(kind: str) -> None:
     assert sent < MiB
 
 
-def test_each_request_has_a_header_of_its_own() -> None:
-    """On a kept connection every header may have the limit's size; one byte more is 431."""
+def test_header_limit_applies_to_each_request() -> None:
+    """The header limit applies to each request of a connection; one byte more is 431."""
 
     def padded(size: int) -> bytes:
         return LIVE[:-2] + b"X-B: " + b"b" * (size - len(LIVE) - 7) + b"\r\n\r\n"
@@ -147,8 +147,8 @@ def test_each_request_has_a_header_of_its_own() -> None:
     serve(talk, max_header_bytes=1024)
 
 
-def test_slow_headers_end_after_their_time() -> None:
-    """Byte by byte, a header has its time and no more, also where one was answered before.
+def test_slow_headers_time_out() -> None:
+    """A header not complete within the timeout ends the connection; a waiting client gets 408.
 
     What is sent after the server has closed resets the connection, and may lose its answer: only a
     client that has stopped sending must receive it.
@@ -177,8 +177,8 @@ def test_slow_headers_end_after_their_time() -> None:
     serve(talk, header_timeout=0.2, idle_timeout=100)
 
 
-def test_idle_connections_end_after_their_time() -> None:
-    """A connection without a byte is closed in silence, before its first request and after."""
+def test_idle_connections_time_out() -> None:
+    """An idle connection is closed without a response, before or after its first request."""
 
     async def talk(connect: Open, _: FakeEngine) -> None:
         fresh, used = await connect(), await connect()
@@ -190,7 +190,7 @@ def test_idle_connections_end_after_their_time() -> None:
 
 
 def test_a_refused_body_does_not_hold_its_connection() -> None:
-    """Where the answer came before the body, the rest of the body has the time of a header."""
+    """After an early refusal the rest of the body must arrive within the header timeout."""
 
     async def talk(connect: Open, _: FakeEngine) -> None:
         reader, writer = await connect()
@@ -205,7 +205,7 @@ def test_a_refused_body_does_not_hold_its_connection() -> None:
 
 
 def test_a_new_connection_takes_the_place_of_an_idle_one() -> None:
-    """At the limit an idle connection makes room; where all are in work the new one is closed."""
+    """At the limit a new connection replaces an idle one, or is closed if none is idle."""
 
     async def talk(connect: Open, engine: FakeEngine) -> None:
         idle = [await connect() for _ in range(3)]
@@ -232,8 +232,8 @@ def test_a_new_connection_takes_the_place_of_an_idle_one() -> None:
     serve(talk, max_connections=3)
 
 
-def test_requests_that_wait_on_one_connection_are_few() -> None:
-    """Sixteen requests may be sent ahead of their answers; thousands are not even read."""
+def test_pipelined_requests_are_limited() -> None:
+    """At most sixteen pipelined requests may wait; with more the connection is closed."""
 
     async def talk(connect: Open, _: FakeEngine) -> None:
         reader, writer = await connect()
@@ -269,7 +269,7 @@ def resident(server: Server) -> float:
 
 
 def live(server: Server) -> float:
-    """Seconds to connect and be told that the service lives."""
+    """Return the seconds to connect and get an answer from /health/live."""
     started = time.perf_counter()
     with connect(server) as one:
         one.sendall(LIVE)
@@ -279,7 +279,7 @@ def live(server: Server) -> float:
 
 @pytest.mark.parametrize("kind", ["value of a header", "trailer"])
 def test_endless_headers_freeze_nothing(server: Server, kind: str) -> None:
-    """Beside four of them `/health/live` takes less than 50 ms, and memory stays within 20 MB."""
+    """During four endless headers /health/live takes < 50 ms and memory grows by < 20 MB."""
     start, more = ENDLESS[kind]
 
     def flood() -> None:
@@ -306,7 +306,7 @@ def test_endless_headers_freeze_nothing(server: Server, kind: str) -> None:
 
 
 def test_connections_that_do_nothing_useful_are_closed(server: Server) -> None:
-    """Within 15 s, 400 that drip headers and 50 that are idle are gone, and one is answered."""
+    """400 dripping and 50 idle connections are closed within 15 s while requests are answered."""
     dripping, idle = ([connect(server) for _ in range(count)] for count in (400, 50))
     left = {*dripping, *idle}
     for each in left:
@@ -333,8 +333,8 @@ def test_connections_that_do_nothing_useful_are_closed(server: Server) -> None:
     assert not left
 
 
-def test_a_client_that_reads_nothing_is_left(server: Server) -> None:
-    """Answers that nobody reads hold neither a connection nor memory."""
+def test_client_that_reads_nothing_is_disconnected(server: Server) -> None:
+    """The connection of a client that reads no answer is closed."""
 
     def files() -> int:
         return len([*Path(f"/proc/{server.pid}/fd").iterdir()])

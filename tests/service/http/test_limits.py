@@ -1,4 +1,4 @@
-"""Bounds: past each, the answer comes at once and the service goes on."""
+"""Limits on bodies, requests and time: the refusal of each, and recovery afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 
 
 def test_a_body_too_long_is_refused_by_its_length_alone() -> None:
-    """A Content-Length above the limit is 413 before a byte of the body is asked for."""
+    """A Content-Length above the limit is 413 before any byte of the body is read."""
     with serving(max_body_bytes=100) as client:
         sent = client.runner.run(call(client, {**JSON, "content-length": "101"}, []))
     assert sent[0]["status"] == 413
@@ -55,7 +55,7 @@ async def call(client: Client, headers: dict[str, str], messages: list[Any]) -> 
 
 
 def test_a_chunked_body_is_counted_as_it_comes() -> None:
-    """Without a length the limit holds all the same, and reading stops where it is passed."""
+    """A chunked body above the limit is 413, and reading stops there."""
     part = {"type": "http.request", "body": b" " * 60, "more_body": True}
     with serving(max_body_bytes=100) as client:
         sent = client.runner.run(call(client, JSON, [part, part]))
@@ -67,7 +67,7 @@ def test_a_chunked_body_is_counted_as_it_comes() -> None:
 
 
 def test_all_bodies_together_are_bounded() -> None:
-    """What is held of unfinished bodies counts; when one is done there is room for the next."""
+    """The bytes of all unfinished bodies are bounded (429) and released with each request."""
     with serving(max_buffered_bytes=150) as client:
 
         async def crowd() -> tuple[list[Any], list[Any]]:
@@ -90,8 +90,8 @@ def test_all_bodies_together_are_bounded() -> None:
     assert (first[0]["status"], second[0]["status"], third.status_code) == (200, 429, 200)
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
-    """A sender that stops in the middle gets 408 and holds no place among the requests."""
+def test_stalled_body_times_out() -> None:
+    """A stalled body is 408 and takes no place among the requests in flight."""
     with serving(body_timeout=0.05, max_in_flight=1) as client:
 
         async def slow() -> tuple[list[Any], httpx.Response]:
@@ -113,7 +113,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
 
 
 def test_too_many_requests_are_refused_at_once() -> None:
-    """The one beyond the bound gets 429 with Retry-After while the others finish undisturbed."""
+    """A request beyond the limit in flight is 429, and the others finish."""
     with serving(max_in_flight=2, deadline=30) as client:
         client.engine.gate = asyncio.Event()
 
@@ -139,7 +139,7 @@ def test_too_many_requests_are_refused_at_once() -> None:
 
 
 def test_the_deadline_ends_a_request() -> None:
-    """What is not done in time is 503 with Retry-After, and its place is free again."""
+    """A request beyond the deadline is 503 with Retry-After, and its place is released."""
     with serving(deadline=0.05, max_in_flight=1) as client:
         client.engine.gate = asyncio.Event()
         late = client.post("/v1/score", json=SCORE)
@@ -152,7 +152,7 @@ def test_the_deadline_ends_a_request() -> None:
 
 
 def test_an_activation_has_no_deadline() -> None:
-    """Begun before a question that runs out of time, it outlasts it and ends well."""
+    """An activation continues beyond the deadline and succeeds."""
     with serving(deadline=0.01) as client:
         client.engine.gate = asyncio.Event()
 
@@ -170,7 +170,7 @@ def test_an_activation_has_no_deadline() -> None:
 
 
 def test_an_activation_takes_a_place() -> None:
-    """While it goes on there is room for one request less, and afterwards again for all."""
+    """An activation counts among the requests in flight."""
     with serving(max_in_flight=1) as client:
         client.engine.gate = asyncio.Event()
 
@@ -206,13 +206,13 @@ def test_an_activation_takes_a_place() -> None:
     ],
 )
 def test_nothing_else_goes_without_a_deadline(method: str, path: str, unhurried: bool) -> None:
-    """Method and path must both fit, also where the service stands behind a prefix."""
+    """Only the listed methods and paths have no deadline, also behind a path prefix."""
     root = "/behind" if path.startswith("/behind") else ""
     assert is_unhurried({"method": method, "path": path, "root_path": root}) is unhurried
 
 
 def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:
-    """Somebody else's TimeoutError is an error like any other."""
+    """A TimeoutError raised by the engine is a 500, not a 503."""
     with serving() as client:
         client.engine.raises = TimeoutError("a socket's")
         answer = client.post("/v1/score", json=SCORE)

@@ -68,7 +68,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def test_examples_are_accepted() -> None:
-    """What the documentation shows as a body is a body that works."""
+    """Every example body in the document is accepted."""
     shown = 0
     with serving(embedding_dim=4) as client:
         for path, operations in DOCUMENT["paths"].items():
@@ -93,7 +93,7 @@ def _examples(content: dict[str, Any]) -> list[Any]:
 
 
 def test_nothing_runs_in_a_thread_pool() -> None:
-    """Handlers and dependencies are coroutines: plain functions go through 40 threads."""
+    """Every route handler and dependency is a coroutine function."""
 
     def calls(dependant: Dependant) -> list[Any]:
         own = [dependant.call] if dependant.call else []
@@ -122,8 +122,8 @@ def _write_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_the_service_does_what_its_document_says(case: schemathesis.Case[Any]) -> None:
-    """Whatever is sent, no 5xx, and the status, the type and the body are as documented."""
+def test_responses_conform_to_the_document(case: schemathesis.Case[Any]) -> None:
+    """Any request gets a documented status, media type and body, never a 5xx."""
     # Some rules have no words in JSON Schema: bytes of UTF-8, lengths that must agree.
     excluded = [schemathesis.checks.positive_data_acceptance]
     if case.media_type == NDJSON:  # a wrong line is reported in a 200

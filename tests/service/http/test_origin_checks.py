@@ -1,4 +1,4 @@
-"""Host and Origin: what pages of other sites can make a browser send changes and reads nothing."""
+"""Host and Origin checks against DNS rebinding and cross-site writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITES = [(method, path) for method, path in ROUTES if method in ("DELETE", "PUT
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_a_foreign_host_is_refused_on_every_route(method: str, path: str) -> None:
-    """A name that may be anybody's (DNS rebinding) is 421, whatever Origin says."""
+    """A foreign host name (DNS rebinding) is 421 on every route, whatever the Origin."""
     headers = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
     with serving() as client:
         client.engine.raises = AssertionError("the engine was called")
@@ -81,7 +81,7 @@ def test_allowed_hosts(host: str, settings: dict[str, str], allowed: bool) -> No
     ],
 )
 def test_cross_site_writes_are_refused(method: str, path: str, headers: dict[str, str]) -> None:
-    """What a page of another origin makes a browser send is 403, even as JSON."""
+    """A write from another origin is 403, even as JSON."""
     with serving() as client:
         client.engine.raises = AssertionError("the engine was called")
         answer = client.request(method, path, headers=headers, json={})
@@ -101,12 +101,12 @@ def test_cross_site_writes_are_refused(method: str, path: str, headers: dict[str
     ],
 )
 def test_own_pages_and_programs_may_write(headers: dict[str, str]) -> None:
-    """Clients that are no browsers say nothing of their origin, and the own page says its own."""
+    """Clients without an Origin, and pages of the service itself, may write."""
     with serving() as client:
         assert client.put("/v1/users/u", headers=headers, json={}).is_success
 
 
 def test_other_sites_may_link_to_the_page() -> None:
-    """A link from another site opens the page, for reading is the browser's to guard."""
+    """A cross-site navigation may open the page."""
     with serving() as client:
         assert client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200

@@ -1,4 +1,4 @@
-"""Each route, through the real app: what goes in reaches the engine, what it says comes out."""
+"""Each route through the real app: requests reach the engine, and results the client."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def fresh(client: Client) -> None:
     client.engine.__init__()  # type: ignore[misc]
 
 
-def test_an_item_comes_back_as_it_went_in(client: Client) -> None:
-    """Every field of an item survives the way in and out, and reading it back may be put again."""
+def test_item_round_trip(client: Client) -> None:
+    """An item read back equals the stored item and can be stored again."""
     assert client.post("/v1/items", json={"items": [ITEM]}).json() == {"stored": 1}
     answer = client.get("/v1/items/a")
     assert answer.status_code == 200
@@ -56,7 +56,7 @@ def test_an_item_comes_back_as_it_went_in(client: Client) -> None:
 
 
 def test_items_are_deleted(client: Client) -> None:
-    """DELETE answers 204 with no body, and 404 for what is not there."""
+    """DELETE of an item is 204 without a body, and 404 for an unknown item."""
     client.post("/v1/items", json={"items": [{"item_id": "a"}]})
     answer = client.delete("/v1/items/a")
     assert (answer.status_code, answer.content) == (204, b"")
@@ -77,7 +77,7 @@ def test_lists_are_paged_by_cursor(client: Client) -> None:
 
 
 def test_empty_lists_are_no_error(client: Client) -> None:
-    """Nothing to store and nothing to score are answered with nothing."""
+    """Empty lists of items, events and targets are accepted."""
     assert client.post("/v1/items", json={"items": []}).json() == {"stored": 0}
     assert client.post("/v1/events", json={"events": []}).json() == {"stored": 0, "duplicates": 0}
     assert client.post("/v1/score", json={"item_ids": []}).json()["items"] == []
@@ -108,7 +108,7 @@ def test_events_go_in_and_come_out_newest_first(client: Client) -> None:
 
 
 def test_profiles_merge_and_forgetting(client: Client) -> None:
-    """A profile is put and read, another history moves at sign-in, and all of it is forgotten."""
+    """Profiles are stored and read, histories merged, and users deleted; self-merge is 422."""
     profile = {"attributes": {"country": "NL"}, "interests": ["talk", "a"]}
     assert client.put("/v1/users/u", json=profile).json() == {"user_id": "u", **profile}
     assert client.get("/v1/users/u").json() == {"user_id": "u", **profile}
@@ -160,7 +160,7 @@ def test_score_request_passes_every_field_to_the_engine(client: Client) -> None:
 
 
 def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
-    """Targets come back in the order asked, with parts that add up and the model's version."""
+    """Scores come in the order of the targets, with parts that sum up and the model version."""
     answer = client.post("/v1/score", json={"item_ids": ["b", "a"], "explain": 1}).json()
     assert answer["model_version"] == "v1"
     assert [item["item_id"] for item in answer["items"]] == ["b", "a"]
@@ -308,7 +308,7 @@ def test_training_and_models(client: Client) -> None:
 
 @pytest.mark.parametrize("version", ["..%2F..%2Fetc", "V1", "a.b", "-a", "a" * 65, "v1%0A", "é"])
 def test_names_that_could_be_paths_never_reach_the_engine(client: Client, version: str) -> None:
-    """A version or a job is a plain name; anything else is 422 before the engine hears of it."""
+    """An invalid version or job name is 422 and does not reach the engine."""
     client.engine.raises = AssertionError("the engine was asked")
     assert client.post(f"/v1/models/{version}/activate", json={}).status_code == 422
     assert client.get(f"/v1/jobs/{version}").status_code == 422
@@ -328,7 +328,7 @@ def test_names_that_could_be_paths_never_reach_the_engine(client: Client, versio
 def test_domain_errors_become_problems(
     client: Client, error: Exception, status: int, title: str, retry: str | None
 ) -> None:
-    """Each error of the domain has its status, its name, its detail and, to retry, a time."""
+    """Each domain error becomes a problem with its status, title, detail and Retry-After."""
     client.engine.raises = error
     answer = client.post("/v1/events", json={"events": []})
     body = answer.json()
@@ -382,7 +382,7 @@ def test_ids_round_trip_byte_for_byte(client: Client, user: str, item: str, even
     ],
 )
 def test_percent_encoding_in_paths(client: Client, path: str, item_id: str) -> None:
-    """An encoded slash stays inside its id, and what was encoded twice is decoded once."""
+    """Percent-encoded ids in paths are decoded once, slashes included."""
     client.post("/v1/items", json={"items": [{"item_id": item_id}]})
     answer = client.get(f"/v1/items/{path}")
     assert (answer.status_code, answer.json().get("item_id")) == (200, item_id)
@@ -391,7 +391,7 @@ def test_percent_encoding_in_paths(client: Client, path: str, item_id: str) -> N
 
 @pytest.mark.parametrize("path", ["a%00b", "%FF", "%ED%A0%80", quote("é" * 129), "a" * 257])
 def test_what_is_no_id_is_refused_in_paths(client: Client, path: str) -> None:
-    """NUL, broken UTF-8, surrogates and too many bytes are 422 and name the parameter."""
+    """An invalid id in a path is 422 and names the parameter."""
     answer = client.get(f"/v1/items/{path}")
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]

@@ -1,4 +1,4 @@
-"""The rules of input: what is wrong is refused and named before the engine hears of it."""
+"""Validation of requests: wrong input is refused and named before it reaches the engine."""
 
 from __future__ import annotations
 
@@ -187,26 +187,26 @@ def test_bad_input_is_refused_and_named(client: Client, path: str, body: Any, po
     ],
 )
 def test_what_is_no_json_is_refused(client: Client, text: str) -> None:
-    """NaN, infinities, lone surrogates and broken or bottomless JSON are 422, in every field."""
+    """NaN, infinity, lone surrogates and malformed or deep JSON are 422."""
     for body in (text, f'{{"events": [{{"user_id": "u", "item_id": "i", "weight": {text}}}]}}'):
         answer = client.raw("/v1/events", body)
         assert (answer.status_code, answer.json()["errors"][0]["in"]) == (422, "body")
 
 
 def test_bytes_that_are_no_utf8_are_refused(client: Client) -> None:
-    """Latin-1 in a body is 422, not a guess."""
+    """A body that is not UTF-8 is 422."""
     assert client.raw("/v1/search", b'{"query": "caf\xe9"}').status_code == 422
 
 
 def test_both_dimensions_are_named(client: Client) -> None:
-    """The error of a vector of the wrong length says how long it is and how long it must be."""
+    """The error of a vector of wrong dimension names both dimensions."""
     detail = client.post("/v1/events", json=event(key=[1, 2, 3])).json()["detail"]
     assert "3 dimensions" in detail
     assert "set to 4" in detail
 
 
 def test_attributes_are_bounded(client: Client) -> None:
-    """Attributes too deep for other readers of JSON are refused where they get too deep."""
+    """Attributes that are nested too deeply are refused at the depth limit."""
     deep: Any = 1
     for _ in range(40):
         deep = {"a": deep}
@@ -216,7 +216,7 @@ def test_attributes_are_bounded(client: Client) -> None:
 
 
 def test_many_validation_errors_are_truncated(client: Client) -> None:
-    """Ten thousand wrong events do not make an answer of ten thousand errors."""
+    """The errors of a response are limited to 20, with the number of the others."""
     answer = client.post("/v1/events", json={"events": [{}] * 10_000})
     problem = answer.json()
     assert (answer.status_code, len(problem["errors"])) == (422, 20)
@@ -250,7 +250,7 @@ def test_bad_query_parameters_are_named(client: Client, path: str, name: str) ->
 )
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/models/train", "/v1/models/v1/activate"])
 def test_posts_are_json(client: Client, path: str, kind: str | None, body: bytes) -> None:
-    """A POST that is not called JSON is 415, also with an empty body, as other sites can send."""
+    """A POST of another media type than JSON is 415, even with an empty body."""
     headers = {} if kind is None else {"content-type": kind}
     answer = client.post(path, content=body, headers=headers)
     assert answer.status_code == 415
@@ -258,14 +258,14 @@ def test_posts_are_json(client: Client, path: str, kind: str | None, body: bytes
 
 
 def test_an_empty_body_may_be_json() -> None:
-    """Training and activation need no body, only its type."""
+    """Training and activation accept an empty body of type JSON."""
     with serving() as client:
         assert client.raw("/v1/models/train", b"").status_code == 202
         assert client.raw("/v1/models/v1/activate", b"").status_code == 200
 
 
 def test_json_may_say_its_charset(client: Client) -> None:
-    """Parameters of the media type do not matter."""
+    """Parameters of the JSON media type are ignored."""
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     answer = client.post("/v1/score", content=b"{}", headers=headers)
     assert answer.json()["errors"][0]["pointer"] == "/item_ids"
@@ -287,7 +287,7 @@ def test_json_may_say_its_charset(client: Client) -> None:
 def test_wrong_paths_and_methods_are_problems(
     client: Client, method: str, path: str, status: int, allow: str | None
 ) -> None:
-    """404 and 405 are problem+json as well, and 405 says every method that would do."""
+    """404 and 405 are problem+json, and 405 has all allowed methods."""
     answer = client.request(method, path)
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert answer.headers["content-type"] == "application/problem+json"

@@ -1,4 +1,4 @@
-"""Behind a real server on a real socket, where paths, lengths and endings are not simulated."""
+"""The app behind a real uvicorn server: paths, body limits and shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Talk = Callable[[httpx.AsyncClient, uvicorn.Server], Awaitable[None]]
 
 
 async def serve(engine: FakeEngine, protocol: Protocol, talk: Talk, **settings: Any) -> None:
-    """Run uvicorn on a free port, talk to it, and see it end by itself."""
+    """Run uvicorn on a free port, run `talk` against it, and shut it down."""
     app = create_app(Settings(embedding_dim=4, **settings), engine=cast(Engine, engine))
     config = uvicorn.Config(app, port=0, http=protocol, lifespan="on", log_config=None)
     server = uvicorn.Server(config)
@@ -44,7 +44,7 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
 
 
 def test_ids_survive_a_real_server(protocol: Protocol) -> None:
-    """Slashes, percents and words of other routes stay inside their ids on the wire."""
+    """Percent-encoded ids reach the app unchanged through a real server."""
     engine = FakeEngine()
 
     async def talk(http: httpx.AsyncClient, _: uvicorn.Server) -> None:
@@ -65,7 +65,7 @@ def test_ids_survive_a_real_server(protocol: Protocol) -> None:
 
 
 def test_oversize_bodies_end_their_connection(protocol: Protocol) -> None:
-    """With a length or in chunks, 413 comes without the body being read to its end."""
+    """A body above the limit is 413 without being read to its end."""
     engine = FakeEngine()
     sent = 0
 
@@ -90,8 +90,8 @@ def test_oversize_bodies_end_their_connection(protocol: Protocol) -> None:
     asyncio.run(serve(engine, protocol, talk, max_body_bytes=60_000))
 
 
-def test_a_request_in_flight_outlives_the_order_to_stop(protocol: Protocol) -> None:
-    """When the server is told to stop, what it was working on is answered first."""
+def test_shutdown_answers_requests_in_flight(protocol: Protocol) -> None:
+    """A request in flight is answered before the server shuts down."""
     engine = FakeEngine()
 
     async def talk(http: httpx.AsyncClient, server: uvicorn.Server) -> None:

@@ -1,4 +1,4 @@
-"""Settings: read once, frozen, documented, and refusing what would expose the data."""
+"""Settings: environment, validation, immutability, and refusal of exposed addresses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from service.domain.settings import (
 
 
 def test_every_setting_is_documented() -> None:
-    """A setting without a description does not exist for whoever runs the service."""
+    """Every setting has a description."""
     undocumented = [n for n, field in Settings.model_fields.items() if not field.description]
     assert undocumented == []
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HEED_* variables are read with their types; an empty one is as good as none."""
+    """HEED_* variables are parsed by type, and an empty variable is ignored."""
     monkeypatch.setenv("HEED_DEADLINE", "0.25")
     monkeypatch.setenv("HEED_INSECURE", "true")
     monkeypatch.setenv("HEED_PORT", "")
@@ -46,7 +46,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_wrong_setting_is_named(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """The error of a wrong variable names it and shows what it is."""
+    """An invalid variable is refused by name, with its value."""
     monkeypatch.setenv(variable, value)
     with pytest.raises(Invalid, match=variable) as caught:
         Settings.read()
@@ -54,7 +54,7 @@ def test_a_wrong_setting_is_named(
 
 
 def test_exact_means_the_same_over_http_and_in_the_models() -> None:
-    """Neither layer may read the other's default, so it stands twice: the two must agree."""
+    """The default of `max_exact_rows` equals the models' default of `exact_up_to`."""
     assert (
         Settings.model_fields["max_exact_rows"].default
         == EXACT_UP_TO
@@ -63,14 +63,14 @@ def test_exact_means_the_same_over_http_and_in_the_models() -> None:
 
 
 def test_vectors_are_as_long_as_the_text_encoders_by_default() -> None:
-    """Nothing set is something that works; anything else names the setting and what it may be."""
+    """The default dimension is the text encoder's; another is refused with both numbers."""
     check_embedding_dim(Settings(), StaticEncoder.name, StaticEncoder.dimension)
     with pytest.raises(Invalid, match=r"HEED_EMBEDDING_DIM is 3, but must be 8: .* encoder tiny"):
         check_embedding_dim(Settings(embedding_dim=3), "tiny", 8)
 
 
 def test_settings_are_frozen_and_closed() -> None:
-    """Nothing changes a setting later, and no keyword is silently lost."""
+    """Settings are immutable and refuse unknown fields."""
     with pytest.raises(ValidationError):
         Settings().port = 1  # type: ignore[misc]
     with pytest.raises(ValidationError):
@@ -78,20 +78,20 @@ def test_settings_are_frozen_and_closed() -> None:
 
 
 def test_misspelt_variable_is_logged() -> None:
-    """A variable that is no setting is named together with the one that was meant."""
+    """An unknown HEED_* variable is reported with the nearest setting."""
     sentences = unknown_variables({"HEED_PROT": "1", "HEED_PORT": "1", "PATH": "/bin"})
     assert sentences == ["HEED_PROT is not a setting; did you mean HEED_PORT?"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_may_be_bound(host: str) -> None:
-    """Addresses of this machine only need no leave."""
+    """Loopback addresses may be bound without `insecure`."""
     check_bind_address(Settings(host=host))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.org", "127.0.0.1.nip"])
 def test_other_addresses_need_insecure(host: str) -> None:
-    """What other machines can reach is refused unless `insecure` was said."""
+    """Other addresses are refused unless `insecure` is set."""
     with pytest.raises(Invalid, match="HEED_INSECURE"):
         check_bind_address(Settings(host=host))
     check_bind_address(Settings(host=host, insecure=True))

@@ -1,4 +1,4 @@
-"""NDJSON: any number of lines in bounded memory, each stored or named, never half of one."""
+"""NDJSON streams of items: bounded memory, errors per line, and no partial line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def post(client: Client, lines: bytes) -> httpx.Response:
 
 
 def test_a_stream_may_be_larger_than_any_body(client: Client) -> None:
-    """Three thousand lines pass a body limit of 100 bytes, in batches, outliving the deadline."""
+    """A stream may exceed the body limit and the deadline, and is stored in batches."""
 
     async def lines() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.1)  # longer than a request may take
@@ -74,18 +74,18 @@ def test_each_bad_line_is_named_and_the_others_stored(client: Client) -> None:
 
 
 def test_the_report_stays_small(client: Client) -> None:
-    """A stream of nothing but errors is counted in full and told in part."""
+    """All errors are counted, and the first 100 are listed."""
     report = post(client, b"x\n" * 1000).json()
     assert (report["failed"], len(report["errors"])) == (1000, 100)
 
 
 def test_an_empty_stream_is_no_error(client: Client) -> None:
-    """No lines, no items."""
+    """An empty stream stores no item and reports no error."""
     assert post(client, b"").json() == {"stored": 0, "failed": 0, "errors": []}
 
 
 def test_a_full_store_ends_the_stream_and_says_how_far_it_came(client: Client) -> None:
-    """The problem carries the number of items stored before it."""
+    """A full store ends the stream with 507 and the number of items stored before."""
     put_items = client.engine.put_items
 
     async def fill(items: Any) -> int:
@@ -99,7 +99,7 @@ def test_a_full_store_ends_the_stream_and_says_how_far_it_came(client: Client) -
 
 
 def test_a_cut_stream_stores_no_half_line(client: Client) -> None:
-    """When the sender goes away, what looked like a whole last line is not taken for one."""
+    """When the client disconnects, a last line without its end is not stored."""
     messages = [
         {"type": "http.request", "body": b'{"item_id": "a"}\n{"item_id": "b"}', "more_body": True},
         {"type": "http.disconnect"},
@@ -126,8 +126,8 @@ def test_a_cut_stream_stores_no_half_line(client: Client) -> None:
     assert sent == []
 
 
-def test_streams_have_places_of_their_own(client: Client) -> None:
-    """A second stream is refused at once with 429 while requests go on; later there is room."""
+def test_streams_have_their_own_limit(client: Client) -> None:
+    """A stream beyond `max_streams` is 429 while other requests are served."""
 
     async def both() -> tuple[httpx.Response, httpx.Response, httpx.Response]:
         started, finish = asyncio.Event(), asyncio.Event()
@@ -151,7 +151,7 @@ def test_streams_have_places_of_their_own(client: Client) -> None:
 
 
 def test_ndjson_elsewhere_is_no_stream(client: Client) -> None:
-    """Other routes keep their limits whatever the type of the body."""
+    """NDJSON on other routes is 415, and keeps the body limit."""
     body = orjson.dumps({"events": [{"user_id": "u" * 200, "item_id": "i"}]})
     assert client.post("/v1/events", content=body, headers=NDJSON).status_code == 413
     assert client.post("/v1/events", content=b"{}", headers=NDJSON).status_code == 415
@@ -160,7 +160,7 @@ def test_ndjson_elsewhere_is_no_stream(client: Client) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text("ab\n ", max_size=12)), st.integers(1, 9))
 def test_lines_do_not_depend_on_chunks(chunks: list[str], longest: int) -> None:
-    """However the bytes are cut, the lines are those of the whole text."""
+    """Lines do not depend on how the bytes are split into chunks."""
 
     async def read() -> list[tuple[int, bytes | None]]:
         async def source() -> AsyncIterator[bytes]:

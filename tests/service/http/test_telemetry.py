@@ -1,4 +1,4 @@
-"""Every answer says who it is and where its time went; nothing leaks between apps or to callers."""
+"""Request ids, Server-Timing, metrics, health and errors without leaked details."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client() -> Iterator[Client]:
 def test_every_answer_has_its_id_and_its_times(
     client: Client, method: str, path: str, status: int
 ) -> None:
-    """Good answers and bad ones carry X-Request-ID and a Server-Timing of known form."""
+    """Every response has an X-Request-ID and a Server-Timing header."""
     answer = client.request(method, path)
     assert answer.status_code == status
     assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
@@ -59,21 +59,21 @@ def test_every_answer_has_its_id_and_its_times(
     ],
 )
 def test_valid_request_id_is_echoed(client: Client, sent: str, kept: bool) -> None:
-    """The caller's id comes back when it is fit for a log, and is replaced when it is not."""
+    """A valid X-Request-ID is echoed, an invalid one replaced."""
     answer = client.get("/nope", headers={"x-request-id": sent})
     assert (answer.headers["x-request-id"] == sent) is kept
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
 def test_the_engines_stages_are_in_the_header(client: Client) -> None:
-    """Stages that the engine enters appear by name, in the order entered, with the total last."""
+    """Server-Timing lists the engine's stages in order, with the total last."""
     answer = client.post("/v1/score", json={"item_ids": ["a"]})
     names = [part.partition(";")[0] for part in answer.headers["server-timing"].split(", ")]
     assert names == ["parse", "store", "attend", "render", "total"]
 
 
 def test_a_stage_adds_up_and_ends_with_its_error() -> None:
-    """A stage entered again adds to its time, and one that raises is counted all the same."""
+    """A stage entered twice sums its times, and one that raises is timed too."""
     stages = StageClock()
     with stages("store"):
         pass
@@ -87,7 +87,7 @@ def test_a_stage_adds_up_and_ends_with_its_error() -> None:
 def test_a_crash_is_a_problem_without_a_traceback(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unforeseen error is 500 problem+json that tells nothing, and the log has the rest."""
+    """An unexpected error is a 500 without details, which are logged with the request id."""
     client.engine.raises = RuntimeError("secret-of-the-engine")
     with caplog.at_level(logging.ERROR):
         answer = client.post("/v1/score", json={"item_ids": ["a"]})
@@ -102,7 +102,7 @@ def test_a_crash_is_a_problem_without_a_traceback(
 
 
 def test_a_score_that_is_no_number_is_an_error(client: Client) -> None:
-    """NaN would leave as null in a 200; it is a 500 instead."""
+    """An answer with NaN is a 500."""
 
     async def broken(query: ScoreQuery, stages: StageClock) -> Answer:
         return Answer([AnswerItem(item_id="a", score=float("nan"), title="")], "v1")
@@ -118,7 +118,7 @@ def samples(client: Client) -> dict[str, float]:
 
 
 def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
-    """Requests are counted by the template of their route; what matches none shares a label."""
+    """Requests are counted by route template; unmatched paths share one label."""
     for n in range(3):
         client.get(f"/v1/items/secret%2F{n}")
         client.get(f"/nope/{n}")
@@ -136,7 +136,7 @@ def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
 
 
 def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
-    """Each number of the engine is a gauge, asked for at each scrape."""
+    """The engine's statistics are gauges, read at each scrape."""
     assert samples(client)["heed_items"] == 0
     client.post("/v1/items", json={"items": [{"item_id": "a"}]})
     found = samples(client)
@@ -144,14 +144,14 @@ def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
 
 
 def test_two_apps_share_no_metrics(client: Client) -> None:
-    """Each app counts for itself."""
+    """Each app has its own metrics."""
     client.get("/health/live")
     with serving() as other:
         assert not any('route="/health/live"' in name for name in samples(other))
 
 
-def test_live_says_nothing_and_ready_says_why(client: Client) -> None:
-    """Liveness does not ask the engine; readiness does, and is 503 with its checks."""
+def test_liveness_ignores_the_engine_and_readiness_reports_it(client: Client) -> None:
+    """Liveness ignores the engine; readiness is 503 with its failed checks."""
     assert client.get("/health/live").json() == {"live": True}
     assert client.get("/health/ready").json()["ready"] is True
     client.engine.is_ready = False
@@ -162,7 +162,7 @@ def test_live_says_nothing_and_ready_says_why(client: Client) -> None:
 
 
 def test_the_landing_page_leads_to_the_docs(client: Client) -> None:
-    """GET / is a page whose links exist."""
+    """Every link of the landing page exists."""
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     for link in re.findall(r'href="([^"]+)"', page.text):

@@ -1,4 +1,4 @@
-"""Training jobs: real processes that succeed, fail, babble, hang and are killed."""
+"""Training jobs as real processes: success, failure, limits, cancellation and crashes."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def ended(root: Path, code: str, **settings: Any) -> Job:
 
 
 async def until(seen: Callable[[], Awaitable[T]]) -> T:
-    """The first thing seen that is true."""
+    """Return the first true value of `seen`, polled for at most 20 s."""
     async with asyncio.timeout(20):
         while True:
             if value := await seen():
@@ -68,7 +68,7 @@ async def until(seen: Callable[[], Awaitable[T]]) -> T:
 
 
 async def hanging(jobs: JobRunner, code: str = "hang()") -> tuple[str, int]:
-    """A job that hangs, and its process, which has said so."""
+    """Start a job that hangs; return its id and process id."""
     job_id = await jobs.start({"code": code})
 
     async def progress() -> Mapping[str, Any] | None:
@@ -103,7 +103,7 @@ def on_disk(root: Path, job_id: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_training_succeeds(tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Progress, metrics and result are seen; the callback comes first; a restart remembers."""
+    """A successful job records progress, metrics and result, which survive a restart."""
     code = """
 say(stage="fit", epoch=1, epochs=2, step=5, steps=10, loss=1.5, eta_s=3.0)
 say(stage="fit", epoch=2, epochs=2, loss=0.5, validation={"hr": 0.25})
@@ -158,7 +158,7 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
     ],
 )
 def test_a_training_fails(tmp_path: Path, code: str, error: str, exit_code: int) -> None:
-    """However it ends without a result, the job failed, with the reason, and is so on disk."""
+    """A process that ends without a result makes the job failed, with the reason, on disk too."""
 
     async def never(job: Job) -> None:
         raise AssertionError(job)
@@ -171,7 +171,7 @@ def test_a_training_fails(tmp_path: Path, code: str, error: str, exit_code: int)
 
 
 def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
-    """A training that cannot even start is a failed job, and the next one is not held up."""
+    """A command that cannot be started makes the job failed, and the next job can start."""
 
     async def main() -> None:
         jobs = JobRunner(tmp_path, lambda options: [str(options["program"])])
@@ -184,7 +184,7 @@ def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
 
 
 def test_output_of_a_job_is_bounded(tmp_path: Path) -> None:
-    """Binary noise, endless lines, numbers JSON has not and half messages do not harm a job."""
+    """Binary, endless or malformed output is truncated and does not fail the job."""
     code = """
 out = sys.stdout.buffer
 out.write(bytes(range(256)) * 40 + b"\\n")
@@ -210,7 +210,7 @@ out.write(b"no newline at the end")
 
 
 def test_lines_do_not_depend_on_how_they_arrive(tmp_path: Path) -> None:
-    """Lines come whole and in order, however the process cuts its writes."""
+    """Lines are complete and in order, however the process splits its writes."""
     generator = random.Random(11)
     data = bytes(generator.choice(b"ab\n") for _ in range(600)) + b"x" * 400 + b"\nend"
     code = f"""
@@ -224,8 +224,8 @@ for size in sizes:
     assert list(ended(tmp_path, code).log) == expected[-LOG_LINES:]
 
 
-def test_a_training_leaves_room_for_serving(tmp_path: Path) -> None:
-    """It runs niced, in a session of its own, with few threads and nothing on its stdin."""
+def test_training_process_is_niced_and_isolated(tmp_path: Path) -> None:
+    """The process is niced, in its own session, with limited threads and an empty stdin."""
     code = """
 while os.getpriority(os.PRIO_PROCESS, 0) == OWN < 19:
     time.sleep(0.01)
@@ -252,7 +252,7 @@ say(result={"nice": os.getpriority(os.PRIO_PROCESS, 0), "session": os.getsid(0) 
 def test_a_version_that_cannot_be_loaded_fails_the_job(
     tmp_path: Path, error: Exception, told: str
 ) -> None:
-    """When the engine refuses the new version, the job says so and keeps its result."""
+    """If the engine rejects the version, the job fails with the reason and keeps its result."""
 
     async def refuse(job: Job) -> None:
         raise error
@@ -267,7 +267,7 @@ def test_a_version_that_cannot_be_loaded_fails_the_job(
 
 
 def test_one_training_at_a_time(tmp_path: Path) -> None:
-    """Of many starts, in one or several services on one directory, exactly one succeeds."""
+    """Of concurrent starts in several services on one directory exactly one succeeds."""
 
     async def main() -> None:
         services = [JobRunner(tmp_path, argv) for _ in range(3)]
@@ -288,7 +288,7 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", ["hang()", DEAF])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
-    """A job is cancelled from any service, be its process willing or deaf, and is reaped."""
+    """A job is cancelled from any service, by SIGKILL if SIGTERM is ignored, and is reaped."""
 
     async def main() -> None:
         jobs = JobRunner(tmp_path, argv, grace=0.2)
@@ -308,7 +308,7 @@ def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
 
 
 def test_a_success_cannot_be_cancelled_away(tmp_path: Path) -> None:
-    """A training that publishes and ends well on SIGTERM has succeeded, and says so."""
+    """A process that reports its result on SIGTERM makes the job succeeded."""
     code = f"signal.signal(signal.SIGTERM, lambda *_: ({SUCCEED}, os._exit(0))); hang()"
 
     async def main() -> None:
@@ -322,7 +322,7 @@ def test_a_success_cannot_be_cancelled_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["hang()", DEAF])
 def test_shutdown_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
-    """Closing ends the training and what it started; the job is failed and starts are refused."""
+    """Closing kills the process and its children, fails the job and refuses new jobs."""
     family = "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
     family += "print(other.pid, flush=True)\n"
 
@@ -343,7 +343,7 @@ def test_shutdown_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
 
 
 def test_a_cancelled_loop_kills_the_training(tmp_path: Path) -> None:
-    """When the loop ends without a close, the process goes with it and the job is interrupted."""
+    """If the event loop ends without a close, the process is killed and the job fails."""
 
     async def main() -> tuple[str, int]:
         return await hanging(JobRunner(tmp_path, argv), DEAF)
@@ -355,10 +355,10 @@ def test_a_cancelled_loop_kills_the_training(tmp_path: Path) -> None:
     assert "interrupted" in str(job.error)
 
 
-def test_a_stranger_that_keeps_the_pipe_does_not_hold_up_the_job(
+def test_open_pipe_of_a_daemon_delays_the_job_by_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that left the group and holds stdout open delays the end by a bounded time."""
+    """A daemon that keeps stdout open delays the end of the job by at most the drain timeout."""
     monkeypatch.setattr(child_process, "_DRAIN_TIMEOUT", 0.1)
     code = """
 daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
@@ -373,7 +373,7 @@ say(result={"pid": daemon.pid})
 
 
 def test_stragglers_in_the_group_go_with_the_training(tmp_path: Path) -> None:
-    """What a training that ends well leaves running in its group is killed."""
+    """Processes left in the group of a finished training are killed."""
     code = """
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 say(result={"pid": other.pid})
@@ -405,7 +405,7 @@ asyncio.run(main())
 
 
 def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
-    """While it lives its job is respected; after kill -9 the orphan goes and another starts."""
+    """After SIGKILL of the service the job is failed, and the next start kills the orphan."""
     service = subprocess.Popen(
         [sys.executable, "-c", SERVICE, str(tmp_path), PROLOGUE + DEAF],
         cwd=REPOSITORY,
@@ -437,8 +437,8 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_no_record_is_ever_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads a running job's file at any time reads a whole one, and sees it go on."""
+def test_job_file_is_always_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running job's file is complete whenever it is read."""
     code = """
 for step in range(50):
     say(stage="fit", step=step)
@@ -462,7 +462,7 @@ say(result={})
 
 
 def test_damaged_job_record_is_logged_and_skipped(tmp_path: Path) -> None:
-    """Whatever a job's file holds, it is read as a failed job, or as what was written."""
+    """A damaged job file is reported as a failed job, and new jobs can run."""
     whole = ended(tmp_path, SUCCEED)
     path = tmp_path / f"jobs/{whole.id}.json"
     data = path.read_bytes()
@@ -482,7 +482,7 @@ def test_damaged_job_record_is_logged_and_skipped(tmp_path: Path) -> None:
 
 
 def test_ids_cannot_leave_the_directory(tmp_path: Path) -> None:
-    """Ids that are no names are not found, though what they name would be a job."""
+    """An id with a path is not found, even if a job file exists there."""
     job = ended(tmp_path, SUCCEED)
     canary = tmp_path / "canary.json"
     canary.write_bytes((tmp_path / f"jobs/{job.id}.json").read_bytes())
@@ -495,8 +495,8 @@ def test_ids_cannot_leave_the_directory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["canary.json", "jobs"]
 
 
-def test_what_cannot_start_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bad options and a full disk refuse the start, and the next one works."""
+def test_refused_start_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start refused for its options or a full disk leaves no job."""
 
     def picky(options: Mapping[str, Any]) -> list[str]:
         if "code" not in options:
@@ -523,7 +523,7 @@ def test_what_cannot_start_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_a_disk_that_fills_up_does_not_stop_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When progress cannot be written any more, the job goes on and its service knows the end."""
+    """A job succeeds although its progress cannot be written to a full disk."""
 
     async def main() -> None:
         jobs = JobRunner(tmp_path, argv)
@@ -543,7 +543,7 @@ def no_room(*_: Any, **__: Any) -> None:
 
 
 def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
-    """Only the newest jobs are kept, and listed newest first."""
+    """Only the newest `keep` jobs are kept, listed newest first."""
 
     async def main() -> None:
         jobs = JobRunner(tmp_path, lambda options: ["/bin/false"], keep=3)

@@ -1,4 +1,4 @@
-"""`heed loadtest` on the real service over HTTP, and what it leaves there: nothing."""
+"""`heed loadtest` against the real service: its report, and complete clean-up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def heed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def held(http: httpx.Client) -> dict[str, Any]:
-    """Everybody's history, to the event."""
+    """Return the complete history of every user."""
     users = http.get("/v1/users", params={"limit": 1000}).json()["users"]
     return {
         each["user_id"]: http.get(
@@ -69,7 +69,7 @@ def held(http: httpx.Client) -> dict[str, Any]:
 
 
 def test_a_load_is_reported_and_leaves_nothing(url: str, heed: Heed, tmp_path: Path) -> None:
-    """Every kind is answered, stages come from the server, and its data is as it was."""
+    """Every kind of request succeeds, the report is complete, and the data is unchanged."""
     target, html = tmp_path / "found.json", tmp_path / "found.html"
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         before = held(http)
@@ -108,7 +108,7 @@ def test_a_load_is_reported_and_leaves_nothing(url: str, heed: Heed, tmp_path: P
 def test_events_written_for_users_are_taken_out_of_their_histories(
     url: str, heed: Heed, tmp_path: Path
 ) -> None:
-    """With --write-to-users histories grow during the load and are to the event as before after."""
+    """With --write-to-users, all events written to existing users are deleted afterwards."""
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         before = held(http)
         given = ["--mix", "events=1", "--write-to-users", "--json", tmp_path / "a.json"]
@@ -132,7 +132,7 @@ def test_events_written_for_users_are_taken_out_of_their_histories(
 
 
 def test_ctrl_c_gives_the_report_and_cleans_up(url: str, tmp_path: Path) -> None:
-    """Interrupted in the middle, it reports what was sent, writes JSON and removes its users."""
+    """SIGINT ends the load with a report, exit code 130 and a clean-up."""
     target = tmp_path / "found.json"
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         before = held(http)
@@ -162,8 +162,8 @@ def test_ctrl_c_gives_the_report_and_cleans_up(url: str, tmp_path: Path) -> None
     assert "Stopped before its end" in shown
 
 
-def test_what_the_command_cannot_do_is_said_in_a_line(heed: Heed) -> None:
-    """Without a server, and with options that make no sense, it ends with 1 and the reason."""
+def test_invalid_arguments_are_reported(heed: Heed) -> None:
+    """Without a server, or with invalid options, the command exits with 1 and the reason."""
     for given, reason in (
         (["--url", "http://127.0.0.1:9"], "does not answer"),
         (["--mix", "sing=1"], "is no kind of request"),

@@ -1,4 +1,4 @@
-"""`heed loadtest` against a server that stalls, refuses and hangs up: it sees what users would."""
+"""The load test against a fake server that stalls, refuses or hangs up."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ran(fake: Fake, **options: Any) -> tuple[dict[str, Any], str]:
 # ------------------------------------------------------------------------------ latency
 
 
-def test_a_stall_is_seen_by_all_who_were_to_ask_during_it() -> None:
-    """With one connection, a closed loop would see one slow answer; each scheduled one is slow."""
+def test_stall_delays_every_request_due_during_it() -> None:
+    """Latency counts from the scheduled time, so a stall delays every request due during it."""
     stalled: list[float] = []
 
     def stall(fake: Fake, kind: str, number: int) -> int:
@@ -72,8 +72,8 @@ def test_a_stall_is_seen_by_all_who_were_to_ask_during_it() -> None:
     assert found["generator"]["late"]["p50"] < 0.1
 
 
-def test_requests_leave_while_earlier_ones_are_under_way() -> None:
-    """A server that holds back all answers until 40 requests are there gets them."""
+def test_load_is_an_open_loop() -> None:
+    """Requests are sent without waiting for earlier answers."""
     together = threading.Barrier(40, timeout=30)
 
     def wait(fake: Fake, kind: str, number: int) -> int:
@@ -91,7 +91,7 @@ def test_requests_leave_while_earlier_ones_are_under_way() -> None:
 
 
 def test_errors_are_counted_by_kind_and_by_what_they_were() -> None:
-    """As many as the server made: statuses, hanging up, silence; only successes have a latency."""
+    """Errors are counted by request kind and cause, as the server counts them."""
     made: Counter[str] = Counter()
 
     def fail(fake: Fake, kind: str, number: int) -> int | None:
@@ -125,7 +125,7 @@ def test_errors_are_counted_by_kind_and_by_what_they_were() -> None:
 
 
 def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> None:
-    """It says so, reports the answers until then, and names what it could not take away."""
+    """A silent server ends the test with the results so far and the events left behind."""
     dead = threading.Event()
 
     def die(fake: Fake, kind: str, number: int) -> int | None:
@@ -156,7 +156,7 @@ def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> No
 
 
 def test_what_refuses_or_is_not_there_is_said_before_any_load() -> None:
-    """A wrong address, and a request that is refused, end with the reason and no load."""
+    """An unreachable server, or a refused first request, ends the test before any load."""
     with pytest.raises(Unavailable, match="does not answer"):
         loadtest.run(Console(file=io.StringIO()), replace(BASE, url="http://127.0.0.1:9"))
     with faking(lambda *_: 422) as fake:
@@ -169,7 +169,7 @@ def test_what_refuses_or_is_not_there_is_said_before_any_load() -> None:
 
 
 def test_the_mix_is_what_arrives_and_is_about_what_the_server_has() -> None:
-    """Kinds are counted as the server counts them; users, items and words are the server's own."""
+    """Kinds are counted as the server counts them, over its own users, items and titles."""
     with faking() as fake:
         found, shown = ran(fake, mix="score=4,recommend=2,search=3,events=1", targets=5, limit=3)
     kinds = found["load"]["kinds"]
@@ -200,7 +200,7 @@ def test_the_mix_is_what_arrives_and_is_about_what_the_server_has() -> None:
 
 
 def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
-    """Nobody else is written to or deleted, another run's users included; --keep leaves them."""
+    """Events are written for the test's own users, who are deleted unless --keep is given."""
     with faking() as fake:
         ran(fake, mix="events=1")
         written = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
@@ -215,7 +215,7 @@ def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
 
 
 def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_one() -> None:
-    """With `write_to_users` they are for those who ask, and each event is deleted, nothing else."""
+    """With `write_to_users` events go to stored users and are deleted one by one."""
     with faking() as fake:
         ran(fake, mix="events=1", write_to_users=True)
         written = [body["events"][0] for body in fake.bodies["events"]]
@@ -226,7 +226,7 @@ def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_o
 
 
 def test_a_key_goes_with_every_request_and_into_no_report() -> None:
-    """Without it the answer says how to give one; with it, neither text, JSON nor page has it."""
+    """Headers are sent with every request and appear in no report."""
     with faking() as fake:
         fake.key = "Bearer s3cret"
         with pytest.raises(Unavailable, match="--header"):
@@ -241,7 +241,7 @@ def test_a_key_goes_with_every_request_and_into_no_report() -> None:
 
 
 def test_ramp_finds_the_capacity_of_a_server() -> None:
-    """It answers 30 a second and refuses the rest: four fifths are answered up to 37 and a bit."""
+    """The ramp finds the highest rate that meets the objective, to within 5 %."""
     left, at = 5.0, time.perf_counter()  # how many more it takes at once
 
     def bear(fake: Fake, kind: str, number: int) -> int:
@@ -273,7 +273,7 @@ def test_ramp_finds_the_capacity_of_a_server() -> None:
 
 
 def test_an_objective_without_a_ramp_is_judged() -> None:
-    """Failures break it, however fast they were."""
+    """Failed requests count against the objective."""
     with faking(lambda fake, kind, number: 503 if number % 10 == 5 else 200) as fake:
         found, _ = ran(fake, mix="score=1", slo=Slo(80.0, 5.0))
         assert found["load"]["slo"]["held"]

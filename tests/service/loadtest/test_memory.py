@@ -29,14 +29,14 @@ def answering(*texts: str) -> httpx.Client:
 
 
 def test_all_processes_count() -> None:
-    """One process has one series, several workers have one each, and others have none."""
+    """Resident memory is summed over all workers, and absent without a metric."""
     assert read_metrics(answering(ONE)) == {"process_resident_memory_bytes": 150_000_000}
     assert read_metrics(answering(SEVERAL)) == {"process_resident_memory_bytes": 300_000_000}
     assert read_metrics(answering("heed_http_in_flight 1\n")) == read_metrics(answering()) == {}
 
 
 def test_memory_is_read_until_the_end() -> None:
-    """Growth is seen: at the beginning, after a third of the time, at the end and at most."""
+    """Memory is sampled at the start, a third, the end and the maximum of the load."""
     sizes = [f"process_resident_memory_bytes {size}\n" for size in range(100, 10_000, 100)]
     with MemorySampler(answering(*sizes), 0.02) as sampler:
         while len(sampler.readings) < 5:
@@ -57,7 +57,7 @@ def test_memory_is_read_until_the_end() -> None:
 
 
 def test_server_without_metrics_is_polled_once() -> None:
-    """After the first reading fails there is no thread and no result."""
+    """Without metrics there are no readings and no result."""
     with MemorySampler(answering(), 0.001) as sampler:
         time.sleep(0.02)
     assert sampler.readings == []

@@ -1,4 +1,4 @@
-"""What a load test computes and draws, on records that are known to the number."""
+"""Figures, warnings and charts of a load test, on recordings with known values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record(
     timing: bytes = b"",
     warmup: float = 0.0,
 ) -> Recording:
-    """Requests a tenth of a second apart, each answered after so long; status 0: refused."""
+    """Build a recording of requests 0.1 s apart with the given latencies; status 0 is a refusal."""
     n = len(latencies)
     due = 0.1 * np.arange(n, dtype=np.float64)
     found = np.array([200] * n if status is None else status, dtype=np.int16)
@@ -59,7 +59,7 @@ def record(
 
 
 def test_constant_arrivals_are_evenly_spaced() -> None:
-    """One every 1/rate seconds, from the start on."""
+    """Constant arrivals are 1/rate seconds apart."""
     due = arrival_times(50.0, 2.0, "constant", np.random.default_rng(0))
     np.testing.assert_allclose(due, [number / 50 for number in range(100)])
 
@@ -77,7 +77,7 @@ def test_poisson_arrivals_have_exponential_gaps_at_the_rate() -> None:
 
 
 def test_more_requests_than_memory_holds_are_refused() -> None:
-    """A rate and a duration that no schedule is made for are named."""
+    """A rate and duration with too many requests are refused."""
     with pytest.raises(Invalid, match="--rate"):
         arrival_times(1e6, 1e6, "constant", np.random.default_rng(0))
 
@@ -105,18 +105,18 @@ def test_kinds_are_drawn_in_proportion() -> None:
     ],
 )
 def test_a_mix_that_is_none_is_refused(text: str, said: str) -> None:
-    """The message names what was wrong and what there is."""
+    """An invalid mix is refused with the reason."""
     with pytest.raises(Invalid, match=said):
         parse_mix(text)
 
 
 def test_kind_with_share_zero_is_excluded() -> None:
-    """Those with a share of 0 are as good as not named."""
+    """A kind with share 0 is left out of the mix."""
     assert parse_mix("score=0, search=2.5") == {"search": 2.5}
 
 
 def test_addresses_and_headers_are_read_or_refused() -> None:
-    """Ports, prefixes and IPv6 are understood; what is none is named, without repeating a key."""
+    """URLs and headers are parsed, and invalid ones refused without repeating a secret."""
     assert Target.parse("http://[::1]:81/heed/").url == "http://[::1]:81/heed"
     assert Target.parse("https://heed.example").url == "https://heed.example"
     for wrong in (
@@ -141,7 +141,7 @@ def test_addresses_and_headers_are_read_or_refused() -> None:
 
 
 def test_percentiles_are_numpys() -> None:
-    """Of known latencies, for all and for each kind, without those of failures or the warm-up."""
+    """Percentiles equal numpy's over the successes after the warm-up, per kind."""
     rng = np.random.default_rng(3)
     took = rng.lognormal(-4, 1, 5_000)
     kinds = rng.integers(0, 2, 5_000)
@@ -159,7 +159,7 @@ def test_percentiles_are_numpys() -> None:
 
 
 def test_nothing_has_no_percentiles() -> None:
-    """Where nothing was answered there is no latency, and no zero that looks like one."""
+    """Without a success the percentiles are None."""
     assert set(percentiles(np.zeros(0)).values()) == {None}
     found = summarize(record([0.1, 0.1], status=[0, 500]))
     assert found["kinds"]["a"]["errors"] == {"refused": 1, "500": 1}
@@ -181,7 +181,7 @@ def test_an_objective_counts_failures_against_it() -> None:
 
 
 def test_time_is_divided_between_stages_and_what_is_left() -> None:
-    """What the server does not say is its rest; beyond its total it is the network and queues."""
+    """Latency is split into server stages, the rest of the server, the network and waiting."""
     timing = b"store;dur=2, attend;dur=5;desc=x, total;dur=10"
     assert parse_server_timing(timing) == {"store": 0.002, "attend": 0.005, "total": 0.01}
     assert parse_server_timing(b"miss, a;dur=x, b;dur=1") == {"b": 0.001}
@@ -194,7 +194,7 @@ def test_time_is_divided_between_stages_and_what_is_left() -> None:
 
 
 def test_in_flight_is_what_left_and_was_not_over() -> None:
-    """Requests every 100 ms of which each takes 350 ms are four at once."""
+    """Requests in flight are those sent and not yet answered."""
     found = summarize(record([0.35] * 50))
     assert found["in_flight"]["max"] == 4
     assert found["in_flight"]["mean"] == pytest.approx((1 + 2 + 3 + 4 * 47) / 50)
@@ -203,7 +203,7 @@ def test_in_flight_is_what_left_and_was_not_over() -> None:
 
 @pytest.mark.parametrize(("late", "warned"), [(0.0001, False), (0.02, True)])
 def test_a_generator_that_was_late_is_not_trusted(late: float, warned: bool) -> None:
-    """When more than a tenth of a latency is its own delay, the report warns of it."""
+    """The report warns if the generator's delay exceeds a tenth of the latency."""
     load = summarize(record([0.05] * 2_000, late=late))
     assert load["generator"]["late"]["p99"] == pytest.approx(late)
     found = {"load": load, "options": {"url": "http://a", "connections": 5}}
@@ -212,7 +212,7 @@ def test_a_generator_that_was_late_is_not_trusted(late: float, warned: bool) -> 
 
 
 def test_a_ramp_of_few_requests_or_of_a_late_generator_is_not_trusted() -> None:
-    """Steps that broke with sends that were late, and steps that say little, are named."""
+    """The report warns of a ramp step with late sends or too few requests."""
     load = summarize(record([0.05] * 2_000))
 
     def step(rate: float, held: bool, late: float, requests: int, ended: str) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def test_a_ramp_of_few_requests_or_of_a_late_generator_is_not_trusted() -> None:
 
 
 @pytest.mark.parametrize("limit", [1.5, 7.0, 40.0, 333.3, 5_000.0])
-def test_a_climb_closes_in_on_the_limit(limit: float) -> None:
-    """From below and from above it: the answer holds, and is within a twentieth of what breaks."""
+def test_highest_rate_is_found_within_five_percent(limit: float) -> None:
+    """The search brackets the limit between a passing and a failing rate 5 % apart."""
     tried: list[float] = []
 
     async def attempt(rate: float) -> bool:
@@ -257,7 +257,7 @@ def test_a_climb_closes_in_on_the_limit(limit: float) -> None:
 
 
 def test_a_climb_ends_at_its_bounds() -> None:
-    """Where all holds, at the highest rate; where nothing does, at one a second; or when told."""
+    """The search ends at the highest rate, at the lowest, or when stopped."""
 
     async def all_hold(rate: float) -> bool:
         return True
@@ -328,7 +328,7 @@ def _report() -> dict[str, Any]:
 
 
 def test_the_page_needs_no_network_and_escapes_what_it_shows() -> None:
-    """Well formed, with plots, nothing to fetch, and no markup out of what a server answered."""
+    """The HTML report is well formed, loads nothing and escapes server output."""
     text = page.render(_report())
     outline = _Outline()
     outline.feed(text)

@@ -1,4 +1,4 @@
-"""Workers that die young, and workers that do not answer each other."""
+"""Restarts of workers that exit early, and workers that do not answer their peers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ print("stopped")
 """
 
 
-def test_one_that_dies_young_is_followed_ever_later() -> None:
-    """The pauses double, the log says who ended how, and the order to stop ends it well."""
+def test_restart_delay_doubles() -> None:
+    """The restart delay of a worker that exits early doubles, and SIGTERM ends the server."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", SHORT_LIVED], stdout=subprocess.PIPE, text=True
     )
@@ -47,7 +47,7 @@ def test_one_that_dies_young_is_followed_ever_later() -> None:
 
 
 def test_a_worker_that_does_not_answer_is_left_out() -> None:
-    """Of three, one answers, and one has died: the third hears from the one, and goes on."""
+    """A request to all peers returns the answers of those that answer in time."""
     points = worker_sockets(3)
 
     async def talk() -> dict[int, bytes]:

@@ -1,4 +1,4 @@
-"""Refreshes beside requests: what questions and writes wait for, and what they do not."""
+"""Catalogue refreshes: which reads wait for which writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Encoder(StaticEncoder):
-    """A text encoder that can be stopped, as one that takes minutes."""
+    """A text encoder that can be blocked or made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def batch(name: str, count: int = 100) -> list[Item]:
 
 
 async def until(held: Callable[[], bool]) -> None:
-    """Return when this holds; for as long as a busy machine may need."""
+    """Wait until the condition holds."""
     for _ in range(60_000):
         if held():
             return
@@ -88,7 +88,7 @@ async def until(held: Callable[[], bool]) -> None:
 
 
 async def until_changed(store: SQLiteStore) -> None:
-    """Return when there is something in the store's catalogue."""
+    """Wait until the store has a catalogue version."""
     for _ in range(60_000):
         if await store.catalogue_version():
             return
@@ -107,10 +107,10 @@ def found_by_words(catalogue: Catalogue, query: str) -> list[str]:
 # ------------------------------------------------------------------ what is waited for
 
 
-async def test_a_question_does_not_wait_for_a_write_in_progress(
+async def test_read_does_not_wait_for_an_unacknowledged_write(
     live: LiveSnapshot, store: SQLiteStore, encoder: Encoder
 ) -> None:
-    """What nobody was told of may be missing; with its acknowledgement it is there."""
+    """A read does not wait for an unacknowledged write of its process."""
     before = await live.current()
     encoder.free.clear()
     writing = asyncio.create_task(live.put_items(batch("new")))
@@ -123,10 +123,10 @@ async def test_a_question_does_not_wait_for_a_write_in_progress(
     assert await live.current() is live.snapshot
 
 
-async def test_a_question_waits_for_a_write_of_another_process(
+async def test_read_waits_for_a_write_of_another_process(
     live: LiveSnapshot, store: SQLiteStore, encoder: Encoder
 ) -> None:
-    """It may have been acknowledged there, though a write of this process is in progress too."""
+    """A read waits for a write of another process, which may have been acknowledged."""
     encoder.free.clear()
     writing = asyncio.create_task(live.put_items(batch("mine")))
     await until_changed(store)
@@ -139,10 +139,10 @@ async def test_a_question_waits_for_a_write_of_another_process(
     await writing
 
 
-async def test_a_question_does_not_wait_for_what_is_written_after_it(
+async def test_read_does_not_wait_for_later_writes(
     live: LiveSnapshot, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A steady writer, faster than refreshes, keeps nobody waiting."""
+    """A read does not wait for writes that follow it, however frequent."""
     reading, written = store.catalogue_changes, 0
 
     async def behind(after: int, limit: int | None = None) -> CatalogueChanges:
@@ -160,10 +160,10 @@ async def test_a_question_does_not_wait_for_what_is_written_after_it(
     assert written < 5
 
 
-async def test_an_acknowledged_write_is_served_without_a_question(
+async def test_acknowledged_write_is_in_the_snapshot(
     live: LiveSnapshot, store: SQLiteStore
 ) -> None:
-    """Items that were put are in the snapshot, and deleted ones are not, when that is answered."""
+    """An acknowledged write or deletion is in the current snapshot."""
     await live.put_items(batch("new"))
     catalogue = live.snapshot.catalogue
     assert catalogue.visible[catalogue.row("new0")]
@@ -173,17 +173,17 @@ async def test_an_acknowledged_write_is_served_without_a_question(
     assert await live.delete_item("new0") is False
 
 
-async def test_changes_of_other_processes_are_followed_without_a_question(
+async def test_follow_serves_changes_of_other_processes(
     live: LiveSnapshot, store: SQLiteStore
 ) -> None:
-    """As between workers, each of which looks at the store now and then."""
+    """`follow` serves the changes of other processes without a read."""
     await store.put_items(batch("theirs"))
     await live.catalogue.follow()
     await until(lambda: live.snapshot.catalogue.row("theirs99") >= 0)
 
 
-async def test_writes_at_once_share_refreshes(live: LiveSnapshot) -> None:
-    """Each is served when it is acknowledged."""
+async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot) -> None:
+    """Each of many concurrent writes is served when it is acknowledged."""
 
     async def put(name: str) -> int:
         await live.put_items(batch(name, 5))
@@ -193,10 +193,10 @@ async def test_writes_at_once_share_refreshes(live: LiveSnapshot) -> None:
     assert min(rows) >= 0
 
 
-async def test_a_failed_refresh_fails_questions_and_no_write(
+async def test_failed_refresh_fails_reads_and_no_write(
     live: LiveSnapshot, encoder: Encoder
 ) -> None:
-    """The write is durable and acknowledged; the next refresh that succeeds serves it."""
+    """A failed refresh fails reads, not writes, and the next refresh serves the write."""
     encoder.fails = True
     assert await live.put_items(batch("new")) == 100
     with pytest.raises(RuntimeError, match="the encoder failed"):
@@ -208,8 +208,8 @@ async def test_a_failed_refresh_fails_questions_and_no_write(
 # ------------------------------------------------------------------ slow text encoders
 
 
-async def test_slow_encoding_does_not_delay_questions(live: LiveSnapshot, encoder: Encoder) -> None:
-    """A large write is found by its words at once, and by meaning when its texts are encoded."""
+async def test_slow_encoding_does_not_delay_reads(live: LiveSnapshot, encoder: Encoder) -> None:
+    """With a slow encoder items are found by words at once and by embedding later."""
     encoder.quick = False
     encoder.free.clear()
     await live.put_items(batch("rocket"))
@@ -235,7 +235,7 @@ async def test_slow_encoding_does_not_delay_questions(live: LiveSnapshot, encode
 async def test_a_few_texts_are_encoded_before_a_write_is_acknowledged(
     live: LiveSnapshot, encoder: Encoder
 ) -> None:
-    """However slow the encoder is: an item that is put alone has its vector at once."""
+    """A small write is encoded before it is acknowledged, however slow the encoder."""
     encoder.quick = False
     await live.put_items([Item("one", title="guitar")])
     assert live.snapshot.catalogue.has_content[live.snapshot.catalogue.row("one")]
@@ -245,7 +245,7 @@ async def test_a_few_texts_are_encoded_before_a_write_is_acknowledged(
 
 
 def test_only_unacknowledged_writes_may_be_missing() -> None:
-    """Back to the version before the first of them, and no further than any other writer's."""
+    """`acknowledged_at` returns the version before the first unacknowledged write."""
     writes = UnacknowledgedWrites()
     with writes.track() as first, writes.track() as second:
         first(3, 4)
@@ -260,7 +260,7 @@ def test_only_unacknowledged_writes_may_be_missing() -> None:
 
 
 def test_forked_processes_know_what_each_other_writes() -> None:
-    """What a killed process left is forgotten when another one writes that version."""
+    """Forks share unacknowledged writes; the next write of a version replaces a killed one's."""
     writes = UnacknowledgedWrites()
     pid = os.fork()
     if not pid:
@@ -276,7 +276,7 @@ def test_forked_processes_know_what_each_other_writes() -> None:
 
 
 def test_writes_beyond_those_that_are_tracked_are_waited_for() -> None:
-    """However many there are at once, none is taken for acknowledged before it is."""
+    """Beyond the number of tracked writes, reads wait for the others."""
     writes = UnacknowledgedWrites()
     with writes.track() as on_change:
         for version in range(1, 1_001):

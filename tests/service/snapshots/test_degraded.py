@@ -1,4 +1,4 @@
-"""An answer says when a part that is down was left out of it."""
+"""The field `degraded`: true while the current model version cannot be served."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def answers(engine: Engine) -> list[Answer]:
 
 
 def damaged_weights(data: Path, version: str) -> None:
-    """A model that another process made current, and whose file was then cut short."""
+    """Activate a version through another registry and truncate its weights."""
     Registry(data / MODELS_FOLDER).activate(version)
     weights = data / MODELS_FOLDER / "versions" / version / WEIGHTS_FILE
     weights.chmod(0o644)
@@ -46,7 +46,7 @@ def damaged_weights(data: Path, version: str) -> None:
 
 
 def damaged_pointer(data: Path, _version: str) -> None:
-    """Nobody knows what should serve."""
+    """Damage the file that names the current version."""
     (data / MODELS_FOLDER / "current").write_bytes(b"damaged")
 
 
@@ -54,7 +54,7 @@ def damaged_pointer(data: Path, _version: str) -> None:
 def test_answers_are_degraded_while_the_current_model_cannot_serve(
     world: World, tmp_path: Path, damage: Callable[[Path, str], None]
 ) -> None:
-    """The old model answers every kind of question, and says so, until a good one is current."""
+    """Answers of the old model are marked degraded until a valid version is activated."""
     data = world.copy(tmp_path / "data")
 
     async def story() -> None:
@@ -82,7 +82,7 @@ def test_answers_are_degraded_while_the_current_model_cannot_serve(
 def test_degraded_ends_when_another_process_activates_a_valid_model(
     world: World, tmp_path: Path
 ) -> None:
-    """Following what is current ends it, as following began it."""
+    """Following a valid version that another process activated ends `degraded`."""
     data = world.copy(tmp_path / "data")
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""What is served: never older than the catalogue, never a model that does not fit."""
+"""The live snapshot: follows catalogue and model versions and rejects invalid models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Files = Mapping[str, bytes]
 
 
 class Slow(StaticEncoder):
-    """An encoder that can be held up, and counts what it is asked."""
+    """An encoder that can be blocked and counts the texts it encodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,8 +102,10 @@ def scores(snapshot: Snapshot) -> list[float]:
 # ------------------------------------------------------------------ the catalogue
 
 
-async def test_it_opens_with_what_is_there(serving: LiveSnapshot, world: World) -> None:
-    """The current model, the whole catalogue, and popularity from the whole log."""
+async def test_open_loads_model_catalogue_and_popularity(
+    serving: LiveSnapshot, world: World
+) -> None:
+    """Opening loads the current model, the whole catalogue and the counts of the log."""
     snapshot = serving.snapshot
     assert snapshot.version == world.first
     assert int(snapshot.catalogue.visible.sum()) == 60
@@ -115,7 +117,7 @@ async def test_it_opens_with_what_is_there(serving: LiveSnapshot, world: World) 
 async def test_every_change_is_in_the_next_snapshot(
     serving: LiveSnapshot, store: SQLiteStore, data: Path
 ) -> None:
-    """Whoever wrote it, this process or another; a snapshot that was handed out stays as it was."""
+    """The next snapshot has the changes of any process, and earlier snapshots stay unchanged."""
     before = await serving.current()
     assert await serving.current() is before
     await store.put_items([Item("new", title="rocket")])
@@ -132,10 +134,10 @@ async def test_every_change_is_in_the_next_snapshot(
     assert before.catalogue.visible[before.catalogue.row(item_id(0, 0))]
 
 
-async def test_many_at_once_refresh_once(
+async def test_concurrent_reads_share_one_refresh(
     serving: LiveSnapshot, store: SQLiteStore, encoder: Slow
 ) -> None:
-    """Questions that come together share the work, and all see the change."""
+    """Concurrent reads share one refresh and get the same snapshot."""
     asked = encoder.asked
     await store.put_items([Item(f"n{n}", title=f"title number {n}") for n in range(20)])
     found = await asyncio.gather(*(serving.current() for _ in range(10)))
@@ -147,7 +149,7 @@ async def test_many_at_once_refresh_once(
 async def test_the_catalogue_is_read_in_parts(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However small they are, at the start and later, what is served is the same."""
+    """The snapshot does not depend on the size of the batches in which it is read."""
     monkeypatch.setattr("service.snapshots.catalogue_refresh._READ_BATCH", 7)
     monkeypatch.setattr("service.snapshots.catalogue_refresh._REFRESH_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
@@ -165,7 +167,7 @@ async def test_the_catalogue_is_read_in_parts(
 async def indexed(
     store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveSnapshot]:
-    """What is served with an index from five rows on, built as soon as it is due."""
+    """A live snapshot with indexes from five rows on, built without delay."""
     monkeypatch.setattr("service.snapshots.index_refresh._STEADY", 0)
     with ThreadPoolExecutor(2) as pool:
         opened = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool, index_from=5)
@@ -186,7 +188,7 @@ def titled(snapshot: Snapshot, title: str) -> list[str]:
 async def test_indexes_are_made_anew_while_requests_are_answered(
     indexed: LiveSnapshot, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What changed before, meanwhile and after is found at every time, and the new one holds it."""
+    """Changes before, during and after the building of an index are found at all times."""
     held, begun = threading.Event(), threading.Event()
     made: list[Snapshot] = []
     indexing = Snapshot.reindexed
@@ -229,7 +231,7 @@ async def test_indexes_are_made_anew_while_requests_are_answered(
 async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
     indexed: LiveSnapshot, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The indexes of the model before it are let go of."""
+    """Indexes of the previous model that finish after an activation are discarded."""
     held = threading.Event()
     indexing = Snapshot.reindexed
     before = indexed.snapshot.model
@@ -248,10 +250,10 @@ async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
     assert mine.indexed_items == 69
 
 
-async def test_what_a_request_began_outlives_it(
+async def test_refresh_of_a_cancelled_request_is_reused(
     serving: LiveSnapshot, store: SQLiteStore, encoder: Slow
 ) -> None:
-    """A request that runs out of time leaves its work to the next, which need not begin again."""
+    """The refresh begun by a timed-out request is used by the next request."""
     encoder.free.clear()
     await store.put_items([Item("slow", title="a title nobody has seen")])
     with pytest.raises(TimeoutError):
@@ -267,7 +269,7 @@ async def test_what_a_request_began_outlives_it(
 async def test_embeddings_of_another_dimension_are_left_out(
     serving: LiveSnapshot, store: SQLiteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Stored for another encoder, they say nothing to this one: the item is known by its text."""
+    """An embedding of another dimension is ignored with a warning; the text is used instead."""
     with caplog.at_level(logging.WARNING):
         await store.put_items(
             [
@@ -283,7 +285,7 @@ async def test_embeddings_of_another_dimension_are_left_out(
 async def test_popularity_is_refreshed_on_request(
     serving: LiveSnapshot, store: SQLiteStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the log holds counts, of unknown items too, and what was forgotten no longer does."""
+    """`refresh_popularity` counts new and deleted events, and skips an unchanged log."""
     name = item_id(2, 2)
     before = serving.snapshot
     row = before.catalogue.row(name)
@@ -306,7 +308,7 @@ async def test_popularity_is_refreshed_on_request(
 async def test_removed_items_stay_removed_after_a_restart(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry
 ) -> None:
-    """A deleted item that events name is known to the next process, and as gone."""
+    """A deleted item of the log stays deleted after a restart."""
     name = item_id(2, 2)
     await store.delete_item(name)
     before = (await serving.current()).catalogue
@@ -325,7 +327,7 @@ async def test_removed_items_stay_removed_after_a_restart(
 
 
 async def test_rows_keep_their_meaning_across_models(serving: LiveSnapshot, world: World) -> None:
-    """A swap changes scores and nothing else; back again, they are what they were."""
+    """A change of model changes the scores, not the rows; changing back restores the scores."""
     first = serving.snapshot
     second = await serving.activate(world.second)
     assert second is await serving.current()
@@ -376,10 +378,10 @@ BAD: dict[str, Callable[[Files], tuple[Files, str]]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-async def test_what_does_not_fit_is_rejected_with_its_reason(
+async def test_invalid_model_is_rejected_with_its_reason(
     serving: LiveSnapshot, registry: Registry, world: World, kind: str
 ) -> None:
-    """Activated or made current by somebody else, it is not served, and the old one goes on."""
+    """An invalid model is rejected with its reason, however activated, and the old one serves."""
     before = serving.snapshot
     files, reason = BAD[kind](registry.load(world.first))
     version = registry.publish(files, {}, activate=False)
@@ -396,7 +398,7 @@ async def test_what_does_not_fit_is_rejected_with_its_reason(
 async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
     serving: LiveSnapshot, registry: Registry, world: World, data: Path
 ) -> None:
-    """One byte is enough; nothing is pointed at, and the old version goes on serving."""
+    """A version with one changed byte is refused by file name, and the old one serves."""
     path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS_FILE
     path.chmod(0o644)
     content = bytearray(path.read_bytes())
@@ -411,10 +413,10 @@ async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
     assert serving.snapshot is before
 
 
-async def test_following_serves_what_is_current_and_never_decides_it(
+async def test_follow_registry_serves_the_current_version(
     serving: LiveSnapshot, registry: Registry, world: World
 ) -> None:
-    """It goes where the pointer goes, and leaves the pointer alone."""
+    """`follow_registry` serves the current version and never changes the pointer."""
     for version in (world.second, world.first, world.second):
         registry.activate(version)
         token = registry.current_token()
@@ -429,7 +431,7 @@ async def test_following_serves_what_is_current_and_never_decides_it(
 async def test_a_choice_made_meanwhile_is_followed_next(
     serving: LiveSnapshot, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever makes another version current while one is being loaded is not overruled."""
+    """An activation during the loading of another version is kept and followed next."""
     loading = registry.load
 
     def slow(version: str) -> object:
@@ -447,7 +449,7 @@ async def test_a_choice_made_meanwhile_is_followed_next(
 
 
 @pytest.mark.parametrize("kind", ["gone", "pointer"])
-async def test_what_cannot_be_followed_is_said_once(
+async def test_unloadable_version_is_logged_once(
     serving: LiveSnapshot,
     registry: Registry,
     world: World,
@@ -455,7 +457,7 @@ async def test_what_cannot_be_followed_is_said_once(
     caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
-    """A version that is gone, a damaged pointer: one line in the log, and the old one goes on."""
+    """A missing version or damaged pointer is logged once, and the old model serves."""
     folder = data / MODELS_FOLDER
     before = serving.snapshot
     registry.activate(world.second)
@@ -476,7 +478,7 @@ async def test_what_cannot_be_followed_is_said_once(
 async def test_a_damaged_current_version_refuses_to_open(
     store: SQLiteStore, registry: Registry, data: Path, world: World, encoder: Slow
 ) -> None:
-    """There is no old one to go on with: the error names the file."""
+    """Opening with a damaged current version is refused and names the file."""
     path = data / MODELS_FOLDER / "versions" / world.first / ITEMS_FILE
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1])
@@ -489,7 +491,7 @@ async def test_a_damaged_current_version_refuses_to_open(
 async def test_without_a_model_content_answers(
     store: SQLiteStore, tmp_path: Path, encoder: Slow, world: World, registry: Registry
 ) -> None:
-    """An empty registry is no obstacle; the first model published is taken up."""
+    """Without a model the content model serves, until the first version is published."""
     with ThreadPoolExecutor(1) as pool:
         empty = Registry(tmp_path / "empty")
         serving = LiveSnapshot(store, empty, EmbeddingCache(encoder), pool)

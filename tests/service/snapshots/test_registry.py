@@ -1,4 +1,4 @@
-"""The registry: what it promises about versions, names, the pointer and concurrent use."""
+"""The registry of model versions: integrity, names, pruning and concurrent use."""
 
 import contextlib
 import errno
@@ -78,7 +78,7 @@ def load_current(registry: Registry) -> dict[str, bytes]:
 
 
 def test_published_bytes_come_back(tmp_path: Path) -> None:
-    """A published version loads with the same bytes and metadata, in another process' eyes too."""
+    """A published version loads with the same files and metadata, in another registry too."""
     registry = Registry(tmp_path, clock=lambda: 5)
     version = registry.publish(FILES, METADATA, version="v1")
     assert version == "v1"
@@ -91,7 +91,7 @@ def test_published_bytes_come_back(tmp_path: Path) -> None:
 
 
 def test_metadata_are_what_json_makes_of_them(registry: Registry) -> None:
-    """Tuples and integer keys are normalised before the seal, so that they do not break it."""
+    """Metadata are stored as JSON represents them."""
     registry.publish(FILES, {"shape": (1, 2), "by": {10: 0.1, 9: -0.0, 1: 1e300}})
     assert registry.versions()[0].metadata == {
         "shape": [1, 2],
@@ -137,7 +137,7 @@ def test_versions_are_never_rewritten(registry: Registry) -> None:
 
 
 def test_activation_verifies_first(registry: Registry) -> None:
-    """A rollback takes effect at once; a damaged version is refused and the pointer stays."""
+    """Activation refuses a damaged version and leaves the pointer unchanged."""
     registry.publish(FILES, {}, version="v1")
     registry.publish(FILES, {}, version="v2")
     registry.activate("v1")
@@ -167,7 +167,7 @@ def test_tokens_differ_after_each_activation(
 
 
 def test_pruning_keeps_the_newest_and_the_current(registry: Registry) -> None:
-    """The newest and the current version stay, broken ones stay, the rest goes with its space."""
+    """Pruning keeps the newest, the current and broken versions."""
     for number in range(6):
         registry.publish(FILES, {}, version=f"v{number}")
     registry.activate("v1")
@@ -195,7 +195,7 @@ def damage(path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json", "current"])
 def test_every_flip_and_truncation_is_found(registry: Registry, name: str) -> None:
-    """One flipped bit in any region, any shorter or longer file: Corrupt, and it names the file."""
+    """A flipped bit or changed length of any file is reported as Corrupt, with the file name."""
     registry.publish(FILES, METADATA, version="v1")
     path = registry._root / (name if name == "current" else f"versions/v1/{name}")
     whole = path.read_bytes()
@@ -240,7 +240,7 @@ def test_a_missing_or_surplus_entry_is_found(registry: Registry) -> None:
 
 
 def test_listing_survives_anything(registry: Registry, tmp_path: Path) -> None:
-    """Whatever lies among the versions is listed as broken with a reason; good ones stay good."""
+    """Invalid entries among the versions are listed as broken, valid ones are not."""
     registry.publish(FILES, METADATA, version="good")
     versions = registry._root / "versions"
     (versions / "empty").mkdir()
@@ -266,7 +266,7 @@ def test_listing_survives_anything(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_a_quiet_flip_is_listed_as_broken(registry: Registry) -> None:
-    """Listing notices a change in place though the size and the modification time are the same."""
+    """A change that keeps size and modification time is listed as broken."""
     registry.publish(FILES, METADATA, version="v1")
     assert registry.versions()[0].broken is None
     path = registry._root / "versions/v1/model.safetensors"
@@ -278,8 +278,8 @@ def test_a_quiet_flip_is_listed_as_broken(registry: Registry) -> None:
     assert "v1/model.safetensors: its SHA-256" in str(registry.versions()[0].broken)
 
 
-def test_a_senseless_pointer_is_corrupt(registry: Registry) -> None:
-    """A pointer that is sealed but senseless is named as such."""
+def test_pointer_that_names_no_version_is_corrupt(registry: Registry) -> None:
+    """A pointer that names no valid version is Corrupt, even if its seal is valid."""
     registry.publish(FILES, METADATA, version="v1")
     for senseless in ({"version": "../v2"}, {"version": 2}, {}):
         damage(registry._root / "current", manifest.seal(senseless))
@@ -293,7 +293,7 @@ def test_a_senseless_pointer_is_corrupt(registry: Registry) -> None:
 def test_names_cannot_leave_the_registry(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bad version names are refused before anything is opened, though what they name would load."""
+    """Invalid version names are refused before any file is touched."""
     canary = Registry(tmp_path / "other")
     canary.publish(FILES, METADATA, version="secret")
     (registry._root / "versions/link").symlink_to(tmp_path / "other/versions/secret")
@@ -324,7 +324,7 @@ def test_names_cannot_leave_the_registry(
 
 @pytest.mark.parametrize("name", ["", "..", "../canary", "a/b", "/a", ".a", "a\0", "manifest.json"])
 def test_file_names_cannot_leave_the_version(registry: Registry, tmp_path: Path, name: str) -> None:
-    """Bad file names are refused in publishing and, should someone forge a manifest, in loading."""
+    """Invalid file names are refused in publishing and in loading a forged manifest."""
     with pytest.raises(Invalid, match="file name"):
         registry.publish({name: b"x"}, {}, version="v1")
     (tmp_path / "models/versions/canary").write_bytes(b"x")
@@ -348,10 +348,10 @@ def test_file_names_cannot_leave_the_version(registry: Registry, tmp_path: Path,
         (FILES, [1], "/metadata"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(
+def test_invalid_files_or_metadata_are_refused(
     registry: Registry, files: Any, metadata: Any, pointer: str
 ) -> None:
-    """Nothing but bytes and JSON is published, and a refusal leaves nothing behind."""
+    """A version without files, or with metadata that are not JSON or too large, is refused."""
     with pytest.raises(Invalid) as raised:
         registry.publish(files, metadata)
     assert raised.value.pointer == pointer
@@ -390,7 +390,7 @@ def test_a_failing_disk_publishes_nothing(
 
 
 def test_only_abandoned_staging_is_cleaned(registry: Registry) -> None:
-    """A start removes what a dead publisher left and spares what a living one is writing."""
+    """Opening removes abandoned staging folders and keeps those in use."""
     with registry._staging.new() as living:
         dead = living.with_name("dead")
         dead.mkdir()
@@ -401,7 +401,7 @@ def test_only_abandoned_staging_is_cleaned(registry: Registry) -> None:
 
 
 def test_a_held_lock_is_not_waited_for_without_end(tmp_path: Path) -> None:
-    """A publisher that hangs in the critical moments makes others fail, not hang."""
+    """Publishing and activation raise Unavailable if the lock is held beyond the timeout."""
     registry = Registry(tmp_path, timeout=0.05)
     registry.publish(FILES, {}, version="v1")
     with durable_files.locked(tmp_path / "lock", 1):
@@ -435,7 +435,7 @@ print(won)
 
 
 def test_publishers_do_not_disturb_each_other_or_readers(registry: Registry) -> None:
-    """Three processes publish and prune while others read: each answer is whole."""
+    """Concurrent publishers, pruning and reads never give an incomplete version."""
     registry.publish({"a": b"-", "b": b"-" * 99}, {"text": "-"})
     publishers = [
         subprocess.Popen(
@@ -465,7 +465,7 @@ def test_publishers_do_not_disturb_each_other_or_readers(registry: Registry) -> 
 
 
 def test_one_name_has_one_winner(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many threads that publish under one name exactly one succeeds, and its bytes are there."""
+    """Of concurrent publications under one name exactly one succeeds."""
     results: list[str] = []
     barrier = threading.Barrier(6, timeout=20)
     real = durable_files.write

@@ -1,4 +1,4 @@
-"""The registry under kill -9 and power loss, at every step that a publisher takes."""
+"""The registry under SIGKILL and power loss at every step of a publication."""
 
 import os
 import shutil
@@ -62,7 +62,7 @@ for number, _ in enumerate(sys.stdin, 1):
 
 @pytest.mark.parametrize("action", ["publish", "activate"])
 def test_kill_at_any_step_leaves_a_complete_version(tmp_path: Path, action: str) -> None:
-    """After SIGKILL before each step, the current version is the old or the new one, and whole."""
+    """After SIGKILL at any step the current version is the old or the new one, and complete."""
     Registry(tmp_path).publish(files("b"), {"tag": "b"}, version="b")
     Registry(tmp_path).publish(files("a"), {"tag": "a"}, version="a")
     publisher = subprocess.Popen(
@@ -102,7 +102,7 @@ def test_kill_at_any_step_leaves_a_complete_version(tmp_path: Path, action: str)
 
 
 class Disk:
-    """A disk that forgets, at power loss, what was not fsynced.
+    """Simulated disk that loses everything not fsynced at power loss.
 
     Contents: of each file, what it held at its last fsync. Names: of each directory, those of its
     last fsync, or those of the moment, as a journal may have committed a rename on its own.
@@ -124,7 +124,7 @@ class Disk:
             self._contents[status.st_ino] = path.read_bytes()
 
     def forget(self, path: Path) -> None:
-        """A new file: its inode may have been another's."""
+        """Drop the contents recorded for the inode of a new file."""
         self._contents.pop(path.stat().st_ino, None)
 
     def after_power_loss(self, target: Path, *, journal_ahead: bool) -> None:
@@ -200,7 +200,7 @@ def lives_through_power_loss(
 def test_power_loss_at_any_step_leaves_a_complete_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a disk forgets that was not fsynced: old, then new, and new once it was said."""
+    """After power loss at any step the old or the new version loads; after the return, the new."""
     outcomes = list(lives_through_power_loss(tmp_path, monkeypatch, lambda: None))
     assert set(outcomes) == {"old", "new"}
     assert outcomes[-2:] == ["new", "new"]

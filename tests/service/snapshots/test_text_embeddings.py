@@ -1,4 +1,4 @@
-"""Text embeddings: each text is encoded once, also across restarts, whatever the file is like."""
+"""The cache of text embeddings: each text is encoded once, despite restarts and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 
 
 class Counting:
-    """An encoder that remembers what it was asked."""
+    """An encoder that records the texts it encodes."""
 
     def __init__(self, name: str = "counting", dimension: int = 6) -> None:
         self.name = name
@@ -62,7 +62,7 @@ def test_each_text_is_encoded_once(path: Path) -> None:
 
 
 def test_a_restart_changes_no_vector(path: Path) -> None:
-    """What is read back equals, bit for bit, what was given out before; nothing is encoded anew."""
+    """After a restart the vectors are equal bit for bit, and nothing is encoded again."""
     first = EmbeddingCache(Counting(), path)
     before = first.encode(TEXTS)
     first.save()
@@ -77,7 +77,7 @@ def test_a_restart_changes_no_vector(path: Path) -> None:
 
 
 def test_nothing_new_is_nothing_written(path: Path) -> None:
-    """A file that holds everything is left alone; without a path nothing is written at all."""
+    """Saving without new vectors leaves the file unchanged; without a path nothing is written."""
     embeddings = EmbeddingCache(Counting(), path)
     embeddings.save()
     assert not path.exists()
@@ -92,7 +92,7 @@ def test_nothing_new_is_nothing_written(path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_damaged_file_is_made_anew(path: Path, seed: int) -> None:
-    """Cut short or with a bit flipped, it is as if it were not there."""
+    """A truncated or changed file is ignored and its texts are encoded again."""
     embeddings = EmbeddingCache(Counting(), path)
     before = embeddings.encode(TEXTS)
     embeddings.save()
@@ -110,7 +110,7 @@ def test_a_damaged_file_is_made_anew(path: Path, seed: int) -> None:
 
 
 def test_another_encoders_file_is_not_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Vectors of another space are never given out, and the log says why texts are read anew."""
+    """The file of another encoder is ignored with a warning."""
     assert not is_of_other_encoder(path, "counting")
     embeddings = EmbeddingCache(Counting(), path)
     embeddings.encode(TEXTS)
@@ -123,8 +123,8 @@ def test_another_encoders_file_is_not_read(path: Path, caplog: pytest.LogCapture
         assert text in caplog.text
 
 
-def test_what_is_encoded_is_counted(path: Path) -> None:
-    """Up to all texts that are new, while nothing is said of those that are known."""
+def test_encoding_reports_progress(path: Path) -> None:
+    """Progress is reported for new texts and not for cached ones."""
     texts = [f"text {number}" for number in range(300)]
     embeddings = EmbeddingCache(Counting(), path)
     told: list[tuple[int, int]] = []
@@ -141,7 +141,7 @@ def test_what_is_encoded_is_counted(path: Path) -> None:
 def test_no_room_for_the_file_is_only_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be kept is still given out, and kept once there is room."""
+    """A file that cannot be written gives a warning, and is saved later."""
     blocked = tmp_path / "file"
     blocked.touch()
     embeddings = EmbeddingCache(Counting(), blocked / "embeddings.bin")
@@ -156,7 +156,7 @@ def test_no_room_for_the_file_is_only_a_warning(
 
 
 def test_a_query_is_the_encoders_own_vector() -> None:
-    """Unrounded, and of the same text only once."""
+    """A query has the encoder's unrounded vector and is encoded once."""
     encoder = Counting()
     embeddings = EmbeddingCache(encoder)
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_a_query_is_the_encoders_own_vector() -> None:
 
 
 def test_threads_share_it(path: Path) -> None:
-    """Many at once encode each text once and get each the right vectors."""
+    """Threads encode each text once and get correct vectors."""
     encoder = Counting()
     embeddings = EmbeddingCache(encoder, path)
     batches = [[f"text {n}" for n in range(start, start + 30)] for start in range(0, 100, 5)]
@@ -180,7 +180,7 @@ def test_threads_share_it(path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("quick", [True, False])
 async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: bool) -> None:
-    """A query is read on the event loop by a quick encoder alone, and else on another thread."""
+    """A slow encoder encodes queries on another thread, a quick one on the event loop."""
     seen: list[str] = []
 
     class Watched(StaticEncoder):

@@ -1,4 +1,4 @@
-"""The choice of a text encoder: what a setting names, and what belongs to another is not used."""
+"""Choice of the text encoder by setting, and isolation of encoders from each other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_static_encoder_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs nothing that is not installed anyway."""
+    """The static encoder works without sentence-transformers."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     assert open_encoder("static").name == StaticEncoder.name
 
@@ -48,7 +48,7 @@ def test_the_static_encoder_is_the_default(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_and_a_package_with_the_same_model_are_one_encoder(
     folder: Path, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a path, from here or from anywhere, and by the package's name in either spelling."""
+    """A model has one name, whether given by absolute path, relative path or package."""
     tiny_bert.package(site, "tiny-model")
     monkeypatch.chdir(folder.parent)
     names = [str(folder), "./tiny", "tiny-model", "tiny_model"]
@@ -57,7 +57,7 @@ def test_a_folder_and_a_package_with_the_same_model_are_one_encoder(
 
 
 def test_a_name_that_is_nothing_is_refused_with_what_to_do(site: Path) -> None:
-    """It may be a package to install, or a folder that was meant."""
+    """An unknown encoder is refused with both remedies: a package or a folder."""
     with pytest.raises(
         Invalid,
         match=r"^HEED_ENCODER is tiny: it is not static, and no package of that name is installed: "
@@ -67,7 +67,7 @@ def test_a_name_that_is_nothing_is_refused_with_what_to_do(site: Path) -> None:
 
 
 def test_a_package_without_one_model_is_refused(site: Path) -> None:
-    """One that carries none, and one that carries two."""
+    """A package with no model, or with two, is refused."""
     with pytest.raises(Invalid, match=r"HEED_ENCODER is pytest: the package carries 0 sentence-tr"):
         open_encoder("pytest")
     tiny_bert.package(site, "two-models", models=2)
@@ -76,7 +76,7 @@ def test_a_package_without_one_model_is_refused(site: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_named_with_what_is_missing(tmp_path: Path) -> None:
-    """One that is not there, and one that holds something else."""
+    """A folder that is missing, or has no model, is refused with the reason."""
     with pytest.raises(Invalid, match=f"HEED_ENCODER is {tmp_path}/no: {tmp_path}/no is no folder"):
         open_encoder(f"{tmp_path}/no")
     with pytest.raises(Invalid, match=f"{tmp_path} holds no .* model: modules.json is missing"):
@@ -86,7 +86,7 @@ def test_a_folder_that_is_no_model_is_named_with_what_is_missing(tmp_path: Path)
 def test_without_the_extra_the_message_says_which(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model can be there before what runs it is."""
+    """A model without sentence-transformers installed is refused with the pip command."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(Invalid, match=r"needs sentence-transformers .*pip install 'heed\[transfo"):
         open_encoder(str(folder))
@@ -96,7 +96,7 @@ def test_without_the_extra_the_message_says_which(
 
 
 def test_model_is_served_only_with_its_encoder(heed: Heed, tmp_path: Path, folder: Path) -> None:
-    """By command and as a job of a running service; another encoder's service refuses to start."""
+    """A model is trained and served with its encoder; another encoder refuses to start."""
     data = tmp_path / "data"
     populate(data)
     said = heed("train", "--encoder", folder, "--epochs", 1)
@@ -133,7 +133,7 @@ def test_model_is_served_only_with_its_encoder(heed: Heed, tmp_path: Path, folde
 def test_the_dimension_is_that_of_the_encoder_that_is_set(
     heed: Heed, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serving and importing alike: vectors stand beside those of the texts."""
+    """HEED_EMBEDDING_DIM must equal the dimension of HEED_ENCODER in serve and import."""
     (tmp_path / "items.jsonl").write_text('{"item_id": "a", "embedding": [%s1]}\n' % ("0, " * 31))
     monkeypatch.setenv("HEED_ENCODER", str(folder))
     for command in (["serve", "--port", 0], ["import", "items", tmp_path / "items.jsonl"]):
@@ -144,17 +144,17 @@ def test_the_dimension_is_that_of_the_encoder_that_is_set(
     assert (said.code, "1 items" in said.out) == (0, True), said.err
 
 
-def test_every_user_is_recommended_to_with_the_encoder(
+def test_recommend_all_refuses_a_model_of_another_encoder(
     heed: Heed, tmp_path: Path, world: World, folder: Path
 ) -> None:
-    """A model of another is refused, in the words of the service."""
+    """`recommend-all` refuses a model of another encoder."""
     world.copy(tmp_path / "data")
     said = heed("recommend-all", "--out", tmp_path / "lists.jsonl", "--encoder", folder)
     assert (said.code, f"reads vectors of {StaticEncoder.name}, not of" in said.err) == (1, True)
 
 
 def test_search_is_judged_by_the_encoder(heed: Heed, tmp_path: Path, folder: Path) -> None:
-    """Its name is in the table's words and in the report, its figures are its own."""
+    """`evaluate-search --encoder` evaluates with that encoder and reports its name."""
     documents = {
         "1": ("violin", "strings of a cat"), "2": ("boat", "below the sea"), "3": ("dog", "a bread")
     }  # fmt: skip
@@ -179,7 +179,7 @@ def test_search_is_judged_by_the_encoder(heed: Heed, tmp_path: Path, folder: Pat
 def test_judging_another_encoder_leaves_what_is_served_alone(
     heed: Heed, tmp_path: Path, world: World, folder: Path
 ) -> None:
-    """Its vectors and its parameters are kept beside those of the service, and found again."""
+    """Evaluation with another encoder caches its vectors apart from those of the service."""
     data = world.copy(tmp_path / "data")
     before = (data / EMBEDDINGS_FILE).read_bytes()
     judged = tmp_path / "judged.jsonl"
@@ -201,7 +201,7 @@ def test_judging_another_encoder_leaves_what_is_served_alone(
 def test_training_caches_the_vectors_of_its_encoder(
     heed: Heed, tmp_path: Path, folder: Path
 ) -> None:
-    """What a transformer takes minutes for is not done again by the service that follows."""
+    """Training saves the vectors of its encoder for the service."""
     data = tmp_path / "data"
     populate(data)
     heed("train", "--encoder", folder, "--epochs", 1)

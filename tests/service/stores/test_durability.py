@@ -1,4 +1,4 @@
-"""What was acknowledged is there afterwards: killed writers, lost power, full and failing disks."""
+"""Durability: killed writers, power loss, full and failing disks."""
 
 import asyncio
 import multiprocessing
@@ -24,14 +24,14 @@ KILLS = 60
 
 
 def notes(journal: Path) -> tuple[dict[str, int], set[str]]:
-    """The batches that were tried, with their sizes, and those that were acknowledged."""
+    """Return the attempted batches with their sizes, and the acknowledged batches."""
     lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
     tried = {line[1]: int(line[2]) for line in lines if line[0] == "try"}
     return tried, {line[1] for line in lines if line[0] == "ack"}
 
 
 async def check(path: Path, journal: Path, case: str) -> int:
-    """Acknowledged ⊆ stored ⊆ attempted, batches whole, nothing twice; returns how many acked."""
+    """Assert acknowledged ⊆ stored ⊆ attempted, in whole batches; count the acknowledged."""
     tried, acked = notes(journal)
     store = SQLiteStore(path)
     stored = Counter(str(event.event_id).rpartition("-")[0] for event in store.scan_events())
@@ -102,15 +102,15 @@ async def _power_cycles(disk: FaultyDisk, tmp_path: Path, cycles: int) -> int:
 async def test_lost_power_loses_nothing(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of whatever was written but not synced any part may be missing: no acked event is."""
+    """No acknowledged event is lost when unsynced writes are lost."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 30)  # so that power fails in checkpoints too
     assert await _power_cycles(disk, tmp_path, 60) == 0
 
 
-async def test_a_weaker_promise_fails_the_same_test(
+async def test_synchronous_normal_loses_acknowledged_events(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With synchronous=NORMAL acknowledged events are lost, or the test above proves nothing."""
+    """With synchronous=NORMAL, power loss loses acknowledged events."""
     full = sqlite_file.DatabaseFile.writer
 
     def normal(file: sqlite_file.DatabaseFile) -> apsw.Connection:
@@ -123,7 +123,7 @@ async def test_a_weaker_promise_fails_the_same_test(
 
 
 async def test_64_writers_on_one_user(path: Path) -> None:
-    """32,000 events from 64 tasks in two stores on one file: each is there, and once."""
+    """64 concurrent writers in two stores store each of 32,000 events once."""
     stores = [SQLiteStore(path), SQLiteStore(path)]
 
     async def write(number: int) -> None:
@@ -141,7 +141,7 @@ async def test_64_writers_on_one_user(path: Path) -> None:
 
 
 async def test_a_full_disk(path: Path, disk: FaultyDisk) -> None:
-    """Writes fail as StoreFull, reads and health go on, and with room all is well again."""
+    """On a full disk writes raise StoreFull, reads go on, and writes recover with space."""
     store = SQLiteStore(path, vfs=disk.name)
     await store.append([Event("u", "i", "e0")])
     disk.full = True
@@ -161,7 +161,7 @@ async def test_a_full_disk(path: Path, disk: FaultyDisk) -> None:
 async def test_a_disk_full_only_for_the_checkpoint(
     path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint that finds no room costs no acknowledged event and no health."""
+    """A checkpoint on a full disk loses no acknowledged event."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
     store = SQLiteStore(path, vfs=disk.name)
 
@@ -182,7 +182,7 @@ async def test_a_disk_full_only_for_the_checkpoint(
 
 
 async def test_a_disk_that_cannot_sync(path: Path, disk: FaultyDisk) -> None:
-    """After a failed sync nothing is acknowledged any more and health says so; reads go on."""
+    """After a failed sync every write is refused and health is false; reads go on."""
     store = SQLiteStore(path, vfs=disk.name)
     await store.append([Event("u", "i", "acked")])
     disk.sync_fails = True

@@ -1,4 +1,4 @@
-"""The SQLite store: the contract, group commit, and several processes on one file."""
+"""The SQLite store: the store contract, group commit and several processes."""
 
 import asyncio
 import sqlite3
@@ -20,7 +20,7 @@ from tests.support.store_contract import Connect, StoreContract
 
 
 class TestSQLiteStore(StoreContract):
-    """The contract, on a file."""
+    """The store contract on a SQLite file."""
 
     @pytest.fixture
     def connect(self, tmp_path: Path) -> Connect:
@@ -46,7 +46,7 @@ def files(path: Path) -> dict[str, int]:
 
 
 async def test_a_commit_is_synced_before_it_is_acknowledged(path: Path, disk: FaultyDisk) -> None:
-    """Every acknowledged batch has cost a sync, unless it shared one with others."""
+    """Each commit is synced before its batches are acknowledged; batches share commits."""
     store = SQLiteStore(path, vfs=disk.name)
     before = disk.syncs
     for n in range(10):
@@ -59,7 +59,7 @@ async def test_a_commit_is_synced_before_it_is_acknowledged(path: Path, disk: Fa
 
 
 async def test_a_conflict_undoes_itself_alone(path: Path) -> None:
-    """Of batches that share a commit, only the one in conflict is undone."""
+    """Of batches in one commit only the conflicting ones are rolled back."""
     store = SQLiteStore(path)
     await store.append([Event("u", "i", "taken")])
     holder = locked(path)  # while it holds the lock, all that follow gather
@@ -89,7 +89,7 @@ async def test_a_conflict_undoes_itself_alone(path: Path) -> None:
 
 
 async def test_a_job_that_fails_fails_alone(path: Path) -> None:
-    """An unexpected error reaches the one who sent the job, and the writer goes on."""
+    """A job that raises fails alone, is rolled back, and the writer goes on."""
     store = SQLiteStore(path)
 
     def job(transaction: Transaction) -> None:
@@ -133,7 +133,7 @@ async def test_cancelled_write_is_not_executed(path: Path) -> None:
 
 
 async def test_nothing_is_left_of_the_forgotten(path: Path) -> None:
-    """After deleting and forgetting, no table holds a row of the user."""
+    """After deletion no table has a row of the user."""
     store = SQLiteStore(path)
     await store.append([Event("u", "i", f"e{n}", key=np.ones(3, np.float32)) for n in range(9)])
     await store.append([Event("v", "i", "other", key=np.ones(3, np.float32))])
@@ -149,7 +149,7 @@ async def test_nothing_is_left_of_the_forgotten(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # meant
 async def test_failed_writer_ends_every_waiting_call(path: Path) -> None:
-    """If the thread ends, all who wait are told, and health says so."""
+    """If the writer thread ends, every waiting call raises Unavailable."""
     store = SQLiteStore(path)
     holder = locked(path)
 
@@ -174,7 +174,7 @@ async def test_failed_writer_ends_every_waiting_call(path: Path) -> None:
 async def test_too_much_waiting_is_refused_at_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the queue is full the answer is Overloaded; what was accepted is still written."""
+    """When the write queue is full, an append raises Overloaded."""
     monkeypatch.setattr(writer, "MAX_QUEUED_ROWS", 50)
     store = SQLiteStore(path)
     holder = locked(path)
@@ -193,7 +193,7 @@ async def test_too_much_waiting_is_refused_at_once(
 async def test_another_process_that_keeps_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing gives up after a while, reading never waits, and all is well afterwards."""
+    """While another process holds the lock, writes time out and reads go on."""
     monkeypatch.setattr(sqlite_file, "WRITE_TIMEOUT_MS", 50)
     store = SQLiteStore(path)
     await store.append([Event("u", "i")])
@@ -208,8 +208,8 @@ async def test_another_process_that_keeps_the_lock(
     await store.close()
 
 
-async def test_the_log_is_copied_and_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints keep the log short while writing goes on, and closing leaves one file."""
+async def test_checkpoints_bound_the_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints bound the write-ahead log, and closing removes it."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 50)
     store = SQLiteStore(path)
     for _ in range(100):
@@ -222,7 +222,7 @@ async def test_the_log_is_copied_and_reused(path: Path, monkeypatch: pytest.Monk
 
 
 async def test_reads_from_any_thread(path: Path) -> None:
-    """Threads with loops of their own read and write the same store."""
+    """Threads with their own event loops read and write one store."""
     store = SQLiteStore(path)
 
     def work(name: str) -> int:
@@ -239,7 +239,7 @@ async def test_reads_from_any_thread(path: Path) -> None:
 
 
 async def test_long_histories_are_read_off_the_loop(path: Path) -> None:
-    """A history of many thousands comes back whole, and the loop runs on meanwhile."""
+    """A long history is read without blocking the event loop."""
     store = SQLiteStore(path)
     await store.append([Event("u", f"i{n}", timestamp=n) for n in range(20_000)])
     reading = asyncio.ensure_future(store.history("u"))
@@ -272,7 +272,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_processes_share_a_new_store(path: Path) -> None:
-    """Three processes make the store at once and write to it: one store, all events once."""
+    """Processes that create and write one store concurrently store every event once."""
     run = asyncio.create_subprocess_exec
     children = [
         await run(sys.executable, "-c", WRITE, path, str(n), stderr=subprocess.PIPE)

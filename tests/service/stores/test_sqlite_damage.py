@@ -1,4 +1,4 @@
-"""Opening what is there: newer, foreign, damaged, cut off or crashed files."""
+"""Opening newer, foreign, damaged, truncated or crashed store files."""
 
 import asyncio
 import random
@@ -82,7 +82,7 @@ def test_a_newer_store_is_refused(filled: Path) -> None:
 
 
 def test_another_programs_database_is_refused(path: Path) -> None:
-    """Somebody else's tables are not touched."""
+    """The database of another program is refused and left unchanged."""
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE theirs (a)")
     other.commit()
@@ -95,7 +95,7 @@ def test_another_programs_database_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"not a database, only text\n" * 50, bytes(4096) + b"x"])
 def test_what_is_no_database_is_refused(path: Path, content: bytes) -> None:
-    """A file of something else is named as damaged, and kept."""
+    """A file that is no database is refused as Corrupt and left unchanged."""
     path.write_bytes(content)
     with pytest.raises(Corrupt, match=r"heed\.db"):
         SQLiteStore(path)
@@ -104,7 +104,7 @@ def test_what_is_no_database_is_refused(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("content", [None, b""])
 def test_an_empty_file_becomes_a_store(path: Path, content: bytes | None) -> None:
-    """No file and an empty one are both a new store, in directories made for it."""
+    """A missing or empty file becomes a new store, with its folders."""
     path = path.parent / "a" / "b" / path.name
     if content is not None:
         path.parent.mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_flipped_bits_are_found_when_read(filled: Path, monkeypatch: pytest.Monk
 
 
 def test_a_damaged_log_is_found_at_open(crashed: Path, tmp_path: Path) -> None:
-    """A bit in the log with commits behind it is damage, which SQLite takes for the log's end."""
+    """A changed bit in the log before its last commits is reported as Corrupt."""
     log = (crashed / "heed.db-wal").read_bytes()
     before_the_last_commits, rng = len(log) - 3 * 8 * 4120, random.Random(23)
     for at in [*range(32), *(rng.randrange(32, before_the_last_commits) for _ in range(20))]:
@@ -187,7 +187,7 @@ def test_a_damaged_log_is_found_at_open(crashed: Path, tmp_path: Path) -> None:
 
 
 def test_a_log_without_its_database_is_damage(crashed: Path) -> None:
-    """An empty or missing file beside a full log is not taken for a new store."""
+    """A log beside a missing or empty database is reported as Corrupt."""
     log = (crashed / "heed.db-wal").read_bytes()
     (crashed / "heed.db").write_bytes(b"")
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_log_without_its_database_is_damage(crashed: Path) -> None:
 
 
 def test_a_torn_log_is_no_damage(crashed: Path, tmp_path: Path) -> None:
-    """A log cut off anywhere, as a crash leaves it, opens with the commits before the cut."""
+    """A truncated log opens with the commits before the cut."""
     log, rng = (crashed / "heed.db-wal").read_bytes(), random.Random(24)
     lengths = []
     for end in [0, 31, 32, *sorted(rng.randrange(len(log)) for _ in range(12)), len(log)]:

@@ -1,4 +1,4 @@
-"""Types of events, from the store to the model and from the request to the explanation."""
+"""Event types from the store through training to the explanation of a score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import models.data.interactions
 from models.data import interactions
 from models.encoder.event_types import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
@@ -37,7 +36,7 @@ KINDS = ("purchase", "dislike", "view")
 
 
 def of_kinds() -> list[Event]:
-    """What the world did, most of it bought, some seen and some disliked."""
+    """Events of the small world as purchases, views and dislikes of different weights."""
     kinds = ["purchase", "purchase", "view", "purchase", "dislike", "purchase", "purchase"]
     return [
         replace(event, type=kinds[number % 7], weight=1 + number % 3)
@@ -46,7 +45,7 @@ def of_kinds() -> list[Event]:
 
 
 def fill(path: Path, sent: list[Event]) -> training_corpus.TrainingCorpus:
-    """What is learned from a store that these events were sent to."""
+    """Store the events and return the training corpus."""
     store = SQLiteStore(path / STORE_FILE)
 
     async def put() -> None:
@@ -81,7 +80,7 @@ async def engine(told: Path) -> AsyncIterator[Engine]:
 
 
 def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
-    """Those that occur, each event its own; dislikes are known as such."""
+    """The corpus has each event's type by name and marks dislikes."""
     sent = of_kinds()
     corpus = fill(tmp_path, sent)
     assert set(corpus.types) == set(KINDS)
@@ -97,7 +96,7 @@ def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
 
 
 def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
-    """As many as a model may know; the others are of no type, dislikes never among them."""
+    """The most frequent types get an id, and the dislike always does."""
     made = events()
     sent = [
         replace(event, type=f"t{number % 80}" if number % 100 else "dislike")
@@ -117,12 +116,12 @@ def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
 
 
 def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
-    """Neither layer may import the other's word for it."""
+    """The service and the models have the same name for the dislike type."""
     assert records.DISLIKE == interactions.DISLIKE
 
 
 def test_the_model_names_its_types(told: Path) -> None:
-    """In the order of its table, and counts what was liked."""
+    """A model stores its type names, and item counts without dislikes."""
     registry = Registry(told / MODELS_FOLDER)
     files = registry.load(registry.current() or "")
     made = TrainedModel.from_files(files)
@@ -153,7 +152,7 @@ async def events_of(
 
 @pytest.mark.anyio
 async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
-    """Stored and inline events alike, in time order, and -1 for a type it has never heard of."""
+    """Stored and inline events get the model's type ids; unknown types get -1."""
     names = engine.parts.live.snapshot.trained.event_types  # type: ignore[union-attr]
     sent = sorted((e for e in of_kinds() if e.user_id == "u3"), key=lambda e: e.timestamp or 0)
     middle = (sent[4].timestamp or 0) + SECOND
@@ -173,7 +172,7 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
 
 @pytest.mark.anyio
 async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
-    """Parts sum to the score, reasons to attention and transitions; each says its event's type."""
+    """Parts sum to the score, contributions to their parts, and each reason names its type."""
     requester = Requester(user_id="u3", explain=50, explain_exact=True)
     answer = await engine.answers.score(ScoreQuery(requester, NAMES[::7]), StageClock())
     kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
@@ -192,8 +191,8 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kinds", [("view", "dislike"), ("view", "purchase")])
-async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[str, str]) -> None:
-    """The same item at the same time, of one type and of another: other scores."""
+async def test_event_type_changes_the_scores(engine: Engine, kinds: tuple[str, str]) -> None:
+    """Events that differ only in type give different scores."""
     one, other = [
         await engine.answers.score(
             ScoreQuery(
@@ -208,7 +207,7 @@ async def test_what_kind_of_event_it_was_matters(engine: Engine, kinds: tuple[st
 
 @pytest.mark.anyio
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
-    """It is not recommended again."""
+    """A disliked item counts as seen and is not recommended."""
     history = (InlineEvent(item_id(0, 3), "dislike"), InlineEvent(item_id(0, 4)))
     answer = await engine.answers.recommend(
         RecommendQuery(Requester(history=history), limit=60), StageClock()
@@ -220,7 +219,7 @@ async def test_a_disliked_item_was_seen(engine: Engine) -> None:
 
 @pytest.mark.anyio
 async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) -> None:
-    """With and without them the content model scores the same."""
+    """Without a model a dislike does not change the scores."""
     opened = await open_engine(Settings(data=tmp_path))
     try:
         await opened.live.put_items(items())
@@ -240,8 +239,3 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         assert set(np.unique(history.types).tolist()) == {UNKNOWN, MASKED}
     finally:
         await opened.close()
-
-
-def test_dislikes_have_one_name() -> None:
-    """What is stored and what is learned from may not import each other, and must agree."""
-    assert records.DISLIKE == models.data.interactions.DISLIKE

@@ -1,4 +1,4 @@
-"""Logs that are hard to train on: no figure is NaN, and a model of them answers every question."""
+"""Training and serving on unusual logs: every loss, weight and score is finite."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def answers(engine: Engine, user: str) -> list[Answer]:
 def test_a_hard_log_is_learned_from_and_served(
     sent: Callable[[], list[Event]], tmp_path: Path
 ) -> None:
-    """Finite losses, weights and metrics; finite answers for the most and the least active."""
+    """A model of an unusual log has finite losses and weights and answers every request."""
     made = sent()
     corpus = read(tmp_path, made)
     assert len(corpus.log) == len(made)

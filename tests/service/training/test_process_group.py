@@ -1,4 +1,4 @@
-"""Processes that train together: real ones, against one that trains alone."""
+"""Data-parallel training in real processes, compared with a single process."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ LOG = cycle(users=40, length=9, items=20)
 
 
 def given(rank: int) -> list[Tensor]:
-    """What a member brings: a large tensor, which travels alone, and two small ones."""
+    """Return the tensors of a member: one large, two small."""
     draw = torch.Generator().manual_seed(rank)
     return [torch.randn(shape, generator=draw) for shape in ((300, 400), (7,), ())]
 
 
 def exchange(members: DataParallelGroup, folder: str) -> None:
-    """Take part in means, a sum, an agreement and an evaluation; write down what came of them."""
+    """Run every collective operation and save its results."""
     means = []
     for worth in WORTHS:
         tensors = given(members.rank)
@@ -57,8 +57,8 @@ def exchange(members: DataParallelGroup, folder: str) -> None:
     torch.save((means, agreed, summed, judged), Path(folder) / f"{members.rank}.pt")
 
 
-def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
-    """Against a loop in float64, also where nobody brings any worth; all hold the same bits."""
+def test_collective_operations_agree(tmp_path: Path) -> None:
+    """All members have the weighted mean, sum, broadcast and metrics of the loop."""
     with process_group(3, exchange, str(tmp_path)) as members:
         exchange(members, str(tmp_path))
     told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
@@ -81,7 +81,7 @@ def test_members_have_the_mean_of_what_each_brought(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_shared_without_loss() -> None:
-    """Every row goes to one member, and like lengths, which stand together, to different ones."""
+    """A batch is split so that each row goes to exactly one member."""
     spans = np.arange(14).reshape(7, 2)
     shares = [DataParallelGroup(rank, 3).shard(spans) for rank in range(3)]
     assert sorted(len(share) for share in shares) == [2, 2, 3]
@@ -94,7 +94,7 @@ def preset(**config: Any) -> Preset:
 
 
 def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
-    """What a member does, with products whose rounding does not depend on how a batch is cut."""
+    """Train as a group member, with float32 products."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.training.losses.product_dtype", lambda device: torch.float32)
         return train_and_publish._fit(members, *work)
@@ -112,7 +112,7 @@ def weights(fitted: TrainingResult) -> dict[str, NDArray[np.float32]]:
 
 
 def test_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
-    """Losses, validation and weights agree but for rounding; gone on with, it is the same model."""
+    """Two processes train the model of one, and resume to the same weights."""
     said: list[Any] = []
     alone = trained(1, preset())
     both = trained(2, preset(), told=lambda *told: said.append(told), checkpoint=tmp_path / "kept")
@@ -130,7 +130,7 @@ def test_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
 
 
 def test_a_member_without_a_share_takes_part_all_the_same() -> None:
-    """Batches of one window, two members: one brings nothing, and nothing hangs."""
+    """A member without rows in a batch does not block the others."""
     fitted = trained(2, preset(batch_tokens=8, epochs=1), cycle(users=6, length=7, items=8))
     assert all(np.isfinite(weight).all() for weight in weights(fitted).values())
 
@@ -146,7 +146,7 @@ def wait_for(size: int) -> None:
 
 
 def test_a_helper_that_dies_ends_the_training_with_a_clear_error() -> None:
-    """It does not hang, and says which exit code and what to do."""
+    """A process that exits during training raises ProcessGroupError with its exit code."""
     before = torch.get_num_threads()
     with pytest.raises(ProcessGroupError, match="exit code 7; if memory ran out"):
         wait_for(2)
@@ -162,7 +162,7 @@ class Leaves:
 
 
 def test_a_helper_that_never_comes_is_not_waited_for() -> None:
-    """It ended before the members met."""
+    """A process that exits before it joins raises ProcessGroupError."""
     with (
         pytest.raises(ProcessGroupError, match="exit code 9"),
         process_group(2, exchange, Leaves()),
@@ -171,7 +171,7 @@ def test_a_helper_that_never_comes_is_not_waited_for() -> None:
 
 
 def test_process_count_grows_with_the_work() -> None:
-    """One for a little work, small batches or many weights, one for each core otherwise."""
+    """The number of processes grows with the work and falls with small batches or many weights."""
 
     def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
         return process_count(cores, tokens=tokens, work=work, weights=weights)
@@ -185,7 +185,7 @@ def test_process_count_grows_with_the_work() -> None:
 
 
 def test_torchrun_starts_a_process_group(tmp_path: Path) -> None:
-    """Two processes of the command: one model is published and one says so."""
+    """Under torchrun two processes train and publish one model."""
     populate(tmp_path)
     script = Path(sys.executable).parent / "heed"
     ran = subprocess.run(

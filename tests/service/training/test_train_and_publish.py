@@ -1,4 +1,4 @@
-"""Training: what it reads, what it refuses to publish, and what it says of what it publishes."""
+"""Training from a store: the corpus, refusals, published metadata and checkpoints."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None)
 def test_corpus_contains_every_event_and_the_text_of_their_items(
     store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
-    """Each user's events in order of time; items known from events alone have no text."""
+    """The corpus has every event in order of time, and no text for unknown items."""
     sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
     fill(store, sent, [*items(), Item("untouched", title="nobody saw it")])
     corpus = training_corpus.read_store(store, embeddings)
@@ -92,7 +92,7 @@ def test_corpus_contains_every_event_and_the_text_of_their_items(
 def test_embeddings_of_another_dimension_do_not_stop_it(
     store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
-    """An item whose vector is of another space is learned from by its text."""
+    """An item whose embedding has another dimension is represented by its text."""
     odd = replace(items()[0], embedding=np.ones(3, np.float32))
     fill(store, events(), [odd, *items()[1:]])
     corpus = training_corpus.read_store(store, embeddings)
@@ -116,7 +116,7 @@ def shopping(users: int = 40, baskets: int = 10) -> list[Event]:
 def test_a_log_of_baskets_is_trained_and_served_as_one(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """Judged by everyone's last basket; what is served scores as it was judged, and adds up."""
+    """A log of baskets is evaluated on the last baskets and served as evaluated."""
     fill(store, shopping())
     corpus = training_corpus.read_store(store, embeddings)
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
@@ -153,7 +153,7 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
 def test_a_log_without_times_is_no_log_of_baskets(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """All at one moment: the order of arrival is learned from, and the last event judged by."""
+    """A log with equal times is trained in order of arrival, without baskets."""
     fill(store, [replace(event, timestamp=NOON) for event in events()])
     corpus = training_corpus.read_store(store, embeddings)
     done = train_and_publish.train(corpus, registry, embeddings.name, preset=QUICK)
@@ -166,7 +166,7 @@ def test_a_log_without_times_is_no_log_of_baskets(
 
 
 def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> str:
-    """Why nothing was published."""
+    """Return the reason for which training is refused."""
     with pytest.raises(ModelRejected) as rejected:
         train_and_publish.train(
             training_corpus.read_store(store, embeddings), registry, embeddings.name, preset=FAST
@@ -178,12 +178,12 @@ def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) 
 def test_nothing_to_learn_from(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """An empty log says where events come from."""
+    """Training on an empty log is refused with the command to import events."""
     assert "heed import" in refused(store, registry, embeddings)
 
 
 def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
-    """Below the least number, that number is named."""
+    """Training on fewer than MIN_EVENTS events is refused with both numbers."""
     fill(store, events()[: train_and_publish.MIN_EVENTS - 1])
     why = refused(store, registry, embeddings)
     assert "99 events" in why
@@ -193,13 +193,13 @@ def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: Embe
 def test_no_order_to_learn(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """Users of two events each: one to learn from and one to judge by is one too few."""
+    """Training without a user of three events is refused."""
     fill(store, events(users=80, each=2))
     assert "no user has three events" in refused(store, registry, embeddings)
 
 
 def crowd() -> list[Event]:
-    """Each user has had all items but one when their last comes: no model can be better."""
+    """Every user's last item is the only unseen one, so no model can beat popularity."""
     return [
         Event(
             f"u{user}",
@@ -215,7 +215,7 @@ def crowd() -> list[Event]:
 def test_a_model_that_does_not_beat_popularity(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """It is not published, and both figures are told. As good is not better."""
+    """A model that does not beat popularity is not published, and both figures are reported."""
     fill(store, crowd())
     corpus = training_corpus.read_store(store, embeddings)
     with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
@@ -226,8 +226,8 @@ def test_a_model_that_does_not_beat_popularity(
 # ------------------------------------------------------------------ what it publishes
 
 
-def test_what_is_published_describes_itself(world: World) -> None:
-    """Figures that were really measured, and files that are a model of the whole world."""
+def test_published_metadata_describe_the_model(world: World) -> None:
+    """Published metadata match the model, its log and its metrics."""
     registry = Registry(world.data / MODELS_FOLDER)
     listed = {version.version: version for version in registry.versions()}
     assert listed.keys() == {world.first, world.second}
@@ -251,7 +251,7 @@ def test_what_is_published_describes_itself(world: World) -> None:
 
 
 def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
-    """HR@10 of popularity on each user's newest event, what they saw before left out."""
+    """The published HR@10 of popularity equals a computation by hand."""
     past: dict[str, list[str]] = {}
     for event in events():
         past.setdefault(event.user_id, []).append(event.item_id)
@@ -274,7 +274,7 @@ def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
 def test_the_seed_decides_the_model(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """The same one gives the same bytes; progress goes forward and names what is done."""
+    """Equal seeds give equal bytes, and progress rises through all stages."""
     fill(store, events())
     stages: list[tuple[str, int, int]] = []
     epochs: list[TrainingProgress] = []
@@ -314,7 +314,7 @@ class Killed(BaseException):
 
 
 class Killing:
-    """Hears of the work as it goes on; kills it at the first step of an epoch."""
+    """Progress callback that raises `Killed` at the first step of an epoch."""
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -346,7 +346,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_killed_training_is_resumed(
     corpus: training_corpus.TrainingCorpus, registry: Registry, tmp_path: Path, checkpoint: Path
 ) -> None:
-    """From the epoch it was killed in, to the same model; then the checkpoint is gone."""
+    """A killed training resumes at its epoch, gives the same model and removes the checkpoint."""
 
     def train(registry: Registry, told: Killing, path: Path | None) -> bytes:
         result = train_and_publish.train(
@@ -403,7 +403,7 @@ def test_checkpoint_of_other_events_is_ignored(
 def test_a_model_that_is_refused_leaves_no_checkpoint(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache, checkpoint: Path
 ) -> None:
-    """The same training would be refused again."""
+    """A refused model leaves no checkpoint."""
     fill(store, crowd())
     with pytest.raises(ModelRejected):
         train_and_publish.train(
@@ -422,7 +422,7 @@ def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once there is room again, nothing needs training again."""
+    """A failed publication keeps the checkpoint, and the next run trains no further epoch."""
 
     def full(*_: object, **__: object) -> str:
         raise StoreFull("the disk has no room for a model")
@@ -446,7 +446,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is told, and what can be published is."""
+    """A checkpoint that cannot be written gives a warning, and the model is published."""
     nowhere = tmp_path / "missing" / "folder"
     train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=nowhere)
     assert caplog.text.count("the checkpoint could not be written") == 3

@@ -62,7 +62,7 @@ def errors(found: ClusteredAttention, wanted: Tensor) -> Tensor:
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("max_error", [0.05, 0.01])
 def test_the_allowed_error_is_met(sharp: float, max_error: float) -> None:
-    """Of all targets and heads, at least 99 in 100 are as near to the exact context as allowed."""
+    """The relative error of a context is within `max_error` for at least 99 % of targets."""
     made = world(20_000, sharp, targets=200)
     found = attend_clusters(made.tree(), made.query, max_error=max_error)
     assert float((errors(found, made.exact()) <= max_error).float().mean()) >= 0.99
@@ -71,7 +71,7 @@ def test_the_allowed_error_is_met(sharp: float, max_error: float) -> None:
 
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 2.0])
 def test_the_reported_error_bounds_the_true_error(sharp: float) -> None:
-    """Even of the expansion alone: 99 in 100 are within the stated error."""
+    """The reported error bounds the true one for 99 % of targets, even without exact clusters."""
     made = world(20_000, sharp, targets=200, seed=1)
     found = attend_clusters(made.tree(), made.query, max_error=math.inf)
     assert float(found.scanned.max()) == 0
@@ -79,7 +79,7 @@ def test_the_reported_error_bounds_the_true_error(sharp: float) -> None:
 
 
 def test_diffuse_attention_scans_nothing() -> None:
-    """Where rows differ little, clusters of thousands are enough for most targets."""
+    """Diffuse attention scans no row for most targets and stays within the error of 0.01."""
     made = world(60_000, 0.2)
     found = attend_clusters(made.tree(), made.query)
     assert float(found.scanned.median()) == 0
@@ -87,7 +87,7 @@ def test_diffuse_attention_scans_nothing() -> None:
 
 
 def test_exact_clusters_are_those_that_matter() -> None:
-    """A few clusters attended row by row lessen the error by far where attention is peaked."""
+    """Sixteen exact clusters reduce the error of peaked attention by a factor of five."""
     made = world(30_000, 3.0, spread=0.1)
     tree, wanted = made.tree(), made.exact()
     last, head = len(tree.levels) - 1, slice(0, 1)
@@ -113,7 +113,7 @@ def test_second_order_is_far_nearer_than_first() -> None:
 
 
 def test_no_error_attends_every_row() -> None:
-    """With no error allowed the answer is the softmax, says so, and has scanned every row."""
+    """With `max_error=0` every row is scanned, and the contexts equal the softmax."""
     made = world(5_000)
     found = attend_clusters(made.tree(), made.query, max_error=0)
     assert float(errors(found, made.exact()).max()) < 1e-5
@@ -124,7 +124,7 @@ def test_no_error_attends_every_row() -> None:
 
 
 def test_logsumexp_is_that_of_every_row() -> None:
-    """log Z, by which parts are merged, is as accurate as the context."""
+    """The log of the denominator is within 0.02 of that over every row."""
     made = world(20_000, 1.0)
     scores = made.query.double() @ made.table.keys.double().mT / D**0.5
     wanted = torch.logsumexp(scores + made.log_weights.double()[:, None], -1)
@@ -134,7 +134,7 @@ def test_logsumexp_is_that_of_every_row() -> None:
 
 @pytest.mark.parametrize("max_error", [0.01, 0.0])
 def test_recent_rows_take_their_share(max_error: float) -> None:
-    """Other rows of the same memory are part of one softmax with those in the tree."""
+    """A partial softmax over recent rows is merged with the rows of the tree."""
     made = world(20_000, 1.0)
     keys, values = (part[:, :300] for part in made.table)
     keys = keys * 1.5
@@ -152,7 +152,7 @@ def test_recent_rows_take_their_share(max_error: float) -> None:
 
 
 def test_updated_weights_give_the_tree_of_those_weights() -> None:
-    """Moments and sample shares follow an update; a tree built anew has the same."""
+    """After an update of weights a tree has the moments of one built with those weights."""
     made = world(10_000, 0.5)
     tree = made.tree()
     generator = torch.Generator().manual_seed(0)
@@ -195,7 +195,7 @@ def test_partly_filled_clusters_stay_within_the_error(n: int) -> None:
 
 
 def test_equal_rows_and_hidden_rows() -> None:
-    """Rows all alike have no spread to expand, and rows without weight count for nothing."""
+    """Equal rows give their common value, and rows of log weight -inf are ignored."""
     table = KVTable(torch.ones(HEADS, 1_000, D), torch.full((HEADS, 1_000, D), 3.0))
     log_weights = torch.zeros(HEADS, 1_000)
     log_weights[:, ::2] = -torch.inf
@@ -212,7 +212,7 @@ def test_fewer_rows_than_a_cluster_has_are_refused() -> None:
 
 
 def test_tree_size_per_row_is_bounded() -> None:
-    """Indexes, weights and moments, for every row: keys and values stay in their table."""
+    """A tree takes less than 100 bytes per row and head."""
     made = world(20_000)
     size = made.tree().nbytes / 20_000
     assert size < 400 * HEADS / 4
@@ -237,7 +237,7 @@ def test_parts_merge_as_one_softmax() -> None:
 
 @pytest.mark.parametrize("max_error", [0.0, 0.01, math.inf])
 def test_a_head_whose_rows_are_all_hidden_attends_nothing(max_error: float) -> None:
-    """Its contexts are zero, without an error, with or without recent rows that it sees."""
+    """A head whose rows are all hidden gives zero contexts, or those of the recent rows."""
     made = world(2_000, 1.0)
     made.log_weights[1] = -math.inf
     found = attend_clusters(made.tree(), made.query, max_error=max_error)

@@ -27,7 +27,7 @@ def within(points: torch.Tensor, clusters: np.ndarray, metric: torch.Tensor) -> 
 def test_every_point_is_in_one_cluster_and_clusters_are_of_one_size(
     n: int, depth: int, seed: int
 ) -> None:
-    """Whatever the number, each row comes once, and no two clusters differ in places."""
+    """Each point is in exactly one cluster, and all clusters have the same number of places."""
     clusters = 1 << min(depth, n.bit_length() - 1)
     points = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
     found = balanced_partition(points, clusters)
@@ -36,7 +36,7 @@ def test_every_point_is_in_one_cluster_and_clusters_are_of_one_size(
 
 
 def test_equal_points_are_divided_too() -> None:
-    """Points without any spread give clusters all the same."""
+    """Equal points are partitioned completely."""
     found = balanced_partition(torch.zeros(100, 4), 8)
     assert sorted(found[found >= 0].tolist()) == list(range(100))
 
@@ -50,7 +50,7 @@ def test_clusters_are_nested() -> None:
 
 
 def test_clusters_are_tight_where_the_metric_looks() -> None:
-    """Under a metric that sees one direction, that one is divided, and hardly the others."""
+    """Clusters are tight along the direction that the metric measures."""
     points = torch.randn(4096, 8, generator=torch.Generator().manual_seed(1))
     metric = torch.zeros(8, 8)
     metric[2, 2] = 1.0
