@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,6 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
-from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
 from service.domain.errors import Invalid, NotFound
 from service.domain.queries import (
@@ -39,7 +38,7 @@ from service.engine.explain import explain_items
 from service.engine.highlight import highlights
 from service.engine.naming import name_reasons, name_rows
 from service.engine.recommend import allowed_items, recommend_items
-from service.engine.score import score_answer
+from service.engine.score import ItemRows, score_answer
 from service.engine.search import RERANKED, SearchOutcome, search_answer, search_items
 from service.engine.similar_items import similar_items, spaces_to_compare
 from service.histories.event_columns import EventColumns
@@ -92,25 +91,20 @@ class Answers:
             place = int(np.argmin(scorable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
 
-        def attend(user: UserMemory) -> tuple[Scores, list[list[Reason]]]:
-            scores = score(snapshot, user, targets, request.options)
-            return scores, self._explain(request, user, targets, scores)
+        def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
+            return targets, score(snapshot, user, targets, request.options)
 
-        size = _attended(request, len(targets))
-        scores, reasons = await self._attend(request, stages, attend, size)
-        return await self._score_answer(request, targets, scores, reasons, stages)
+        return await self._ranked(request, stages, rank, _attended(request, len(targets)))
 
     async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
         """Recommend items of the catalogue."""
         request = await self._open(query.requester, stages)
 
-        def attend(user: UserMemory) -> tuple[Ranked, list[list[Reason]]]:
+        def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
             ranked = recommend_items(query, request.snapshot, user, request.events, request.options)
-            return ranked, self._explain(request, user, ranked.rows, ranked.scores)
+            return ranked.rows, ranked.scores._replace(mode=ranked.mode)
 
-        ranked, reasons = await self._attend(request, stages, attend)
-        answer = await self._score_answer(request, ranked.rows, ranked.scores, reasons, stages)
-        return replace(answer, retrieval=ranked.mode)
+        return await self._ranked(request, stages, rank)
 
     async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
         """Search items by text and re-rank them by the requester's memory.
@@ -236,36 +230,29 @@ class Answers:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _explain(
+    async def _ranked(
         self,
         request: _Request,
-        user: UserMemory,
-        rows: NDArray[np.int32] | NDArray[np.int64],
-        scores: Scores,
-    ) -> list[list[Reason]]:
-        """The reasons of scores, some of which are audited."""
-        requester, snapshot, _, _, options = request
-        self._memories.audit.sample(snapshot, user, rows, scores, options)
-        return explain_items(snapshot, user, rows, scores, options=options, requester=requester)
-
-    async def _score_answer(
-        self,
-        request: _Request,
-        rows: NDArray[np.int32] | NDArray[np.int64],
-        scores: Scores,
-        reasons: Sequence[Sequence[Reason]],
         stages: StageClock,
+        rank: Callable[[UserMemory], tuple[ItemRows, Scores]],
+        size: float = math.inf,
     ) -> Answer:
+        """Answer with the items that `rank` returns, explained; a sample of them is audited."""
+        requester, snapshot, events, _, options = request
+
+        def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
+            rows, scores = rank(user)
+            self._memories.audit.sample(snapshot, user, rows, scores, options)
+            reasons = explain_items(
+                snapshot, user, rows, scores, options=options, requester=requester
+            )
+            return rows, scores, reasons
+
+        rows, scores, reasons = await self._attend(request, stages, attend, size)
         with stages("explain"):
-            named = await name_reasons(self._store, request.snapshot, request.events, reasons)
-        return score_answer(
-            request.requester,
-            request.snapshot,
-            rows,
-            scores,
-            named,
-            degraded=self._live.degraded,
-        )
+            named = await name_reasons(self._store, snapshot, events, reasons)
+        answer = score_answer(requester, snapshot, rows, scores, named)
+        return replace(answer, degraded=self._live.degraded)
 
 
 def _attended(request: _Request, targets: int) -> float:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
@@ -14,12 +11,13 @@ from models.ranking.explain import Reason, explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import Scores
 from service.domain.queries import Requester
+from service.engine.score import ItemRows
 
 
 def explain_items(
     snapshot: Snapshot,
     user: UserMemory,
-    rows: NDArray[np.int32] | NDArray[np.int64],
+    rows: ItemRows,
     scores: Scores,
     *,
     options: AttentionOptions,
@@ -56,17 +54,15 @@ def explain_items(
         )
         for row, place in zip(rows.tolist(), where, strict=True)
     ]
-    return (
-        _with_exact_scores(snapshot, user, rows, reasons, options)
-        if requester.explain_exact
-        else reasons
-    )
+    if not requester.explain_exact:
+        return reasons
+    return _with_exact_scores(snapshot, user, rows, reasons, options)
 
 
 def _with_exact_scores(
     snapshot: Snapshot,
     user: UserMemory,
-    rows: NDArray[np.int32] | NDArray[np.int64],
+    rows: ItemRows,
     reasons: Sequence[Sequence[Reason]],
     options: AttentionOptions,
 ) -> list[list[Reason]]:

@@ -11,15 +11,15 @@ from models.catalogue.snapshot import Snapshot
 from models.ranking.scoring import Scores
 from service.domain.queries import Answer, AnswerItem, Contribution, Requester
 
+ItemRows = NDArray[np.int32] | NDArray[np.int64]
+
 
 def score_answer(
     requester: Requester,
     snapshot: Snapshot,
-    rows: NDArray[np.int32] | NDArray[np.int64],
+    rows: ItemRows,
     scores: Scores,
     explanations: Sequence[tuple[Contribution, ...]],
-    *,
-    degraded: bool,
 ) -> Answer:
     """Make the answer of items with their scores, part by part.
 
@@ -29,7 +29,6 @@ def score_answer(
         rows: item rows [L], in the order of the answer.
         scores: of these rows.
         explanations: of each item; none where none are wanted.
-        degraded: whether an older version answers than the current one.
     """
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
@@ -67,4 +66,4 @@ def score_answer(
         for item, error in zip(items, scores.relative_error.tolist(), strict=True):
             item["relative_error"] = error
     rows_scanned = None if scores.rows_scanned is None else round(scores.rows_scanned)
-    return Answer(items, snapshot.version, scores.mode, degraded, rows_scanned=rows_scanned)
+    return Answer(items, snapshot.version, scores.mode, rows_scanned=rows_scanned)
