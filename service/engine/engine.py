@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,16 @@ class Engine:
         self.answers = Answers(parts)
         self.parts = parts
         self.live = parts.live
-        self._settings = parts.settings
+        # Has other processes `LiveSnapshot.follow_registry`, before an activation is answered.
+        self.announce: Callable[[], Awaitable[object]] | None = None
+        settings = parts.settings
         self._jobs = JobRunner(
-            parts.settings.data,
-            self._training_command,
+            settings.data,
+            partial(training_command, settings.data.resolve(), settings.encoder),
             on_success=self._serve_trained,
             threads=os.cpu_count() or 1,
         )
         self._watches: list[asyncio.Task[None]] = []
-        self._announce: Callable[[], Awaitable[object]] = _no_siblings
 
     async def open(self) -> None:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
@@ -72,23 +74,6 @@ class Engine:
             watch.cancel()
         await self._jobs.close()
         await self.parts.close()
-
-    def announce_with(self, announce: Callable[[], Awaitable[object]]) -> None:
-        """Have other processes told that a model was activated here, before that is answered.
-
-        Args:
-            announce: has them `follow`.
-        """
-        self._announce = announce
-
-    async def follow(self) -> None:
-        """Serve what another process made current, now rather than at the next poll."""
-        await self.live.follow_registry()
-
-    @property
-    def model_version(self) -> str:
-        """The version that answers now."""
-        return self.live.snapshot.version
 
     def observe_errors(self, observer: ErrorObserver) -> None:
         """Call `observer` with the true and the stated errors of a sample of answers."""
@@ -114,18 +99,19 @@ class Engine:
 
     async def activate(self, version: str) -> Mapping[str, Any]:
         """Serve this version. Raises `NotFound`, `ModelRejected`."""
-        before = self.model_version
+        before = self.live.snapshot.version
         try:
             snapshot = await self.live.activate(version)
         except (Corrupt, Incompatible) as error:
             raise ModelRejected(error.detail) from error
-        await self._announce()
+        if self.announce is not None:
+            await self.announce()
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
         """Whether store and model answer, and what each said."""
         healthy = await self.store.healthy()
-        return healthy, {"store": healthy, "model": self.model_version}
+        return healthy, {"store": healthy, "model": self.live.snapshot.version}
 
     async def some_users(self, count: int) -> list[str]:
         """Users with some 100 events, for examples; not the most active of all."""
@@ -150,16 +136,11 @@ class Engine:
             **self.parts.memories.stats(),
         }
 
-    def _training_command(self, options: Mapping[str, Any]) -> Sequence[str]:
-        """The command that trains. Raises `Invalid` for an option it does not take."""
-        return training_command(self._settings.data.resolve(), self._settings.encoder, options)
-
     async def _serve_trained(self, job: Job) -> None:
         """Serve what a training published; what it refused to publish changes nothing."""
         version = (job.result or {}).get("version")
         if isinstance(version, str):
-            await self.live.activate(version)
-            await self._announce()
+            await self.activate(version)
 
 
 async def open_engine(
@@ -170,10 +151,7 @@ async def open_engine(
 ) -> Engine:
     """Open an engine on the settings' data directory, ready to answer.
 
-    Args:
-        settings: of the service.
-        encoder: of texts; by default the one that the settings name.
-        preloaded: what the process has loaded already that this one was forked from.
+    The arguments are those of `compose`.
 
     Raises:
         Corrupt: naming the file of the store, of the model or of the search parameters that fails
@@ -188,10 +166,6 @@ async def open_engine(
         await engine.close()
         raise
     return engine
-
-
-async def _no_siblings() -> None:
-    """There are no other processes to tell."""
 
 
 async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

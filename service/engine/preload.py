@@ -35,9 +35,6 @@ def preload(settings: Settings) -> PreloadedSnapshot:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Not uvloop, whose library keeps its threads for good.
     loaded = asyncio.run(_load(settings))
-    index = loaded.snapshot.catalogue.bm25_writer
-    if index is not None:
-        index.rest()
     # What earlier states of the catalogue held is let go of, so that files hold the latest.
     gc.collect()
     mapped_rows.seal()
@@ -53,9 +50,12 @@ async def _load(settings: Settings) -> PreloadedSnapshot:
     parts = compose(settings, threads=1)
     try:
         await parts.live.open()
-        return parts.live.preloaded()
     finally:
         await parts.close()
+    index = parts.live.snapshot.catalogue.bm25_writer
+    if index is not None:
+        index.rest()
+    return parts.live.preloaded()
 
 
 def _wait_until_single_threaded() -> None:

@@ -134,13 +134,13 @@ async def _serve(
     if peers is None:
         await server.serve(sockets)
         return
-    engine.announce_with(partial(peers.ask, "follow", _FOLLOW))
+    engine.announce = partial(peers.ask, "follow", _FOLLOW)
     catalogue = engine.live.catalogue
     catalogue.refresh_peers = partial(peers.ask, "refresh", _REFRESH)
 
     async def follow() -> bytes:
-        await engine.follow()
-        return engine.model_version.encode()
+        await engine.live.follow_registry()
+        return engine.live.snapshot.version.encode()
 
     async def refresh() -> bytes:
         await catalogue.catch_up()

@@ -30,8 +30,8 @@ _CHANGING = 5  # times as many rows may stand beside the indexes while the catal
 class ServedSnapshot:
     """The snapshot that requests read. A snapshot never changes; under `lock` it is replaced."""
 
-    current: Snapshot | None = None
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    current: Snapshot | None
+    counts: NDArray[np.int64]  # popularity by item row
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

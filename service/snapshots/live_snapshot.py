@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from models.catalogue.snapshot import INDEX_FROM, Snapshot
 from models.data.vocabulary import Vocabulary
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError
-from service.domain.records import Item
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
@@ -35,12 +33,12 @@ class PreloadedSnapshot:
     """State of a `LiveSnapshot` that forked processes start from, and whose memory they share."""
 
     embeddings: EmbeddingCache
-    vocabulary: Vocabulary
-    snapshot: Snapshot
-    counts: NDArray[np.int64]
-    catalogue_version: int
-    token: PointerToken | None
-    unacknowledged: UnacknowledgedWrites
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    snapshot: Snapshot | None = None
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    catalogue_version: int = 0
+    token: PointerToken | None = None
+    unacknowledged: UnacknowledgedWrites = field(default_factory=UnacknowledgedWrites)
 
 
 class LiveSnapshot:
@@ -76,14 +74,12 @@ class LiveSnapshot:
         self._executor = executor
         self._index_from = index_from
         self._counted_at = -1  # the store's tick at which popularity was counted
-        self._degraded = False
+        # Whether an older model answers, since the registry's current one cannot be served.
+        self.degraded = False
         self._activations: set[asyncio.Task[Snapshot]] = set()
-        if preloaded is None:
-            self.vocabulary, self._served = Vocabulary(), ServedSnapshot()
-            self._token: PointerToken | None = None
-        else:
-            self.vocabulary, self._token = preloaded.vocabulary, preloaded.token
-            self._served = ServedSnapshot(preloaded.snapshot, preloaded.counts)
+        state = preloaded or PreloadedSnapshot(embeddings)
+        self.vocabulary, self._token = state.vocabulary, state.token
+        self._served = ServedSnapshot(state.snapshot, state.counts)
         self.indexes = IndexRefresh(
             self._served, executor, index_from=index_from, lock=indexing_lock
         )
@@ -92,21 +88,14 @@ class LiveSnapshot:
             self._served,
             CatalogueUpdates(embeddings),
             self.indexes,
-            version=0 if preloaded is None else preloaded.catalogue_version,
-            unacknowledged=UnacknowledgedWrites()
-            if preloaded is None
-            else preloaded.unacknowledged,
+            version=state.catalogue_version,
+            unacknowledged=state.unacknowledged,
         )
 
     @property
     def snapshot(self) -> Snapshot:
         """The latest snapshot, which may lag behind the catalogue; see `current`."""
         return self._served.snapshot
-
-    @property
-    def degraded(self) -> bool:
-        """True while the registry's current model cannot be served, and an older one answers."""
-        return self._degraded
 
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model; of a preloaded state, what changed.
@@ -158,14 +147,6 @@ class LiveSnapshot:
         await self.catalogue.wait()
         return self.snapshot
 
-    async def put_items(self, items: Sequence[Item]) -> int:
-        """`CatalogueRefresh.put_items`."""
-        return await self.catalogue.put_items(items)
-
-    async def delete_item(self, item_id: str) -> bool:
-        """`CatalogueRefresh.delete_item`."""
-        return await self.catalogue.delete_item(item_id)
-
     async def activate(self, version: str) -> Snapshot:
         """Serve a model version; requests in flight keep the snapshot they have.
 
@@ -198,9 +179,9 @@ class LiveSnapshot:
                     load = partial(self._load, version, self.snapshot.catalogue)
                     await self._served.replace(self._executor, load)
                     _log.info("serving model %s", version)
-                self._degraded = False
+                self.degraded = False
             except HeedError as error:
-                self._degraded = True
+                self.degraded = True
                 _log.error(
                     "what was made current is not served, model %s goes on: %s",
                     self.snapshot.version,
@@ -232,7 +213,7 @@ class LiveSnapshot:
             )
             await loop.run_in_executor(self._executor, self._registry.activate, version)
             self._served.current = new
-            self._degraded = False
+            self.degraded = False
         _log.info("serving model %s", version)
         return new
 

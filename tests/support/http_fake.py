@@ -59,6 +59,10 @@ class FakeEngine:
         return self
 
     @property
+    def catalogue(self) -> FakeEngine:
+        return self
+
+    @property
     def answers(self) -> FakeEngine:
         return self
 

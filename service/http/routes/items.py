@@ -59,7 +59,7 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     dims = context.settings.embedding_dim
     items = [item.to_item(dims, f"/items/{i}") for i, item in enumerate(body.items)]
     with context.stages("store"):
-        stored = await context.engine.live.put_items(items)
+        stored = await context.engine.live.catalogue.put_items(items)
     return Json({"stored": stored})
 
 
@@ -83,7 +83,7 @@ async def get_item(item_id: PathId, context: Context) -> Response:
 async def delete_item(item_id: PathId, context: Context) -> Response:
     """Delete one item."""
     with context.stages("store"):
-        if not await context.engine.live.delete_item(item_id):
+        if not await context.engine.live.catalogue.delete_item(item_id):
             raise NotFound(f"no item {item_id!r}")
     return Response(status_code=204)
 

@@ -17,7 +17,7 @@ from service.http.problems import answer, located, sentence
 from service.http.schemas.rendering import Json
 from service.http.schemas.write import ItemIn
 from service.http.telemetry import STAGES
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.catalogue_refresh import CatalogueRefresh
 
 BATCH = 500
 MAX_ERRORS = 100
@@ -54,8 +54,8 @@ async def split_lines(
 class _Import:
     """One stream on its way into the catalogue."""
 
-    def __init__(self, live: LiveSnapshot, settings: Settings) -> None:
-        self.live = live
+    def __init__(self, catalogue: CatalogueRefresh, settings: Settings) -> None:
+        self.catalogue = catalogue
         self.settings = settings
         self.stored = 0
         self.failed = 0
@@ -85,12 +85,12 @@ class _Import:
             return
         try:
             items = [item for _, item in batch]
-            self.stored += await self.live.put_items(items)
+            self.stored += await self.catalogue.put_items(items)
         except Invalid:
             # A batch is all or nothing; a stream is line by line, so find the one to blame.
             for number, item in batch:
                 try:
-                    self.stored += await self.live.put_items([item])
+                    self.stored += await self.catalogue.put_items([item])
                 except Invalid as error:
                     self.fail(number, str(error))
 
@@ -113,7 +113,7 @@ async def store_stream(request: Request) -> Response:
     """
     state, stages = request.app.state, request.scope[STAGES]
     settings: Settings = state.settings
-    work = _Import(state.engine.live, settings)
+    work = _Import(state.engine.live.catalogue, settings)
     try:
         async for number, line in split_lines(request.stream(), settings.max_ndjson_line_bytes):
             with stages("parse"):

@@ -38,7 +38,9 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     async def catalogue() -> None:
         engine = await open_engine(Settings(data=tmp_path))
         try:
-            await engine.live.put_items([Item("space-01", "a rocket"), Item("new", "a comet")])
+            await engine.live.catalogue.put_items(
+                [Item("space-01", "a rocket"), Item("new", "a comet")]
+            )
             answer = await engine.answers.recommend(
                 RecommendQuery(Requester(user_id="u0")), StageClock()
             )
@@ -66,14 +68,14 @@ def test_deleted_item_is_not_found(world: tiny.World, tmp_path: Path) -> None:
                     ScoreQuery(Requester(user_id="u0"), (item,)), StageClock()
                 )
             ).items
-            await engine.live.delete_item(item)
+            await engine.live.catalogue.delete_item(item)
             with pytest.raises(NotFound, match="/item_ids/0"):
                 await engine.answers.score(
                     ScoreQuery(Requester(user_id="u0"), (item,)), StageClock()
                 )
             with pytest.raises(NotFound, match=item):
                 await engine.answers.similar(SimilarQuery(item), StageClock())
-            await engine.live.put_items([Item(item, "it is back")])
+            await engine.live.catalogue.put_items([Item(item, "it is back")])
             assert (await engine.answers.similar(SimilarQuery(item), StageClock())).items
         finally:
             await engine.close()

@@ -93,8 +93,8 @@ def test_answers_reflect_every_change_of_a_history(world: tiny.World, tmp_path: 
             lambda: engine.store.append([Event("ann", ITEMS[0], "late", timestamp=5)]),
             lambda: engine.store.delete_event("ann", "long-17"),
             lambda: engine.store.delete_event("ann", f"long-{LENGTH + 2}"),
-            lambda: engine.live.put_items([Item(ITEMS[2], "quite another title")]),
-            lambda: engine.live.put_items([Item("new", "a new one")]),
+            lambda: engine.live.catalogue.put_items([Item(ITEMS[2], "quite another title")]),
+            lambda: engine.live.catalogue.put_items([Item("new", "a new one")]),
             lambda: engine.store.merge("ann", "bob"),
             lambda: engine.activate(world.second),
         ]
@@ -121,7 +121,7 @@ def test_clusters_are_built_in_the_background_and_report_their_error(
 
     async def story(engine: Engine) -> None:
         many = tuple(f"many-{n}" for n in range(900))
-        await engine.live.put_items(
+        await engine.live.catalogue.put_items(
             [Item(name, f"{name} about subject {n % 37}") for n, name in enumerate(many)]
         )
         await told(engine, events(4_000, items=many))

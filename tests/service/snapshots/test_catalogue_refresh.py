@@ -113,7 +113,7 @@ async def test_read_does_not_wait_for_an_unacknowledged_write(
     """A read does not wait for an unacknowledged write of its process."""
     before = await live.current()
     encoder.free.clear()
-    writing = asyncio.create_task(live.put_items(batch("new")))
+    writing = asyncio.create_task(live.catalogue.put_items(batch("new")))
     await until_changed(store)
     assert await live.current() is before
     assert not writing.done()
@@ -128,7 +128,7 @@ async def test_read_waits_for_a_write_of_another_process(
 ) -> None:
     """A read waits for a write of another process, which may have been acknowledged."""
     encoder.free.clear()
-    writing = asyncio.create_task(live.put_items(batch("mine")))
+    writing = asyncio.create_task(live.catalogue.put_items(batch("mine")))
     await until_changed(store)
     await store.put_items([Item("theirs", title="of another process")])
     waiting = asyncio.create_task(live.current())
@@ -164,13 +164,13 @@ async def test_acknowledged_write_is_in_the_snapshot(
     live: LiveSnapshot, store: SQLiteStore
 ) -> None:
     """An acknowledged write or deletion is in the current snapshot."""
-    await live.put_items(batch("new"))
+    await live.catalogue.put_items(batch("new"))
     catalogue = live.snapshot.catalogue
     assert catalogue.visible[catalogue.row("new0")]
-    assert await live.delete_item("new0")
+    assert await live.catalogue.delete_item("new0")
     catalogue = live.snapshot.catalogue
     assert not catalogue.visible[catalogue.row("new0")]
-    assert await live.delete_item("new0") is False
+    assert await live.catalogue.delete_item("new0") is False
 
 
 async def test_follow_serves_changes_of_other_processes(
@@ -186,7 +186,7 @@ async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot
     """Each of many concurrent writes is served when it is acknowledged."""
 
     async def put(name: str) -> int:
-        await live.put_items(batch(name, 5))
+        await live.catalogue.put_items(batch(name, 5))
         return live.snapshot.catalogue.row(f"{name}4")
 
     rows = await asyncio.gather(*(put(f"writer{n}-") for n in range(20)))
@@ -198,7 +198,7 @@ async def test_failed_refresh_fails_reads_and_no_write(
 ) -> None:
     """A failed refresh fails reads, not writes, and the next refresh serves the write."""
     encoder.fails = True
-    assert await live.put_items(batch("new")) == 100
+    assert await live.catalogue.put_items(batch("new")) == 100
     with pytest.raises(RuntimeError, match="the encoder failed"):
         await live.current()
     encoder.fails = False
@@ -212,17 +212,19 @@ async def test_slow_encoding_does_not_delay_reads(live: LiveSnapshot, encoder: E
     """With a slow encoder items are found by words at once and by embedding later."""
     encoder.quick = False
     encoder.free.clear()
-    await live.put_items(batch("rocket"))
-    await live.put_items([Item("late", title="volcano")])  # behind those, it has to wait too
+    await live.catalogue.put_items(batch("rocket"))
+    await live.catalogue.put_items(
+        [Item("late", title="volcano")]
+    )  # behind those, it has to wait too
     async with asyncio.timeout(60):
         catalogue = (await live.current()).catalogue
     assert found_by_words(catalogue, "42") == ["rocket42"]
     assert found_by_words(catalogue, "volcano") == ["late"]
     assert not catalogue.has_content.any()
-    await live.put_items([Item("rocket1", title="submarine")])
-    await live.delete_item("rocket2")
+    await live.catalogue.put_items([Item("rocket1", title="submarine")])
+    await live.catalogue.delete_item("rocket2")
     encoder.free.set()
-    await live.put_items([Item("last", title="a title that is waited for")])
+    await live.catalogue.put_items([Item("last", title="a title that is waited for")])
     row = live.snapshot.catalogue.row("last")
     await until(lambda: bool(live.snapshot.catalogue.has_content[row]))
     catalogue = live.snapshot.catalogue
@@ -237,7 +239,7 @@ async def test_a_few_texts_are_encoded_before_a_write_is_acknowledged(
 ) -> None:
     """A small write is encoded before it is acknowledged, however slow the encoder."""
     encoder.quick = False
-    await live.put_items([Item("one", title="guitar")])
+    await live.catalogue.put_items([Item("one", title="guitar")])
     assert live.snapshot.catalogue.has_content[live.snapshot.catalogue.row("one")]
 
 

@@ -194,7 +194,7 @@ async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: 
 
     engine = await open_engine(Settings(data=tmp_path), encoder=Watched())
     try:
-        await engine.live.put_items([Item("i", title="A quiet river")])
+        await engine.live.catalogue.put_items([Item("i", title="A quiet river")])
         await engine.answers.search(SearchQuery(Requester(), "river"), StageClock())
         seen.clear()
         await engine.answers.search(SearchQuery(Requester(), "a loud river"), StageClock())

@@ -222,7 +222,7 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
     """Without a model a dislike does not change the scores."""
     opened = await open_engine(Settings(data=tmp_path))
     try:
-        await opened.live.put_items(items())
+        await opened.live.catalogue.put_items(items())
         await opened.store.append(of_kinds())
         liked = InlineEvent(item_id(1, 2), timestamp=NOON)
         disliked = InlineEvent(item_id(0, 3), "dislike", timestamp=NOON)
