@@ -142,12 +142,12 @@ def import_dataset(store: Any, source: Any) -> None:
     from service.datasets import import_into_store
 
     with reading_bar(out, source) as progress:
-        imported = import_into_store.import_dataset(store, source, progress)
+        imported = asyncio.run(import_into_store.import_dataset(store, source, progress))
     _print_line(
-        f"{imported.name}: {imported.items:,} items, {imported.events:,} events stored, "
+        f"{source.name}: {imported.items:,} items, {imported.events:,} events stored, "
         f"{imported.duplicates:,} were there already, in {imported.seconds:.1f} s"
     )
-    _print_skipped(imported.skipped)
+    _print_skipped(source.skipped)
 
 
 def _print_line(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Base of all readers: streams of `Item` and `Event`, counts, and bytes for a progress bar."""
+"""Base of all readers: streams of `Item` and `Event`, and bytes for a progress bar."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item
@@ -20,13 +21,6 @@ T = TypeVar("T")
 DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 
 
-class RecordCounts(NamedTuple):
-    """Number of records of a reader; None where it is unknown before reading."""
-
-    items: int | None = None
-    events: int | None = None
-
-
 class JudgedQuery(NamedTuple):
     """A query and the graded relevance of items to it."""
 
@@ -34,6 +28,7 @@ class JudgedQuery(NamedTuple):
     gains: Mapping[str, float]  # item id -> gain, above 0 where the item is relevant
 
 
+@dataclass(slots=True)
 class ReadProgress:
     """Bytes on disk that the current stream has consumed, `done`, of `total`.
 
@@ -41,32 +36,30 @@ class ReadProgress:
     number of rows is. A progress bar may poll it between batches, or from another thread.
     """
 
-    def __init__(self) -> None:
-        self.total = 0
-        self._done = 0
-        self._file: io.FileIO | None = None
+    done: int = 0
+    total: int = 0
 
-    @property
-    def done(self) -> int:
-        """Bytes consumed; `total` once the stream has ended."""
-        file = self._file
-        if file is not None and not file.closed:
-            self._done = file.tell()
-        return self._done
 
-    @done.setter
-    def done(self, value: int) -> None:
-        self._done = value
+class _CountedFile(io.FileIO):
+    """File that counts the bytes read from it, as the file of a buffered reader."""
 
-    @contextmanager
-    def following(self, file: io.FileIO, total: int) -> Iterator[None]:
-        """Follow the position of `file` until the block ends."""
-        self._file, self._done, self.total = file, 0, total
-        try:
-            yield
-        finally:
-            self._done = file.tell()
-            self._file = None
+    def __init__(self, path: Path, progress: ReadProgress) -> None:
+        super().__init__(path)
+        self._progress = progress
+        progress.done, progress.total = 0, path.stat().st_size
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = super().readinto(buffer)
+        self._progress.done += count or 0
+        return count
+
+
+@dataclass(slots=True)
+class SkippedRows:
+    """Bad rows of one reading: their number, and a message for each of the first hundred."""
+
+    count: int = 0
+    messages: list[str] = field(default_factory=list)
 
 
 class Dataset:
@@ -76,14 +69,14 @@ class Dataset:
 
     Attributes:
         name: of the data set.
-        counts: of its records, as far as they are known before reading.
         progress: of the current stream.
+        skipped: bad rows that the current stream has skipped, in a reader that may skip them.
     """
 
-    def __init__(self, name: str, counts: RecordCounts) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.counts = counts
         self.progress = ReadProgress()
+        self.skipped = SkippedRows()
 
     def items(self) -> Iterator[Item]:
         """Iterate over the items in the order of the source; a reader may have none."""
@@ -92,13 +85,6 @@ class Dataset:
     def events(self) -> Iterator[Event]:
         """Iterate over the events in the order of the source; a reader may have none."""
         return iter(())
-
-    def event_batches(self, n: int) -> Iterator[list[Event]]:
-        """Iterate over the events in lists of `n`; the last may be shorter.
-
-        A bad row raises its error in place of the batch that would contain it.
-        """
-        return batches(self.events(), n)
 
     def judged_queries(self) -> list[JudgedQuery]:
         """Return the queries with a relevant item, in the order of the source.
@@ -112,11 +98,8 @@ class Dataset:
 def batches(stream: Iterable[T], n: int) -> Iterator[list[T]]:
     """Split a stream into lists of `n`; the last may be shorter.
 
-    Raises:
-        ValueError: `n` is below 1.
+    An error of the stream is raised in place of the batch that would contain it.
     """
-    if n < 1:
-        raise ValueError(f"a batch has at least 1 record, got n={n}")
     iterator = iter(stream)
     return iter(lambda: list(islice(iterator, n)), [])
 
@@ -154,10 +137,9 @@ def open_compressed(path: Path, progress: ReadProgress) -> Iterator[BinaryIO]:
     """
     with ExitStack() as stack:
         try:
-            raw = stack.enter_context(open(path, "rb", buffering=0))
+            raw = stack.enter_context(_CountedFile(path, progress))
         except OSError as error:
             raise Invalid("", f"{path} cannot be read: {error.strerror}") from error
-        stack.enter_context(progress.following(raw, path.stat().st_size))
         buffered = io.BufferedReader(raw, 1 << 18)
         compression = format_and_compression(path)[1]
         if compression == ".gz":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.datasets.base import Dataset, JudgedQuery, RecordCounts, open_compressed
+from service.datasets.base import Dataset, JudgedQuery, open_compressed
 from service.datasets.files import JudgmentsFile
 from service.datasets.formats import json_rows
 from service.datasets.pyvideo import FILE as PYVIDEO
@@ -25,7 +25,7 @@ class Beir(Dataset):
     """
 
     def __init__(self, folder: Path, split: str) -> None:
-        super().__init__(folder.name, RecordCounts(events=0))
+        super().__init__(folder.name)
         self._folder, self._split = folder, split
 
     def items(self) -> Iterator[Item]:
@@ -76,7 +76,7 @@ class Cranfield(Dataset):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("cranfield", RecordCounts(events=0))
+        super().__init__("cranfield")
         self._folder = folder
 
     def items(self) -> Iterator[Item]:

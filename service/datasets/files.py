@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Generic, TypedDict, Unpack
 
 import orjson
 
-from service.datasets.base import Dataset, RecordCounts, compressed, format_and_compression
-from service.datasets.formats import Rows, csv_rows, json_rows, parquet_rows, parquet_size
+from service.datasets.base import Dataset, SkippedRows, compressed, format_and_compression
+from service.datasets.formats import Rows, csv_rows, json_rows, parquet_rows
 from service.datasets.rows import (
     EVENT,
     ITEM,
@@ -35,14 +35,6 @@ from service.runtime.durable_files import open_replacement
 
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 MAX_MESSAGES = 100  # of skipped rows
-
-
-@dataclass(slots=True)
-class SkippedRows:
-    """Bad rows of one reading: their number, and a message for each of the first hundred."""
-
-    count: int = 0
-    messages: list[str] = field(default_factory=list)
 
 
 class ReadOptions(TypedDict, total=False):
@@ -76,7 +68,6 @@ class RecordFile(Dataset, Generic[R]):
 
     Raises:
         Invalid: the file does not exist, or its suffix is unknown.
-        Unavailable: the file is Parquet and pyarrow is not installed.
     """
 
     schema: RecordSchema[Any]
@@ -89,8 +80,7 @@ class RecordFile(Dataset, Generic[R]):
         skip_bad: bool = False,
         dims: int | None = None,
     ) -> None:
-        super().__init__(path.name, RecordCounts())
-        self.skipped = SkippedRows()
+        super().__init__(path.name)
         self._path = path
         self._times: TimeFormat = times
         self._skip_bad = skip_bad
@@ -99,10 +89,13 @@ class RecordFile(Dataset, Generic[R]):
         self._format, _ = check_format(path)
         if not path.is_file():
             raise Invalid("", f"{path} is not a file")
-        self._size = parquet_size(path) if self._format == ".parquet" else None
 
     def records(self) -> Iterator[R]:
-        """Iterate over the records in file order. Each call starts anew, with a new `skipped`."""
+        """Iterate over the records in file order. Each call starts anew, with a new `skipped`.
+
+        Raises:
+            Unavailable: the file is Parquet and pyarrow is not installed.
+        """
         return (record for _, _, record in self._parsed())
 
     def _parsed(self) -> Iterator[tuple[int, dict[str, Any], R]]:
@@ -162,7 +155,6 @@ class EventsFile(RecordFile[Event]):
     ) -> None:
         self.schema = EVENT if dislikes_below is None else rated_events(dislikes_below)
         super().__init__(path, **options)
-        self.counts = RecordCounts(items=0, events=self._size)
 
     def events(self) -> Iterator[Event]:
         """Iterate over the events in file order, each with an `event_id`."""
@@ -184,10 +176,6 @@ class ItemsFile(RecordFile[Item]):
     """A file of items."""
 
     schema = ITEM
-
-    def __init__(self, path: Path, **options: Unpack[ReadOptions]) -> None:
-        super().__init__(path, **options)
-        self.counts = RecordCounts(items=self._size, events=0)
 
     def items(self) -> Iterator[Item]:
         """Iterate over the items in file order."""

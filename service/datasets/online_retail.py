@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.datasets.base import Dataset, RecordCounts, open_compressed
+from service.datasets.base import Dataset, open_compressed
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item
 from service.domain.timestamps import from_rfc3339
@@ -42,7 +42,7 @@ class OnlineRetail(Dataset):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__("online-retail", RecordCounts())
+        super().__init__("online-retail")
         self._path = path / FILE if path.is_dir() else path
 
     def items(self) -> Iterator[Item]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from service.datasets.base import Dataset, RecordCounts, open_compressed
+from service.datasets.base import Dataset, open_compressed
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.timestamps import from_rfc3339
@@ -26,7 +26,7 @@ class PyVideo(Dataset):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__("pyvideo", RecordCounts(events=0))
+        super().__init__("pyvideo")
         self._path = path / FILE if path.is_dir() else path
 
     def items(self) -> Iterator[Item]:

@@ -6,6 +6,7 @@ histories; what each user did last is in none of them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -96,7 +97,7 @@ def prepare_data(
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         with open_store(temporary) as store:
-            import_into_store.import_dataset(store, _Shown(source, ground))
+            asyncio.run(import_into_store.import_dataset(store, _Shown(source, ground)))
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
         arrays: dict[str, Any] = _arrays(task, content)
@@ -114,7 +115,7 @@ class _Shown(Dataset):
     """The items of a task, and the events that may be seen."""
 
     def __init__(self, source: Dataset, ground: PeerData) -> None:
-        super().__init__(source.name, source.counts)
+        super().__init__(source.name)
         self._source, self._ground = source, ground
         self.progress = source.progress
 
