@@ -9,9 +9,9 @@ enter a store, and raise `Invalid` with a JSON pointer to the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from service.domain.errors import Invalid
 from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP
 
+T = TypeVar("T")
 Vector = NDArray[np.float32]
 
 DISLIKE = "dislike"  # the type of negative events, as in `models.data.interactions`
@@ -122,16 +123,14 @@ def check_id(value: str, pointer: str = "") -> str:
 
 def check_judgment(judgment: Judgment) -> None:
     """Raise `Invalid` at the field that breaks a rule."""
-    check_text(judgment.query, "/query")
+    _check_text(judgment.query, "/query")
     check_id(judgment.item_id, "/item_id")
 
 
-def check_text(value: str, pointer: str = "") -> str:
-    """Return `value` if it is a string that UTF-8 can hold; raises `Invalid` otherwise."""
+def _check_text(value: str, pointer: str) -> None:
     if not isinstance(value, str):
         raise Invalid(pointer, f"must be a string, not {type(value).__name__}")
     _utf8_size(value, pointer)
-    return value
 
 
 def _utf8_size(value: str, pointer: str) -> int:
@@ -144,15 +143,12 @@ def _utf8_size(value: str, pointer: str) -> int:
         ) from None
 
 
-def check_timestamp(value: int | None, pointer: str = "") -> int | None:
-    """Return `value` (microseconds UTC, or None) if RFC 3339 can express it; raises `Invalid`."""
-    if value is None:
-        return None
+def check_timestamp(value: int, pointer: str = "") -> None:
+    """Raise `Invalid` unless `value` is microseconds UTC that RFC 3339 can express."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid(pointer, f"must be integer microseconds, not {type(value).__name__}")
     if not MIN_TIMESTAMP <= value <= MAX_TIMESTAMP:
         raise Invalid(pointer, "must lie between the years 0001 and 9999")
-    return value
 
 
 def check_weight(value: float, pointer: str = "") -> float:
@@ -164,13 +160,8 @@ def check_weight(value: float, pointer: str = "") -> float:
     return value
 
 
-def check_vector(value: Vector | None, pointer: str = "") -> Vector | None:
-    """Return `value` if it is None or a float32 array [d], d >= 1, of finite numbers.
-
-    Raises `Invalid` otherwise.
-    """
-    if value is None:
-        return None
+def _check_vector(value: Vector, pointer: str) -> None:
+    """Raise `Invalid` unless `value` is a float32 array [d], d >= 1, of finite numbers."""
     if not isinstance(value, np.ndarray) or value.dtype != np.float32:
         raise Invalid(pointer, "must be a float32 array")
     if value.ndim != 1 or value.size == 0:
@@ -179,7 +170,6 @@ def check_vector(value: Vector | None, pointer: str = "") -> Vector | None:
         )
     if not np.isfinite(value).all():
         raise Invalid(pointer, "must hold finite numbers only")
-    return value
 
 
 def check_attributes(value: Mapping[str, Any], pointer: str = "") -> Mapping[str, Any]:
@@ -232,41 +222,35 @@ def check_event(event: Event) -> None:
     if event.timestamp is not None:
         check_timestamp(event.timestamp, "/timestamp")
     if event.key is not None:
-        check_vector(event.key, "/key")
+        _check_vector(event.key, "/key")
     if event.value is not None:
-        check_vector(event.value, "/value")
+        _check_vector(event.value, "/value")
 
 
 def check_events(events: Iterable[Event]) -> None:
     """Apply `check_event` to each, with pointers into `{"events": [...]}`."""
-    for index, event in enumerate(events):
-        try:
-            check_event(event)
-        except Invalid as error:
-            raise Invalid(f"/events/{index}{error.pointer}", error.detail) from None
+    _check_each(events, check_event, "/events")
 
 
 def check_item(item: Item) -> None:
     """Raise `Invalid` at the first field of `item` that breaks a rule."""
     check_id(item.item_id, "/item_id")
-    check_text(item.title, "/title")
-    check_text(item.description, "/description")
+    _check_text(item.title, "/title")
+    _check_text(item.description, "/description")
     _check_names(item.tags, "/tags")
     _check_names(item.categories, "/categories")
     check_attributes(item.attributes, "/attributes")
-    check_vector(item.embedding, "/embedding")
+    if item.embedding is not None:
+        _check_vector(item.embedding, "/embedding")
     if not isinstance(item.hidden, bool):
         raise Invalid("/hidden", "must be true or false")
-    check_timestamp(item.published_at, "/published_at")
+    if item.published_at is not None:
+        check_timestamp(item.published_at, "/published_at")
 
 
 def check_items(items: Iterable[Item]) -> None:
     """Apply `check_item` to each, with pointers into `{"items": [...]}`."""
-    for index, item in enumerate(items):
-        try:
-            check_item(item)
-        except Invalid as error:
-            raise Invalid(f"/items/{index}{error.pointer}", error.detail) from None
+    _check_each(items, check_item, "/items")
 
 
 def check_user(user: User) -> None:
@@ -274,6 +258,14 @@ def check_user(user: User) -> None:
     check_id(user.user_id, "/user_id")
     check_attributes(user.attributes, "/attributes")
     _check_names(user.interests, "/interests")
+
+
+def _check_each(records: Iterable[T], check: Callable[[T], None], pointer: str) -> None:
+    for index, record in enumerate(records):
+        try:
+            check(record)
+        except Invalid as error:
+            raise Invalid(f"{pointer}/{index}{error.pointer}", error.detail) from None
 
 
 def _check_names(values: Sequence[str], pointer: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class StageClock:
@@ -19,9 +20,14 @@ class StageClock:
         self.seconds: dict[str, float] = {}
         self.started = time.perf_counter()
 
-    def __call__(self, name: str) -> _Stage:
-        """Return a context manager that adds the time of its block to the stage `name`."""
-        return _Stage(self, name)
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the stage `name`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def header(self) -> str:
         """Return the value of `Server-Timing`: each stage and the total so far, in milliseconds."""
@@ -29,23 +35,3 @@ class StageClock:
         parts = [f"{name};dur={1e3 * seconds:.3f}" for name, seconds in self.seconds.items()]
         parts.append(f"total;dur={1e3 * total:.3f}")
         return ", ".join(parts)
-
-
-class _Stage:
-    __slots__ = ("name", "stages", "started")
-
-    def __init__(self, stages: StageClock, name: str) -> None:
-        self.stages = stages
-        self.name = name
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        seconds = self.stages.seconds
-        seconds[self.name] = seconds.get(self.name, 0.0) + time.perf_counter() - self.started
