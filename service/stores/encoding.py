@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.domain.errors import Corrupt, Invalid
+from service.domain.errors import Invalid
 from service.domain.records import Event, Item, User, Vector
 from service.stores.base import EventVectors
 
@@ -60,15 +60,8 @@ def vectors_from(key: bytes | None, value: bytes | None) -> EventVectors:
 
 def item_document(item: Item) -> bytes:
     """Encode an item as JSON, without its id, its embedding and default values."""
-    fields = {
-        "title": item.title,
-        "description": item.description,
-        "tags": item.tags,
-        "categories": item.categories,
-        "attributes": item.attributes,
-        "hidden": item.hidden,
-    }
-    document: dict[str, Any] = {name: value for name, value in fields.items() if value}
+    names = ("title", "description", "tags", "categories", "attributes", "hidden")
+    document = {name: value for name in names if (value := getattr(item, name))}
     if item.published_at is not None:
         document["published_at"] = item.published_at
     return orjson.dumps(document)
@@ -76,18 +69,13 @@ def item_document(item: Item) -> bytes:
 
 def item_from(item_id: str, document: bytes, embedding: bytes | None) -> Item:
     """Decode the item that `item_document` encoded."""
-    fields = _document(document)
-    return Item(
-        item_id=item_id,
-        title=fields.get("title", ""),
-        description=fields.get("description", ""),
-        tags=tuple(fields.get("tags", ())),
-        categories=tuple(fields.get("categories", ())),
-        attributes=fields.get("attributes", {}),
-        embedding=None if embedding is None else vector_from(embedding),
-        hidden=fields.get("hidden", False),
-        published_at=fields.get("published_at"),
-    )
+    fields = orjson.loads(document)
+    for name in ("tags", "categories"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    if embedding is not None:
+        fields["embedding"] = vector_from(embedding)
+    return Item(item_id, **fields)
 
 
 def user_document(user: User) -> bytes:
@@ -95,9 +83,11 @@ def user_document(user: User) -> bytes:
     return orjson.dumps({"attributes": user.attributes, "interests": user.interests})
 
 
-def user_from(user_id: str, document: bytes) -> User:
-    """Decode the profile that `user_document` encoded."""
-    fields = _document(document)
+def user_from(user_id: str, document: bytes | None) -> User:
+    """Decode the profile that `user_document` encoded; without one it is empty."""
+    if document is None:
+        return User(user_id)
+    fields = orjson.loads(document)
     return User(user_id, fields["attributes"], tuple(fields["interests"]))
 
 
@@ -108,14 +98,6 @@ def merge_profiles(target: User, source: User) -> User:
         {**source.attributes, **target.attributes},
         tuple(dict.fromkeys(target.interests + source.interests)),
     )
-
-
-def _document(data: bytes) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise Corrupt(f"a stored document is not JSON: {error}") from None
-    return document
 
 
 # ------------------------------------------------------------------------------ event ids

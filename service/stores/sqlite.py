@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 import apsw
@@ -43,10 +42,10 @@ from service.stores.sqlite_file import DatabaseFile
 from service.stores.sqlite_reads import Reads
 from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_user_ids, scan_users
 from service.stores.sqlite_writes import Writes
-from service.stores.writer import Writer
+from service.stores.writer import Transaction, Writer
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
 READER_THREADS = 2  # threads for longer reads
@@ -81,9 +80,7 @@ class SQLiteStore:
         if not events:
             return AppendResult(0, 0)
         now = time.time_ns() // 1000
-        return await self._writer.submit(
-            lambda transaction: self._writes.append(transaction, events, now), len(events)
-        )
+        return await self._write(self._writes.append, events, now, rows=len(events))
 
     async def version(self, user_id: str) -> int:
         """`Store.version`."""
@@ -133,33 +130,25 @@ class SQLiteStore:
         """`Store.delete_event`."""
         check_id(user_id, "/user_id")
         check_id(event_id, "/event_id")
-        return await self._writer.submit(
-            lambda transaction: self._writes.delete_event(transaction, user_id, event_id)
-        )
+        return await self._write(self._writes.delete_event, user_id, event_id)
 
     async def forget(self, user_id: str) -> int:
         """`Store.forget`."""
         check_id(user_id, "/user_id")
-        return await self._writer.submit(
-            lambda transaction: self._writes.forget(transaction, user_id)
-        )
+        return await self._write(self._writes.forget, user_id)
 
     async def merge(self, user_id: str, source: str) -> int:
         """`Store.merge`."""
         check_id(user_id, "/user_id")
         if check_id(source, "/from") == user_id:
             raise Invalid("/from", "must be another user")
-        return await self._writer.submit(
-            lambda transaction: self._writes.merge(transaction, user_id, source)
-        )
+        return await self._write(self._writes.merge, user_id, source)
 
     async def put_user(self, user: User) -> None:
         """`Store.put_user`."""
         check_user(user)
         profile = user_document(user)
-        return await self._writer.submit(
-            lambda transaction: self._writes.put_user(transaction, user.user_id, profile)
-        )
+        return await self._write(self._writes.put_user, user.user_id, profile)
 
     async def get_user(self, user_id: str) -> User | None:
         """`Store.get_user`."""
@@ -174,9 +163,7 @@ class SQLiteStore:
         check_items(items)
         if not items:
             return 0
-        return await self._writer.submit(
-            lambda transaction: self._writes.put_items(transaction, items, on_change), len(items)
-        )
+        return await self._write(self._writes.put_items, items, on_change, rows=len(items))
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         """`Store.get_items`."""
@@ -191,9 +178,7 @@ class SQLiteStore:
     ) -> bool:
         """`Store.delete_item`."""
         check_id(item_id, "/item_id")
-        return await self._writer.submit(
-            lambda transaction: self._writes.delete_item(transaction, item_id, on_change)
-        )
+        return await self._write(self._writes.delete_item, item_id, on_change)
 
     async def page_items(
         self, *, cursor: str | None = None, limit: int = 100
@@ -270,32 +255,28 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------ inside
 
-    def _read(
-        self,
-        question: Callable[Concatenate[apsw.Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
+    def _write(
+        self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1
+    ) -> asyncio.Future[T]:
+        return self._writer.submit(lambda transaction: job(transaction, *args), rows)
+
+    def _read(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
         """Read on this thread, over its own connection."""
         self._check_open()
         try:
-            return question(self._connection(), *args, **kwargs)
+            return question(self._connection(), *args)
         except (apsw.Error, OSError) as error:
             raise self._explain(error) from error
 
     async def _read_rows(
-        self,
-        rows: int,
-        question: Callable[Concatenate[apsw.Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, rows: int, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts
     ) -> T:
         """Read on this thread if about `rows` rows are short enough, else off the event loop."""
         if rows <= MAX_INLINE_ROWS:
-            return self._read(question, *args, **kwargs)
+            return self._read(question, *args)
         self._check_open()
-        ask = partial(self._read, question, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, ask)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._read, question, *args)
 
     def _check_open(self) -> None:
         if self._closed:

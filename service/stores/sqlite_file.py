@@ -128,9 +128,8 @@ class DatabaseFile:
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -64_000)  # KiB; writes to the index of event ids are random
         connection.pragma("journal_size_limit", 64 << 20)
-        connection.pragma(
-            "secure_delete", "FAST"
-        )  # overwrites deleted rows where that costs no extra write
+        # Deleted rows are overwritten where that costs no extra write.
+        connection.pragma("secure_delete", "FAST")
         return connection
 
     def _connect(self, wait: int) -> apsw.Connection:
@@ -148,9 +147,8 @@ class DatabaseFile:
         log = Path(f"{self.path}-wal")
         logged = log.exists() and log.stat().st_size > 0
         if logged and not (self.path.exists() and self.path.stat().st_size):
-            raise Corrupt(
-                f"{self.path} is empty, but its log is not"
-            )  # SQLite would delete the log
+            # SQLite would delete the log.
+            raise Corrupt(f"{self.path} is empty, but its log is not")
         connection = self._connect(WRITE_TIMEOUT_MS)
         try:
             if logged:

@@ -20,6 +20,11 @@ Rows = list[tuple[Any, ...]]
 
 MAX_CACHED_NAMES = 1_000_000  # names per table; ~150 MB when full
 
+SELECT_EVENTS = """\
+SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value
+  FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)
+"""
+
 
 class read_transaction:  # noqa: N801  # used like a keyword
     """A read transaction. Its end raises no second error if an error has already ended it."""
@@ -129,9 +134,7 @@ class Reads:
         before = (2**63 - 1, 2**63 - 1) if cursor is None else position_of(cursor, int, int)
         with read_transaction(connection):
             rows: Rows = connection.execute(
-                "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
-                " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"
-                " WHERE user_id = ? AND (timestamp, seq) < (?, ?)"
+                f"{SELECT_EVENTS} WHERE user_id = ? AND (timestamp, seq) < (?, ?)"
                 " ORDER BY timestamp DESC, seq DESC LIMIT ?",
                 (user_id, *before, limit + 1),
             ).fetchall()
@@ -139,7 +142,7 @@ class Reads:
         return events, cursor_of(*rows[limit - 1][:2]) if len(rows) > limit else None
 
     def events(self, connection: apsw.Connection, rows: Rows) -> list[Event]:
-        """Build events; a row is timestamp, seq, user, id, item_no, type_no, weight, key, value."""
+        """Build the events of rows that `SELECT_EVENTS` has selected."""
         items = self._items.names(connection, [row[4] for row in rows])
         types = self._types.names(connection, [row[5] for row in rows])
         return [
@@ -180,9 +183,7 @@ class Reads:
         row = connection.execute(
             "SELECT profile FROM users WHERE user_id = ?", (user_id,)
         ).fetchone()
-        if row is None:
-            return None
-        return User(user_id) if row[0] is None else user_from(user_id, row[0])
+        return None if row is None else user_from(user_id, row[0])
 
     def page_users(
         self, connection: apsw.Connection, cursor: str | None, limit: int
@@ -193,10 +194,7 @@ class Reads:
             "SELECT user_id, profile FROM users WHERE user_id > ? ORDER BY user_id LIMIT ?",
             (after, limit + 1),
         ).fetchall()
-        found = [
-            User(user_id) if profile is None else user_from(user_id, profile)
-            for user_id, profile in rows
-        ]
+        found = [user_from(user_id, profile) for user_id, profile in rows]
         return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
 
     # ------------------------------------------------------------------ catalogue

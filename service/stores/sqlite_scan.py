@@ -6,7 +6,7 @@ write-ahead log cannot be reset and grows with every write; it shrinks again aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -17,33 +17,30 @@ from numpy.typing import NDArray
 from service.domain.records import Event, Item, User
 from service.stores.base import LogColumns
 from service.stores.encoding import item_from, user_from
-from service.stores.sqlite_reads import Reads, read_transaction
+from service.stores.sqlite_reads import SELECT_EVENTS, Reads, read_transaction
 
 Connect = Callable[[], apsw.Connection]
 
 
 class _Codes:
-    """Dense codes of interned numbers, in the order of appearance."""
+    """Dense codes of interned numbers: indexes into `names`, which grows with new numbers."""
 
     def __init__(self, table: str, number: str, name: str) -> None:
         self.names: list[str] = []
-        self._find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?)"  # noqa: S608
-        self._codes = np.full(1024, -1, np.int32)  # by number
+        self._find = (
+            f"SELECT {number}, {name} FROM {table}"  # noqa: S608
+            f" WHERE {number} IN carray(?) ORDER BY {number}"
+        )
+        self._codes: dict[int, int] = {}
 
-    def of(self, connection: apsw.Connection, numbers: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the code of each number [n]; names of new numbers are appended to `names`."""
-        top = int(numbers.max()) + 1
-        if top > len(self._codes):
-            grown = np.full(2 * top, -1, np.int32)
-            grown[: len(self._codes)] = self._codes
-            self._codes = grown
-        new = np.unique(numbers[self._codes[numbers] < 0])
+    def of(self, connection: apsw.Connection, numbers: Sequence[int]) -> NDArray[np.int32]:
+        """Return the code of each number [n]."""
+        new = np.array(sorted(set(numbers).difference(self._codes)), np.int64)
         if new.size:
-            found = dict(connection.execute(self._find, (apsw.carray(new),)))
-            self._codes[new] = np.arange(len(self.names), len(self.names) + new.size)
-            self.names.extend(found[number] for number in new.tolist())
-        codes: NDArray[np.int32] = self._codes[numbers]
-        return codes
+            for number, name in connection.execute(self._find, (apsw.carray(new),)):
+                self._codes[number] = len(self.names)
+                self.names.append(name)
+        return np.fromiter(map(self._codes.__getitem__, numbers), np.int32, len(numbers))
 
 
 def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
@@ -57,10 +54,7 @@ def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
             " ORDER BY user_no, timestamp, seq"
         )
         while chunk := list(islice(cursor, rows)):
-            columns = list(zip(*chunk, strict=True))
-            user_no, item_no, type_no, timestamps = (
-                np.fromiter(column, np.int64, len(chunk)) for column in columns[:4]
-            )
+            user_no, item_no, type_no, timestamps, weights = zip(*chunk, strict=True)
             yield LogColumns(
                 user_ids=users.names,
                 item_ids=items.names,
@@ -68,19 +62,15 @@ def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
                 users=users.of(connection, user_no),
                 items=items.of(connection, item_no),
                 types=types.of(connection, type_no),
-                timestamps=timestamps,
-                weights=np.fromiter(columns[4], np.float32, len(chunk)),
+                timestamps=np.fromiter(timestamps, np.int64, len(chunk)),
+                weights=np.fromiter(weights, np.float32, len(chunk)),
             )
 
 
 def scan_events(connect: Connect, reads: Reads, rows: int = 10_000) -> Iterator[Event]:
     """`Store.scan_events`, reading `rows` at a time."""
     with closing(connect()) as connection, read_transaction(connection):
-        cursor = connection.execute(
-            "SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value"
-            " FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)"
-            " ORDER BY user_no, timestamp, seq"
-        )
+        cursor = connection.execute(f"{SELECT_EVENTS} ORDER BY user_no, timestamp, seq")
         while chunk := list(islice(cursor, rows)):
             yield from reads.events(connection, chunk)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Conflict
-from service.domain.records import Event, Item, User
+from service.domain.records import Event, Item
 from service.stores.base import AppendResult, OnCatalogueChange
 from service.stores.encoding import (
     EventIds,
@@ -19,9 +19,8 @@ from service.stores.encoding import (
     user_from,
     vector_bytes,
 )
+from service.stores.sqlite_reads import MAX_CACHED_NAMES
 from service.stores.writer import Transaction
-
-MAX_CACHED_NAMES = 1_000_000  # names per table; ~150 MB when full
 
 
 class Names:
@@ -186,13 +185,13 @@ class Writes:
         execute("UPDATE events SET user_no = ?, seq = seq + ? WHERE user_no = ?", move)
         moved: int = connection.changes()
         execute("UPDATE vectors SET user_no = ?, seq = seq + ? WHERE user_no = ?", move)
-        profiles = [
-            (user_id, execute("SELECT profile FROM users WHERE user_no = ?", (target_no,)).get),
-            (source, execute("SELECT profile FROM users WHERE user_no = ?", (source_no,)).get),
-        ]
-        if profiles[1][1] is not None:
-            target, other = (User(i) if p is None else user_from(i, p) for i, p in profiles)
-            profile = user_document(merge_profiles(target, other))
+        ours, theirs = (
+            execute("SELECT profile FROM users WHERE user_no = ?", (user_no,)).get
+            for user_no in (target_no, source_no)
+        )
+        if theirs is not None:
+            merged = merge_profiles(user_from(user_id, ours), user_from(source, theirs))
+            profile = user_document(merged)
             execute("UPDATE users SET profile = ? WHERE user_no = ?", (profile, target_no))
         execute(
             "UPDATE users SET next_seq = next_seq - 1 + (SELECT next_seq FROM users"
@@ -221,7 +220,7 @@ class Writes:
         self,
         transaction: Transaction,
         items: Sequence[Item],
-        on_change: OnCatalogueChange | None = None,
+        on_change: OnCatalogueChange | None,
     ) -> int:
         """`Store.put_items`."""
         connection = transaction.connection
@@ -246,10 +245,7 @@ class Writes:
         return len(new)
 
     def delete_item(
-        self,
-        transaction: Transaction,
-        item_id: str,
-        on_change: OnCatalogueChange | None = None,
+        self, transaction: Transaction, item_id: str, on_change: OnCatalogueChange | None
     ) -> bool:
         """`Store.delete_item`."""
         execute = transaction.connection.execute

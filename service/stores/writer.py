@@ -88,7 +88,7 @@ class Writer:
         self._lock = threading.Lock()  # guards the four below, and that nothing follows the None
         self._waiting = 0
         self._closed = False
-        self._failure: HeedError | None = None
+        self.failure: HeedError | None = None  # after which no write is possible
         self._log_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         # A hook of our own takes the place of SQLite's, which checkpoints before COMMIT returns
@@ -96,11 +96,6 @@ class Writer:
         connection.set_wal_hook(self._measure_log)
         self._thread = threading.Thread(target=self._run, name="heed-store-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def failure(self) -> HeedError | None:
-        """Return the error after which no write is possible; None in good health."""
-        return self._failure
 
     def submit(self, job: Callable[[Transaction], T], rows: int = 1) -> asyncio.Future[T]:
         """Queue `job`, which touches about `rows` rows; the future is done once it is durable.
@@ -112,10 +107,9 @@ class Writer:
         """
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._failure is not None:
-                raise copy.copy(
-                    self._failure
-                )  # a raised error keeps its frames, so each caller gets a copy
+            if self.failure is not None:
+                # A raised error keeps its frames, so each caller gets a copy.
+                raise copy.copy(self.failure)
             if self._closed:
                 raise Unavailable("the store is closed")
             if self._waiting and self._waiting + rows > MAX_QUEUED_ROWS:
@@ -179,9 +173,9 @@ class Writer:
     def _commit(self, group: list[_Ticket[Any]]) -> None:
         """Run the group in one transaction. Afterwards each ticket has a result or an error."""
         execute = self._connection.execute
-        if self._failure is not None:
+        if self.failure is not None:
             for ticket in group:
-                ticket.error = copy.copy(self._failure)
+                ticket.error = copy.copy(self.failure)
             return
         try:
             execute("BEGIN IMMEDIATE")
@@ -242,7 +236,7 @@ class Writer:
     def _fail(self, reason: HeedError) -> None:
         """Refuse further jobs, and fail those that are already queued."""
         with self._lock:
-            self._failure = self._failure or reason
+            self.failure = self.failure or reason
         stranded: list[_Ticket[Any]] = []
         while True:
             try:
