@@ -99,15 +99,15 @@ def loadtest(
             raise Invalid(option, f"there is no folder {path.parent}; make it first")
     set_threads(1)
     from service import loadtest as load_tests
-    from service.loadtest.options import parse_headers
-    from service.loadtest.report import page
+    from service.loadtest.options import parse_headers, parse_url
+    from service.loadtest.report import render_page
 
     if ramp and slo_ms is None:
         slo_ms = 50.0
     report = load_tests.run(
         out,
         load_tests.Options(
-            url=url.rstrip("/"),
+            url=parse_url(url),
             rate=rate,
             duration=duration,
             warmup=warmup,
@@ -131,7 +131,7 @@ def loadtest(
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if html is not None:
-        html.write_text(page.render(report), encoding="utf-8")
+        html.write_text(render_page(report), encoding="utf-8")
         out.print(f"{html} written.", highlight=False)
     if report["ended"] == "silent":
         err.print("[bold red]error:[/] the server stopped answering", highlight=False)

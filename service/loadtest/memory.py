@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-import threading
 import time
 from typing import Any
 
@@ -15,6 +15,8 @@ _SAMPLE = re.compile(
     re.MULTILINE,
 )
 _PATIENCE = 5.0  # seconds for one answer
+
+Readings = list[tuple[float, float]]  # seconds since the first one, bytes
 
 
 def read_metrics(http: httpx.Client) -> dict[str, float]:
@@ -29,59 +31,41 @@ def read_metrics(http: httpx.Client) -> dict[str, float]:
     return sums
 
 
-class MemorySampler:
-    """Reads the resident memory of all workers now and then, on a thread, until the block ends.
+async def sample_memory(http: httpx.Client, interval: float, readings: Readings) -> None:
+    """Append the resident memory of all workers now and then, until cancelled.
 
-    Memory that workers share is counted for each of them.
+    Memory that workers share is counted for each of them. A server without the metric is asked
+    once.
 
     Args:
-        http: client of the service; closed when the block ends.
+        http: client of the service.
         interval: seconds between two readings, each of which takes the server some milliseconds.
+        readings: to append to.
     """
-
-    def __init__(self, http: httpx.Client, interval: float) -> None:
-        self._http = http
-        self._interval = interval
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heed-loadtest-memory")
-        self.readings: list[tuple[float, float]] = []  # seconds since the first one, bytes
-
-    def __enter__(self) -> MemorySampler:
-        self._started = time.monotonic()
-        self._read()
-        if self.readings:  # a server without the metric is not asked again
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self.readings:
-            self._thread.join()
-            self._read()
-        self._http.close()
-
-    def as_dict(self) -> dict[str, Any] | None:
-        """Return bytes at the start, after a third of the time, at the end and at most.
-
-        In the first third caches fill; growth after it does not end by itself. None without any
-        reading.
-        """
-        if not self.readings:
-            return None
-        third = self.readings[-1][0] / 3
-        return {
-            "start": self.readings[0][1],
-            "third": next(size for at, size in self.readings if at >= third),
-            "end": self.readings[-1][1],
-            "most": max(size for _, size in self.readings),
-            "readings": self.readings,
-        }
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._interval):
-            self._read()
-
-    def _read(self) -> None:
-        size = read_metrics(self._http).get("process_resident_memory_bytes")
+    started = time.monotonic()
+    while True:
+        metrics = await asyncio.to_thread(read_metrics, http)
+        size = metrics.get("process_resident_memory_bytes")
         if size is not None:
-            self.readings.append((time.monotonic() - self._started, size))
+            readings.append((time.monotonic() - started, size))
+        elif not readings:
+            return
+        await asyncio.sleep(interval)
+
+
+def summarize_memory(readings: Readings) -> dict[str, Any] | None:
+    """Return bytes at the start, after a third of the time, at the end and at most.
+
+    In the first third caches fill; growth after it does not end by itself. None without any
+    reading.
+    """
+    if not readings:
+        return None
+    third = readings[-1][0] / 3
+    return {
+        "start": readings[0][1],
+        "third": next(size for at, size in readings if at >= third),
+        "end": readings[-1][1],
+        "most": max(size for _, size in readings),
+        "readings": readings,
+    }

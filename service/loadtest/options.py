@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import httpx
+
 from service.domain.errors import Invalid
 
 KINDS = ("score", "recommend", "search", "events")
@@ -37,7 +39,7 @@ class Slo:
 class Options:
     """Options of the command, by their names."""
 
-    url: str
+    url: str  # without a slash at its end
     rate: float = 50.0  # requests a second; of a ramp, the first
     duration: float = 30.0  # seconds; of each step of a ramp
     warmup: float = 2.0  # seconds of the same load before, excluded from all statistics
@@ -47,9 +49,9 @@ class Options:
     users: int = 200
     targets: int = 100  # items of a score request
     limit: int = 20  # items of a recommendation and of a search
-    connections: int = 500
-    timeout: float = 10.0
-    silence: float = 10.0
+    connections: int = 500  # requests in flight at most; further ones wait, which is latency
+    timeout: float = 10.0  # seconds after its due time at which a request fails
+    silence: float = 10.0  # seconds without any response after which the load ends
     slo: Slo | None = None
     ramp: bool = False
     most: float = 10_000.0  # requests a second at which a ramp ends
@@ -60,6 +62,23 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values; of headers only the names, since the values are secrets."""
         return asdict(self) | {"headers": [name for name, _ in self.headers]}
+
+
+def parse_url(text: str) -> str:
+    """Parse an address, and drop a slash at its end.
+
+    Raises:
+        Invalid: for anything but an http or https address.
+    """
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise Invalid("--url", f"{text!r} is no address; for example http://127.0.0.1:8000")
+    if url.query or url.fragment or url.userinfo:
+        raise Invalid("--url", "must have no user, query or fragment; a key is a --header")
+    return str(url).rstrip("/")
 
 
 def parse_mix(text: str) -> dict[str, float]:

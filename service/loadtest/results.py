@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,8 @@ PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9, "max": 100.
 ALL = "all"
 OUTSIDE, WAITED, REST = "network and queues", "before sending", "rest of the server"
 _TOTAL = "total"  # of Server-Timing
-_POINTS = 200  # of a curve and of a timeline
+_STAGE = re.compile(r"([\w-]+)\s*;\s*dur=(\d+\.?\d*)")  # milliseconds
+_INTERVALS = 200  # of a timeline
 
 Ended = Literal["completed", "stopped", "silent", "objective missed"]
 Mask = NDArray[np.bool_]
@@ -38,18 +40,17 @@ class Recording:
     sent: Floats  # [N] when it was written; between, it waited for a connection
     done: Floats  # [N] when its response was complete, or it failed
     status: NDArray[np.int16]  # [N] HTTP status; 0 without a response
-    server_timing: list[bytes]  # [N] headers
+    server_timing: list[str]  # [N] headers
     failures: dict[int, str] = field(default_factory=dict)  # reason without a response, by number
-    details: dict[tuple[str, str], str] = field(default_factory=dict)  # first body, by kind, status
+    details: dict[str, str] = field(default_factory=dict)  # first body by "kind status"
     ended: Ended = "completed"
-    connections: int = 0  # opened
 
     @classmethod
     def empty(cls, schedule: Schedule) -> Recording:
         """Return a recording in which nothing was sent."""
-        n = len(schedule)
+        n = len(schedule.due)
         woke, sent, done = (np.full(n, np.nan) for _ in range(3))
-        return cls(schedule, woke, sent, done, np.zeros(n, dtype=np.int16), [b""] * n)
+        return cls(schedule, woke, sent, done, np.zeros(n, dtype=np.int16), [""] * n)
 
     def kind_of(self, number: int) -> str:
         """Return the kind of a request."""
@@ -79,6 +80,27 @@ class Recording:
         return int((self.latencies() <= slo.seconds).sum()) / max(1, int(self.due().sum()))
 
 
+def summarize(recording: Recording) -> dict[str, Any]:
+    """Return all statistics of one load as plain values for JSON; times in seconds."""
+    schedule, due = recording.schedule, recording.due()
+    span = float(schedule.due[due].max() - schedule.warmup) if due.any() else 0.0
+    waited = (recording.sent - recording.woke)[due]
+    return {
+        "seconds": span,
+        "ended": recording.ended,
+        "requests_per_second": int(due.sum()) / span if span else 0.0,
+        "successes_per_second": int(recording.successes().sum()) / span if span else 0.0,
+        "kinds": {name: _kind(recording, name) for name in (ALL, *schedule.kinds)},
+        "details": recording.details,
+        "generator": {
+            "late": percentiles((recording.woke - schedule.due)[due]),
+            "waited_for_a_connection": percentiles(waited[np.isfinite(waited)]),
+        },
+        "stages": {name: stages for name in schedule.kinds if (stages := _stages(recording, name))},
+        "timeline": _timeline(recording, span),
+    }
+
+
 def percentiles(seconds: Floats) -> dict[str, float | None]:
     """Return the `PERCENTILES` of times; None without any."""
     if not len(seconds):
@@ -88,44 +110,9 @@ def percentiles(seconds: Floats) -> dict[str, float | None]:
     )
 
 
-def summarize(recording: Recording) -> dict[str, Any]:
-    """Return all statistics of one load as plain values for JSON; times in seconds."""
-    schedule, due = recording.schedule, recording.due()
-    names = [ALL, *schedule.kinds]
-    span = float(schedule.due[due].max() - schedule.warmup) if due.any() else 0.0
-    waited = (recording.sent - recording.woke)[due]
-    return {
-        "seconds": span,
-        "ended": recording.ended,
-        "requests_per_second": int(due.sum()) / span if span else 0.0,
-        "successes_per_second": int(recording.successes().sum()) / span if span else 0.0,
-        "kinds": {name: _kind(recording, name) for name in names},
-        "details": {" ".join(key): text for key, text in recording.details.items()},
-        "generator": {
-            "late": percentiles((recording.woke - schedule.due)[due]),
-            "waited_for_a_connection": percentiles(waited[np.isfinite(waited)]),
-            "connections": recording.connections,
-        },
-        "in_flight": _in_flight(recording, recording.woke[due]),
-        "stages": {name: stages for name in schedule.kinds if (stages := _stages(recording, name))},
-        "curves": {name: _curve(recording.latencies(name)) for name in names},
-        "timeline": _timeline(recording, span),
-    }
-
-
-def parse_server_timing(header: bytes) -> dict[str, float]:
+def parse_server_timing(header: str) -> dict[str, float]:
     """Return seconds by stage of a Server-Timing header; stages without a duration are left out."""
-    stages = {}
-    for part in header.decode("latin-1").split(","):
-        name, *params = (each.strip() for each in part.split(";"))
-        for param in params:
-            key, _, value = param.partition("=")
-            try:
-                if key.lower() == "dur":
-                    stages[name] = float(value.strip('"')) / 1e3
-            except ValueError:
-                continue
-    return stages
+    return {name: float(duration) / 1e3 for name, duration in _STAGE.findall(header)}
 
 
 # ------------------------------------------------------------------------------ the parts
@@ -148,38 +135,24 @@ def _kind(recording: Recording, name: str) -> dict[str, Any]:
     }
 
 
-def _count_in_flight(recording: Recording, at: Floats) -> NDArray[np.int64]:
-    """How many requests had been started and were not finished at each of these times."""
-    started = np.isfinite(recording.woke)
-    finished = np.where(np.isfinite(recording.done), recording.done, np.inf)[started]
-    return np.searchsorted(np.sort(recording.woke[started]), at, side="right") - np.searchsorted(
-        np.sort(finished), at, side="right"
-    )
-
-
-def _in_flight(recording: Recording, at: Floats) -> dict[str, float]:
-    if not len(at):
-        return {"mean": 0.0, "max": 0}
-    counts = _count_in_flight(recording, at)
-    return {"mean": float(counts.mean()), "max": int(counts.max())}
-
-
 def _stages(recording: Recording, name: str) -> dict[str, dict[str, float]]:
     """Median and p99 of each stage of the server, of the rest of its total, and of the time around.
 
     A stage that a request did not come to took it 0 s.
     """
-    rows = [n for n in np.flatnonzero(recording.successes(name)).tolist()
-            if recording.server_timing[n]]  # fmt: skip
-    if not rows:
+    numbers = np.flatnonzero(recording.successes(name)).tolist()
+    every = {number: parse_server_timing(recording.server_timing[number]) for number in numbers}
+    timings = {number: each for number, each in every.items() if _TOTAL in each}
+    if not timings:
         return {}
-    timings = [parse_server_timing(recording.server_timing[row]) for row in rows]
-    known = dict.fromkeys(stage for each in timings for stage in each if stage != _TOTAL)
-    table = {stage: np.array([each.get(stage, 0.0) for each in timings]) for stage in known}
-    inner = np.sum(list(table.values()), axis=0) if table else np.zeros(len(rows))
-    total = np.array([each.get(_TOTAL, np.nan) for each in timings])
-    total = np.where(np.isnan(total), inner, total)
-    table[REST] = np.maximum(total - inner, 0.0)  # stages that nest count twice
+    rows = list(timings)
+    table = {
+        stage: np.array([each.get(stage, 0.0) for each in timings.values()])
+        for stage in dict.fromkeys(stage for each in timings.values() for stage in each)
+    }
+    total = table.pop(_TOTAL)
+    # Stages that nest count twice.
+    table[REST] = np.maximum(total - sum(table.values()), 0.0)
     table[OUTSIDE] = np.maximum((recording.done - recording.sent)[rows] - total, 0.0)
     table[WAITED] = (recording.sent - recording.schedule.due)[rows]
     return {
@@ -188,35 +161,20 @@ def _stages(recording: Recording, name: str) -> dict[str, dict[str, float]]:
     }
 
 
-def _curve(seconds: Floats) -> Sequence[tuple[float, float]]:
-    """Latency by percentile, in steps that shrink with the share beyond, down to one request."""
-    n = len(seconds)
-    if n < 2:
-        return []
-    at = 100 * (1 - np.geomspace(1.0, 1.0 / n, min(_POINTS, n)))
-    return list(zip(at.tolist(), np.percentile(seconds, at).tolist(), strict=True))
-
-
 def _timeline(recording: Recording, span: float) -> list[dict[str, Any]]:
-    """Statistics of intervals of at least a second each, by when requests were due."""
-    due, successes = recording.due(), recording.successes()
-    if not due.any():
-        return []
-    at = recording.schedule.due - recording.schedule.warmup
-    latency, finished = recording.done - recording.schedule.due, np.isfinite(recording.done)
-    width = max(1.0, span / _POINTS)
-    intervals = []
-    for start in (width * np.arange(int(span / width) + 1)).tolist():
-        inside = due & (at >= start) & (at < start + width)
-        end = np.array([recording.schedule.warmup + start + width])
-        intervals.append(
-            {
-                "at": start,
-                "seconds": min(width, span - start),
-                "requests": int(inside.sum()),
-                "failures": int((inside & finished & ~successes).sum()),
-                "in_flight": int(_count_in_flight(recording, end)[0]),
-                "latency": percentiles(latency[inside & successes]),
-            }
-        )
-    return intervals
+    """Statistics of equal intervals of about a second or more, by when requests were due."""
+    schedule, due, successes = recording.schedule, recording.due(), recording.successes()
+    latency = recording.done - schedule.due
+    failed = due & np.isfinite(recording.done) & ~successes
+    edges = np.linspace(0.0, span, min(max(round(span), 1), _INTERVALS) + 1)
+    ends = np.searchsorted(schedule.due, schedule.warmup + edges)
+    ends[-1] = len(due)
+    return [
+        {
+            "at": float(at),
+            "requests": int(due[first:end].sum()),
+            "failures": int(failed[first:end].sum()),
+            "latency": percentiles(latency[first:end][successes[first:end]]),
+        }
+        for at, (first, end) in zip(edges, pairwise(ends), strict=False)
+    ]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
-from service.loadtest.options import Arrivals
+from service.loadtest.options import Options, parse_mix
 
 Floats = NDArray[np.float64]
 
+PREPARED = 1_000  # requests of each kind, which are sent again and again
 MAX_REQUESTS = 20_000_000  # of one schedule: each takes some hundred bytes of memory
 
 
@@ -26,57 +27,33 @@ class Schedule:
     pick: NDArray[np.int64]  # [N] which of the prepared requests of that kind
     warmup: float = 0.0  # seconds; requests due earlier are excluded from all statistics
 
-    def __len__(self) -> int:
-        return len(self.due)
-
     @property
     def counted(self) -> NDArray[np.bool_]:
         """[N] whether a request is due after the warm-up."""
         return self.due >= self.warmup
 
 
-def arrival_times(
-    rate: float, seconds: float, arrivals: Arrivals, rng: np.random.Generator
-) -> Floats:
-    """Draw ascending times in [0, `seconds`).
+def draw_schedule(rate: float, options: Options) -> Schedule:
+    """Draw the due times of a load, a kind for each by its share of the mix, and a request.
 
-    Args:
-        rate: requests a second.
-        seconds: duration.
-        arrivals: constant: one every 1/`rate` seconds. poisson: independent of each other, as
-            those of many users are, so that the gaps are exponential.
-        rng: source of the times.
+    Constant arrivals come every 1/`rate` seconds. Poisson arrivals are independent of each other,
+    as those of many users are, so that the gaps are exponential.
 
     Raises:
         Invalid: for more than `MAX_REQUESTS` of them.
     """
+    rng = np.random.default_rng(options.seed)
+    seconds, shares = options.warmup + options.duration, parse_mix(options.mix)
     if rate * seconds > MAX_REQUESTS:
         raise Invalid(
             "--rate", f"{rate:g} a second for {seconds:g} s are more than {MAX_REQUESTS:,} requests"
         )
-    if arrivals == "constant":
-        return np.arange(np.ceil(rate * seconds), dtype=np.float64) / rate
-    # Given their number, the arrivals of a Poisson process are uniform and independent.
-    return np.sort(rng.uniform(0.0, seconds, rng.poisson(rate * seconds)))
-
-
-def draw_schedule(
-    due: Floats,
-    shares: Mapping[str, float],
-    prepared: int,
-    rng: np.random.Generator,
-    *,
-    warmup: float = 0.0,
-) -> Schedule:
-    """Draw a kind for each arrival, by its share of the mix, and one of its prepared requests.
-
-    Args:
-        due: from `arrival_times`.
-        shares: positive numbers by kind.
-        prepared: requests of each kind.
-        rng: source of the draws.
-        warmup: seconds.
-    """
-    weights = np.array(list(shares.values()), dtype=np.float64)
+    if options.arrivals == "constant":
+        due = np.arange(np.ceil(rate * seconds), dtype=np.float64) / rate
+    else:
+        # Given their number, the arrivals of a Poisson process are uniform and independent.
+        due = np.sort(rng.uniform(0.0, seconds, rng.poisson(rate * seconds)))
+    weights = np.array(list(shares.values()))
     kind = rng.choice(len(weights), size=len(due), p=weights / weights.sum()).astype(np.int8)
-    return Schedule(list(shares), due, kind, rng.integers(0, prepared, len(due)), warmup)
+    pick = rng.integers(0, PREPARED, len(due))
+    return Schedule(list(shares), due, kind, pick, options.warmup)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from service.loadtest.report.content import ReportTable
-from service.loadtest.report.terminal import print_table
-from service.loadtest.report.terminal import progress as stage
+from service.loadtest.report import ReportTable
+from service.loadtest.terminal import print_table
+from service.loadtest.terminal import progress as stage
 from tests.benchmarks.harness.timing import Spread
 
 __all__ = ["median", "ms", "part", "rate", "ratio", "seconds", "stage", "table"]

@@ -21,7 +21,8 @@ from typing import Any
 from locust import HttpUser, between, events, task
 
 from service.loadtest.options import DEFAULT_MIX, Options, parse_headers, parse_mix
-from service.loadtest.workload import PREPARED, Requests, delete_all, draw_sample, open_http
+from service.loadtest.schedule import PREPARED
+from service.loadtest.workload import Requests, delete_all, draw_sample, open_http
 
 SHARES = parse_mix(os.environ.get("HEED_LOADTEST_MIX", DEFAULT_MIX))
 logging.getLogger("httpx").setLevel(logging.WARNING)  # Locust shows what others log
@@ -34,8 +35,7 @@ def prepare(environment: Any, **_: Any) -> None:
     options = Options(environment.host, headers=HEADERS)
     with open_http(options) as http:
         sample = draw_sample(http, options.users, options.seed)
-    environment.heed = Requests(list(SHARES), sample, options)
-    environment.encoded = environment.heed.encode()
+    environment.heed = Requests(SHARES, sample, options)
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
@@ -57,6 +57,6 @@ class Requester(HttpUser):  # type: ignore[misc]
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
         """Send one request."""
-        (kind,) = random.choices(range(len(SHARES)), list(SHARES.values()))
-        path, body = self.environment.encoded(kind, random.randrange(PREPARED))
+        (kind,) = random.choices(list(SHARES), list(SHARES.values()))
+        path, body = self.environment.heed.encode(kind, random.randrange(PREPARED))
         self.client.post(path, data=body)

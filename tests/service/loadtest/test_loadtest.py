@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import uvloop
 from rich.console import Console
@@ -19,10 +18,9 @@ from service import loadtest
 from service.domain.errors import Unavailable
 from service.loadtest.open_loop import OpenLoop
 from service.loadtest.options import Slo
-from service.loadtest.report import page
+from service.loadtest.report import render_page
 from service.loadtest.results import ALL, summarize
-from service.loadtest.schedule import arrival_times, draw_schedule
-from service.loadtest.target import Target
+from service.loadtest.schedule import draw_schedule
 from tests.support.loadtest_fake import ITEMS, USERS, Fake, faking
 
 BASE = loadtest.Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", users=10)
@@ -49,12 +47,10 @@ def test_stall_delays_every_request_due_during_it() -> None:
             stalled.append(time.perf_counter())
         return 200
 
-    rng = np.random.default_rng(0)
-    due = arrival_times(100.0, 1.5, "constant", rng)
-    planned = draw_schedule(due, {"score": 1}, 1, rng)
     with faking(stall) as fake:
-        request = "/v1/score", b"{}"
-        load = OpenLoop(Target.parse(fake.url), planned, lambda *_: request, connections=1)
+        options = replace(BASE, url=fake.url, duration=1.5, mix="score=1", connections=1)
+        planned = draw_schedule(100.0, options)
+        load = OpenLoop(options, planned, lambda *_: ("/v1/score", b"{}"))
         record = uvloop.run(load.run())
     began, ended = (moment - load._started for moment in stalled)
     took = record.done - planned.due
@@ -84,7 +80,6 @@ def test_load_is_an_open_loop() -> None:
     with faking(wait) as fake:
         found, _ = ran(fake, rate=80.0, duration=0.5, mix="search=1", timeout=60.0, silence=60.0)
     assert found["load"]["kinds"][ALL]["successes"] == 40
-    assert found["load"]["in_flight"]["max"] == 40
 
 
 # ------------------------------------------------------------------------------ what failed
@@ -152,7 +147,7 @@ def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> No
     assert left
     assert all(path.startswith("/v1/users/loadtest-") for path in left)
     assert "could not be deleted" in shown
-    assert "stopped answering" in page.render(found)
+    assert "stopped answering" in render_page(found)
 
 
 def test_what_refuses_or_is_not_there_is_said_before_any_load() -> None:
@@ -185,18 +180,9 @@ def test_the_mix_is_what_arrives_and_is_about_what_the_server_has() -> None:
     assert all(body["query"] in titles for body in fake.bodies["search"])
     ids = [body["events"][0]["event_id"] for body in fake.bodies["events"]]
     assert len(set(ids)) == len(ids)  # none is a duplicate, which would cost the server less
-    assert found["data"]["history_lengths"] == {"least": 7, "median": 7.0, "most": 7}
-    assert found["data"]["heed"] == "9.9"
-    for said in (
-        "constant arrivals",
-        "100 a second",
-        "m-1",
-        fake.url,
-        "In flight",
-        "7 to 7 events",
-    ):
+    for said in ("constant arrivals", "100 a second", "m-1", fake.url):
         assert said in shown
-    assert "of which 49 are requested" in shown
+    assert "49 items and 10 users are requested" in shown
 
 
 def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
@@ -234,7 +220,7 @@ def test_a_key_goes_with_every_request_and_into_no_report() -> None:
         found, shown = ran(fake, headers=(("Authorization", "Bearer s3cret"),), mix="events=1")
         assert found["load"]["kinds"][ALL]["errors"] == {}
         assert fake.deleted
-        assert "s3cret" not in shown + json.dumps(found) + page.render(found)
+        assert "s3cret" not in shown + json.dumps(found) + render_page(found)
 
 
 # ------------------------------------------------------------------------------ ramp
@@ -264,12 +250,7 @@ def test_ramp_finds_the_capacity_of_a_server() -> None:
     assert all(step["errors"].keys() == {"503"} for step in ramp["steps"] if not step["held"])
     assert f"held up to {ramp['held']:,.1f} requests a second" in shown
     assert found["load"]["requests_per_second"] == pytest.approx(ramp["held"], rel=0.05)
-    half = ramp["half"]
-    assert half["rate"] == ramp["held"] / 2
-    tail = half["kinds"]["score"]
-    assert half["p99_over_p50"]["score"] == tail["p99"] / tail["p50"] >= 1
-    assert f"At half of that, {half['rate']:,.1f} a second: score p50" in shown
-    assert "The ramp" in page.render(found)
+    assert "Steps of the ramp" in render_page(found)
 
 
 def test_an_objective_without_a_ramp_is_judged() -> None:

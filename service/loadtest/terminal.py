@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from service.loadtest import report as reports
 from service.loadtest.options import Slo
-from service.loadtest.report import content
-from service.loadtest.report.content import Report, ReportTable, milliseconds
-
-
-class ShowProgress(Protocol):
-    """Callable that updates a progress bar."""
-
-    def __call__(self, done: float, total: float, note: str = "") -> None:
-        """Show how much of the total is done."""
 
 
 @contextmanager
-def progress(console: Console, label: str) -> Iterator[ShowProgress]:
+def progress(console: Console, label: str) -> Iterator[Callable[..., None]]:
     """Show a progress bar until the block ends, redrawn twice a second: drawing delays requests."""
     columns = (
         TextColumn("{task.description}"),
@@ -41,7 +33,7 @@ def progress(console: Console, label: str) -> Iterator[ShowProgress]:
         yield show
 
 
-def print_table(console: Console, table: ReportTable) -> None:
+def print_table(console: Console, table: reports.ReportTable) -> None:
     """Print a table; words are aligned left and numbers right."""
     grid = Table(
         title=table.title,
@@ -63,16 +55,16 @@ def show_step(console: Console, step: Mapping[str, Any], slo: Slo) -> None:
     errors = "".join(f", {count:,} × {error}" for error, count in step["errors"].items())
     console.print(
         f"{step['rate']:>9,.1f} a second {verdict}: {100 * step['within']:.2f} % within "
-        f"{1e3 * slo.seconds:g} ms, p99 {milliseconds(step['latency']['p99'])} ms{errors}",
+        f"{1e3 * slo.seconds:g} ms, p99 {reports.milliseconds(step['latency']['p99'])} ms{errors}",
         highlight=False,
     )
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Console, report: reports.Report) -> None:
     """Print the results."""
-    for table in (content.latencies(report), *content.details(report)):
+    for table in reports.tables(report):
         print_table(console, table)
-    for line in content.conclusions(report):
+    for line in reports.conclusions(report):
         console.print(line, highlight=False, soft_wrap=True)
     for line in report["warnings"]:
         console.print("[bold yellow]warning:[/]", end=" ")

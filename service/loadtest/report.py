@@ -1,7 +1,8 @@
-"""Tables, sentences and warnings of a report, which the terminal and the page both show."""
+"""Tables, sentences and warnings of a report, for the terminal, and the HTML page of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,41 +27,26 @@ class ReportTable(NamedTuple):
     text_columns: int = 1
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a template of the report; numbers have the filters `n`, `ms` and `mib`."""
-    return _TEMPLATES.get_template(template).render(**values)
+def render_page(report: Report) -> str:
+    """Render a report as one HTML file without scripts or links."""
+    ramp = [_ramp(report)] if "ramp" in report else []
+    return _TEMPLATES.get_template("page.html").render(
+        report=report,
+        conclusions=conclusions(report),
+        tables=[*tables(report), *ramp, setup(report)],
+    )
 
 
 def setup(report: Report) -> ReportTable:
     """Describe the server, its data, the load and the generator."""
-    lines = render("setup.txt", report=report).splitlines()
-    return ReportTable("Setup", ("", ""), [line.split(": ", 1) for line in lines], text_columns=2)
+    rows = [line.split(": ", 1) for line in _lines("setup.txt", report)]
+    return ReportTable("Setup", ("", ""), rows, text_columns=2)
 
 
-def latencies(report: Report) -> ReportTable:
-    """Latency by kind of request, all kinds first."""
+def tables(report: Report) -> list[ReportTable]:
+    """Latency by kind of request, errors, and stages of the server; the latter where there are."""
     load = report["load"]
-    late, in_flight = load["generator"]["late"], load["in_flight"]
-    rows = [
-        [name, f"{each['requests']:,}", f"{sum(each['errors'].values()):,}"]
-        + [milliseconds(each["latency"][p]) for p in PERCENTILES]
-        for name, each in load["kinds"].items()
-    ]
-    note = (
-        f"{load['requests_per_second']:,.1f} requests a second were sent, "
-        f"{load['successes_per_second']:,.1f} succeeded; failures have no latency. In flight: "
-        f"{in_flight['mean']:.1f} on average, {in_flight['max']:,} at most, over "
-        f"{load['generator']['connections']:,} connections. The generator sent requests "
-        f"{milliseconds(late['p50'])} ms (p50), {milliseconds(late['p99'])} ms (p99) and "
-        f"{milliseconds(late['max'])} ms (max) late, which is part of every latency."
-    )
-    title = "Latency in ms, from the time at which each request was due to its complete response"
-    return ReportTable(title, ("request", "sent", "failed", *PERCENTILES), rows, note)
-
-
-def details(report: Report) -> list[ReportTable]:
-    """Errors and stages of the server, where there are any."""
-    load, tables = report["load"], []
+    found = [_latencies(load)]
     errors = [
         (name, error, load["details"].get(f"{name} {error}", ""), f"{count:,}")
         for name, each in load["kinds"].items()
@@ -69,55 +55,15 @@ def details(report: Report) -> list[ReportTable]:
     ]
     if errors:
         columns = ("request", "status or error", "first response", "times")
-        tables.append(ReportTable("Errors", columns, errors, text_columns=3))
+        found.append(ReportTable("Errors", columns, errors, text_columns=3))
     if load["stages"]:
-        rows = [
-            [stage]
-            + [
-                milliseconds(each[stage][p]) if stage in each else "–"
-                for each in load["stages"].values()
-                for p in ("p50", "p99")
-            ]
-            for stage in stage_names(load)
-        ]
-        headings = ("stage", *(f"{kind} {p}" for kind in load["stages"] for p in ("p50", "p99")))
-        note = (
-            "Percentiles of each stage alone do not add up to those of the latency. "
-            f"“{REST}” is its total less its stages, “{OUTSIDE}” the time of the response beyond "
-            f"that total, “{WAITED}” the time between due and sent."
-        )
-        tables.append(ReportTable("Time by stage (Server-Timing), in ms", headings, rows, note))
-    return tables
-
-
-def ramp(report: Report) -> ReportTable:
-    """Steps of a ramp, in the order in which they were made."""
-    columns = ("requests a second", "held", "sent", "% in time", "p50", "p99", "send delay p99")
-    rows = [
-        (
-            f"{step['rate']:,.1f}",
-            "yes" if step["held"] else "no",
-            f"{step['requests']:,}",
-            f"{100 * step['within']:.2f}",
-            milliseconds(step["latency"]["p50"]),
-            milliseconds(step["latency"]["p99"]),
-            milliseconds(step["late"]["p99"]),
-        )
-        for step in report["ramp"]["steps"]
-    ]
-    return ReportTable("Steps of the ramp, times in ms", columns, rows)
-
-
-def stage_names(load: Mapping[str, Any]) -> list[str]:
-    """Return the stages of all kinds, those of the server first."""
-    last = (REST, OUTSIDE, WAITED)
-    names = dict.fromkeys(name for each in load["stages"].values() for name in each)
-    return [*(name for name in names if name not in last), *last]
+        found.append(_stages(load["stages"]))
+    return found
 
 
 def conclusions(report: Report) -> list[str]:
     """Say how the load ended, whether the objective was met, and what was written."""
-    return [line for line in render("conclusions.txt", report=report).splitlines() if line.strip()]
+    return _lines("conclusions.txt", report)
 
 
 def warnings(report: Report) -> list[str]:
@@ -126,8 +72,7 @@ def warnings(report: Report) -> list[str]:
     generator, latency = load["generator"], load["kinds"][ALL]["latency"]
 
     def exceeds(delay: Mapping[str, float | None], p: str) -> bool:
-        mine, all_of_it = delay[p], latency[p]
-        return mine is not None and all_of_it is not None and mine > _LATE * all_of_it
+        return (delay[p] or 0.0) > _LATE * (latency[p] or math.inf)
 
     late = [p for p in ("p50", "p95", "p99") if exceeds(generator["late"], p)]
     if late:
@@ -171,6 +116,68 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     return f"{1e3 * seconds:.2f}" if seconds < 0.1 else f"{1e3 * seconds:,.0f}"
+
+
+# ------------------------------------------------------------------------------ the parts
+
+
+def _latencies(load: Mapping[str, Any]) -> ReportTable:
+    late = load["generator"]["late"]
+    rows = [
+        [name, f"{each['requests']:,}", f"{sum(each['errors'].values()):,}"]
+        + [milliseconds(each["latency"][p]) for p in PERCENTILES]
+        for name, each in load["kinds"].items()
+    ]
+    note = (
+        f"{load['requests_per_second']:,.1f} requests a second were sent, "
+        f"{load['successes_per_second']:,.1f} succeeded; failures have no latency. The generator "
+        f"sent requests {milliseconds(late['p50'])} ms (p50), {milliseconds(late['p99'])} ms (p99) "
+        f"and {milliseconds(late['max'])} ms (max) late, which is part of every latency."
+    )
+    title = "Latency in ms, from the time at which each request was due to its complete response"
+    return ReportTable(title, ("request", "sent", "failed", *PERCENTILES), rows, note)
+
+
+def _stages(stages: Mapping[str, Any]) -> ReportTable:
+    """Time by stage of all kinds of request, the stages of the server first."""
+    last = (REST, OUTSIDE, WAITED)
+    names = dict.fromkeys(name for each in stages.values() for name in each if name not in last)
+    columns = [(kind, p) for kind in stages for p in ("p50", "p99")]
+    rows = [
+        [name, *(milliseconds(stages[kind].get(name, {}).get(p)) for kind, p in columns)]
+        for name in (*names, *last)
+    ]
+    note = (
+        "Percentiles of each stage alone do not add up to those of the latency. "
+        f"“{REST}” is its total less its stages, “{OUTSIDE}” the time of the response beyond "
+        f"that total, “{WAITED}” the time between due and sent."
+    )
+    headings = ("stage", *(f"{kind} {p}" for kind, p in columns))
+    return ReportTable("Time by stage (Server-Timing), in ms", headings, rows, note)
+
+
+def _ramp(report: Report) -> ReportTable:
+    """Steps of a ramp, in the order in which they were made."""
+    columns = ("requests a second", "held", "sent", "% in time", "p50", "p99", "send delay p99")
+    rows = [
+        (
+            f"{step['rate']:,.1f}",
+            "yes" if step["held"] else "no",
+            f"{step['requests']:,}",
+            f"{100 * step['within']:.2f}",
+            milliseconds(step["latency"]["p50"]),
+            milliseconds(step["latency"]["p99"]),
+            milliseconds(step["late"]["p99"]),
+        )
+        for step in report["ramp"]["steps"]
+    ]
+    note = "A step ends as soon as it cannot meet the objective any more."
+    return ReportTable("Steps of the ramp, times in ms", columns, rows, note)
+
+
+def _lines(template: str, report: Report) -> list[str]:
+    text = _TEMPLATES.get_template(template).render(report=report)
+    return [line for line in text.splitlines() if line.strip()]
 
 
 _TEMPLATES = Environment(

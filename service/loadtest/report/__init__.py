@@ -1,1 +1,0 @@
-"""Reports of a load test: tables, sentences and warnings, on the terminal and as an HTML page."""
