@@ -76,7 +76,3 @@ class Vocabulary:
                 self._ids.append(id_)
                 self._rows[id_] = row
             return row
-
-    def copy(self) -> Vocabulary:
-        """Return an independent copy."""
-        return Vocabulary(self._ids)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.columns import require_in_range
 from models.data.interactions import Interactions
 from models.data.row_sets import is_first_occurrence, user_item_keys
 
@@ -25,12 +24,6 @@ class Holdout:
     targets: NDArray[np.int32]  # [M] item rows
     timestamps: NDArray[np.int64]  # [M] microseconds UTC: the target's own time
     history: Interactions
-
-    def __post_init__(self) -> None:
-        if not self.users.shape == self.targets.shape == self.timestamps.shape == (len(self),):
-            raise ValueError("users, targets and timestamps must be [M], of one length")
-        require_in_range("users", self.users, self.history.n_users)
-        require_in_range("targets", self.targets, self.history.n_items)
 
     def __len__(self) -> int:
         return len(self.users)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.data.columns import require_non_negative
 from models.data.interactions import Interactions
 from models.data.row_sets import sorted_union
 from models.recommender.cooccurrence import transition_matrix
@@ -94,11 +93,7 @@ def _decays(decay: float, depth: int) -> Tensor:
 def count_transitions(
     log: Interactions, per_item: int, window: CooccurrenceWindow = SEQUENCE_WINDOW
 ) -> TransitionCounts:
-    """Count the transitions of a log and keep the `per_item` largest counts of each item.
-
-    Raises ValueError for a negative `per_item`.
-    """
-    require_non_negative("per_item", per_item)
+    """Count the transitions of a log and keep the `per_item` largest counts of each item."""
     matrix = transition_matrix(log, window=MAX_PAIR_DISTANCE, power=window.power)
     n = log.n_items
     (rows, columns), values = matrix.indices().numpy(), matrix.values().numpy()

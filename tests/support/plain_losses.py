@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
 from tests.support.reference_model import ReferenceModel
+from tests.support.small import events_of
 
 Array = NDArray[np.float64]
 
@@ -147,7 +148,7 @@ class PlainLosses:
         return scale * math.log(1 + 2 * total)
 
     def _own(self, user: int) -> dict[tuple[int, int], float]:
-        mine = self.log.user(user)
+        mine = events_of(self.log, user)
         items, types = mine.items.tolist(), mine.types.tolist()
         pairs: dict[tuple[int, int], float] = defaultdict(float)
         for late in range(len(items)):

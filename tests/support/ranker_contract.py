@@ -8,6 +8,7 @@ import pytest
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker, evaluate
 from models.evaluation.splits import Holdout
+from tests.support.small import events_of
 
 SIDE = 16
 SECOND = 1_000_000
@@ -31,7 +32,7 @@ def checkerboard(side: int = SIDE) -> Interactions:
 def diagonal(log: Interactions) -> Holdout:
     """User u is about to take item u."""
     rows = np.arange(log.n_users, dtype=np.int32)
-    ends = np.array([log.user(u).timestamps[-1] for u in range(log.n_users)], dtype=np.int64)
+    ends = np.array([events_of(log, u).timestamps[-1] for u in range(log.n_users)], dtype=np.int64)
     return Holdout(rows, rows, ends + SECOND, log)
 
 
@@ -85,7 +86,7 @@ class RankerContract:
 
     def test_only_the_users_own_history_matters(self, ranker: Ranker, log: Interactions) -> None:
         """Scores follow the history given, whatever row it has and whatever others did."""
-        mine = log.user(3)
+        mine = events_of(log, 3)
         other = Interactions.from_columns(
             np.r_[np.full(len(mine.items), 1), 0, 0],
             np.r_[mine.items, 5, 4],

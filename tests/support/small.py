@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -151,9 +151,24 @@ def five_users() -> Interactions:
     return Interactions.from_columns(users, items, times, n_users=5, n_items=6)
 
 
+class UserEvents(NamedTuple):
+    """One user's events, oldest first: views into the log's columns, each [n]."""
+
+    items: NDArray[np.int32]
+    timestamps: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    types: NDArray[np.int16]
+
+
+def events_of(log: Interactions, user: int) -> UserEvents:
+    """The events of one user."""
+    rows = slice(log.offsets[user], log.offsets[user + 1])
+    return UserEvents(log.items[rows], log.timestamps[rows], log.weights[rows], log.types[rows])
+
+
 def sequences(log: Interactions) -> list[list[int]]:
     """Each user's items, oldest first."""
-    return [log.user(u).items.tolist() for u in range(log.n_users)]
+    return [events_of(log, u).items.tolist() for u in range(log.n_users)]
 
 
 def newest_events(log: Interactions, n: int) -> Interactions:

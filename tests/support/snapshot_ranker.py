@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.data.interactions import Interactions, UserEvents
+from models.data.interactions import Interactions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory, encode
 from models.ranking.scoring import score
+from tests.support.small import UserEvents, events_of
 
 
 class SnapshotRanker:
@@ -43,7 +44,7 @@ class SnapshotRanker:
         out = np.empty((len(users), len(self._rows)), dtype=np.float32)
         for at, user in enumerate(users.tolist()):
             asked = None if request_times is None else int(request_times[at])
-            out[at] = self._one(history.user(user), asked)
+            out[at] = self._one(events_of(history, user), asked)
         out[:, ~self._snapshot.has_vector] = -np.inf
         return out
 

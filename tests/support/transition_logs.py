@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
 from models.recommender.transition_counts import TransitionCounts
+from tests.support.small import events_of
 
 ITEMS = 7
 Counts = dict[tuple[int, int], float]
@@ -48,7 +49,7 @@ def counted(histories: Sequence[Sequence[tuple[int, bool]]]) -> Counts:
 
 def history(log: Interactions, user: int) -> list[tuple[int, bool]]:
     """A user's items, and whether each was liked."""
-    events = log.user(user)
+    events = events_of(log, user)
     liked = [log.dislike_type < 0 or type_ != log.dislike_type for type_ in events.types.tolist()]
     return list(zip(events.items.tolist(), liked, strict=True))
 

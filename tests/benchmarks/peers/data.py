@@ -37,6 +37,7 @@ from service.snapshots.text_encoders import open_encoder
 from service.training import training_corpus
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import TrainingCorpus
+from tests.support.small import events_of
 
 PEERS_FOLDER = "peers"
 ARRAYS = "arrays.npz"  # what peers read: they import nothing of Heed's
@@ -63,7 +64,7 @@ class PeerData:
 
     def history(self, user: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Item rows and microseconds of all that may be seen of a user, oldest first."""
-        seen = self.task.test.history.user(user)
+        seen = events_of(self.task.test.history, user)
         return seen.items, seen.timestamps
 
 

@@ -32,6 +32,7 @@ from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
+from tests.support.small import events_of
 from tests.support.snapshot_ranker import requester
 
 Encode = Callable[[str], NDArray[np.float32]]
@@ -196,7 +197,7 @@ def ranked(
     for at, (user, target, query) in enumerate(
         zip(holdout.users.tolist(), holdout.targets.tolist(), cases.queries, strict=True)
     ):
-        events = holdout.history.user(user)
+        events = events_of(holdout.history, user)
         _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
         near, scores = score_by_memory(snapshot, requester(snapshot, events), matches, _LIMIT)
         nobody[at] = _rank(matches, None, target, events.items)

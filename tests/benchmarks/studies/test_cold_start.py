@@ -21,7 +21,7 @@ from service.stores.sqlite import SQLiteStore
 from service.training import training_corpus
 from tests.benchmarks.studies import cold_start, cold_start_report
 from tests.benchmarks.studies.cold_start import ColdStart
-from tests.support.small import newest_events
+from tests.support.small import events_of, newest_events
 from tests.support.tiny import QUICK, World
 
 FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attention_epochs=1))
@@ -97,7 +97,11 @@ def test_one_event_shown_is_a_history_of_one(
     scores = ranker.scores(cut.history, cut.users, None)
     wanted = []
     for row, user, target in zip(scores, cut.users, cut.targets, strict=True):
-        rivals = set(range(task.train.n_items)) - set(task.test.history.user(user).items) - {target}
+        rivals = (
+            set(range(task.train.n_items))
+            - set(events_of(task.test.history, user).items)
+            - {target}
+        )
         wanted.append(sum(row[item] >= row[target] for item in rivals))
     assert found.users[1][HEED].test[0].ranks.tolist() == wanted
 

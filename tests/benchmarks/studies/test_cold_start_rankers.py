@@ -17,6 +17,7 @@ from tests.benchmarks.studies.cold_start_rankers import (
     Shortened,
     cold_items,
 )
+from tests.support.small import events_of
 from tests.support.training import content, drawn_log
 
 ITEMS = 30
@@ -47,8 +48,8 @@ def test_training_knows_nothing_of_what_is_hidden() -> None:
     assert cold.validation is not None
     assert whole.validation is not None
     for user in range(whole.train.n_users):
-        left = [item for item in whole.train.user(user).items.tolist() if item not in hidden]
-        assert cold.train.user(user).items.tolist() == left
+        left = [item for item in events_of(whole.train, user).items.tolist() if item not in hidden]
+        assert events_of(cold.train, user).items.tolist() == left
     assert cold.validation.history is cold.train
     kept = [target for target in whole.validation.targets.tolist() if target not in hidden]
     assert cold.validation.targets.tolist() == kept
@@ -93,11 +94,11 @@ def test_popularity_never_finds_a_hidden_item() -> None:
     popularity = Popularity.fit(cold.train)
     alone = evaluate(Among(popularity, cold.hidden), cold.test, k=3)
     for rank, user in zip(alone.ranks.tolist(), cold.test.users.tolist(), strict=True):
-        seen = set(cold.test.history.user(user).items.tolist())
+        seen = set(events_of(cold.test.history, user).items.tolist())
         assert rank == sum(item not in seen for item in np.flatnonzero(cold.hidden).tolist()) - 1
     everything = evaluate(popularity, cold.test)
     for rank, user in zip(everything.ranks.tolist(), cold.test.users.tolist(), strict=True):
-        assert rank == ITEMS - len(set(cold.test.history.user(user).items.tolist())) - 1
+        assert rank == ITEMS - len(set(events_of(cold.test.history, user).items.tolist())) - 1
 
 
 def test_among_ranks_some_items_alone() -> None:
@@ -108,7 +109,7 @@ def test_among_ranks_some_items_alone() -> None:
     users, targets = cold.test.users, cold.test.targets
     scores = drawn.scores(cold.test.history, users, None)
     for rank, row, user, target in zip(ranks, scores, users, targets, strict=True):
-        rivals = set(np.flatnonzero(cold.hidden)) - set(cold.test.history.user(user).items)
+        rivals = set(np.flatnonzero(cold.hidden)) - set(events_of(cold.test.history, user).items)
         assert rank == sum(row[item] > row[target] for item in rivals)
 
 
@@ -120,7 +121,7 @@ def test_a_shortened_history_is_its_newest_events(events: int) -> None:
     users = np.arange(5, dtype=np.int32)
     short = Shortened(ranker, events)
     history = whole.test.history
-    newest = [history.user(user).items[-events:].tolist() for user in range(5)]
+    newest = [events_of(history, user).items[-events:].tolist() for user in range(5)]
     bare = drawn_log(2, [events] * 5, ITEMS)
     alone = type(bare)(
         np.array(newest, dtype=np.int32).ravel(),
@@ -153,12 +154,12 @@ def test_likeness_is_to_the_newest_texts() -> None:
     texts = content(12)
     scores = Likeness(texts).scores(log, np.arange(3, dtype=np.int32), None)
     for user in range(3):
-        newest = log.user(user).items[-20:].tolist()
+        newest = events_of(log, user).items[-20:].tolist()
         wanted = [sum(float(texts[item] @ texts[j]) for j in newest) for item in range(12)]
         np.testing.assert_allclose(scores[user], wanted, atol=1e-5)
     types = np.arange(len(log), dtype=np.int16) % 2
     mixed = replace(log, types=types, dislike_type=1)
     scores = Likeness(texts).scores(mixed, np.arange(1, dtype=np.int32), None)
-    liked = log.user(0).items[::2].tolist()
+    liked = events_of(log, 0).items[::2].tolist()
     wanted = [sum(float(texts[item] @ texts[j]) for j in liked) for item in range(12)]
     np.testing.assert_allclose(scores[0], wanted, atol=1e-5)

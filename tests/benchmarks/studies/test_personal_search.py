@@ -21,6 +21,7 @@ from tests.benchmarks.__main__ import app
 from tests.benchmarks.studies import personal_search
 from tests.benchmarks.studies.personal_search import GRID, Cases, Ranked, cases_of, mrr, ranked
 from tests.support.reference import cosine
+from tests.support.small import events_of
 from tests.support.snapshot_ranker import requester
 from tests.support.tiny import World
 
@@ -37,7 +38,7 @@ SNAPSHOT = build_snapshot(ITEMS, EMBEDDINGS)
 
 
 def log(*histories: list[str]) -> Interactions:
-    """UserEvents of users, one after the other."""
+    """Events of users, one after the other."""
     users = [user for user, each in enumerate(histories) for _ in each]
     items = [IDS.index(item) for each in histories for item in each]
     return Interactions.from_columns(
@@ -64,7 +65,7 @@ def cases() -> Cases:
 def answered(case: int, personal: float) -> list[int]:
     """Return the service's results for a case, without the items of the history."""
     holdout, queries, _ = cases()
-    events = holdout.history.user(int(holdout.users[case]))
+    events = events_of(holdout.history, int(holdout.users[case]))
     found = search_items(
         SearchQuery(Requester(), queries[case], len(ITEMS), personal_weight=personal),
         SNAPSHOT,

@@ -50,15 +50,6 @@ def test_ids_must_be_distinct() -> None:
         Vocabulary(["a", "b", "a"])
 
 
-def test_a_copy_grows_on_its_own() -> None:
-    """A copied vocabulary and its original do not see each other's additions."""
-    first = Vocabulary(["a"])
-    second = first.copy()
-    assert (first.add("b"), second.add("c")) == (1, 1)
-    assert list(first.ids) == ["a", "b"]
-    assert list(second.ids) == ["a", "c"]
-
-
 def test_threads_agree_on_every_row() -> None:
     """Threads that add the same ids concurrently get the same rows."""
     vocabulary = Vocabulary()

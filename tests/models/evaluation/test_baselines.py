@@ -14,6 +14,7 @@ from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repea
 from models.evaluation.full_ranking import Ranker
 from models.recommender.cooccurrence import transition_matrix
 from tests.support.ranker_contract import RankerContract
+from tests.support.small import events_of
 
 ALL = np.arange(3, dtype=np.int32)
 
@@ -92,7 +93,7 @@ def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.f
     """The definition of the counts, pair by pair in float64."""
     matrix = np.zeros((log.n_items, log.n_items))
     for u in range(log.n_users):
-        items = log.user(u).items
+        items = events_of(log, u).items
         for i in range(len(items)):
             for j in range(i + 1, min(i + window, len(items) - 1) + 1):
                 matrix[items[i], items[j]] += 1 / (j - i) ** power
@@ -134,7 +135,7 @@ def test_transition_scores_equal_the_formula() -> None:
     matrix = count_in_loops(log, 20, 1.0)
     expected = np.zeros((4, 15))
     for row, user in enumerate(users):
-        for age, item in enumerate(history.user(int(user)).items[::-1][:20]):
+        for age, item in enumerate(events_of(history, int(user)).items[::-1][:20]):
             expected[row] += 0.7**age * matrix[item]
     expected /= (np.bincount(log.items, minlength=15) + 5) ** 0.2
     np.testing.assert_allclose(ranker.scores(history, users), expected, rtol=1e-5)

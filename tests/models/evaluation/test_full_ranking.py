@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import Holdout, leave_one_out
+from tests.support.small import events_of
 
 NEVER = -np.inf
 
@@ -155,7 +156,7 @@ def brute_force(table: NDArray[np.float32], holdout: Holdout, k: int) -> tuple[l
     ranks: list[int] = []
     shown: set[int] = set()
     for user, target in zip(holdout.users.tolist(), holdout.targets.tolist(), strict=True):
-        seen = set(holdout.history.user(user).items.tolist()) - {target}
+        seen = set(events_of(holdout.history, user).items.tolist()) - {target}
         candidates = [item for item in range(holdout.history.n_items) if item not in seen]
         mine = table[user][target]
         ranks.append(sum(item != target and table[user][item] >= mine for item in candidates))

@@ -14,7 +14,7 @@ from models.history.user_memory import build_memory, encode
 from models.ranking.scoring import score
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel, window_start
-from tests.support.small import DAY, TOLD, newest_events, random_model
+from tests.support.small import DAY, TOLD, events_of, newest_events, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.training import QUICK, content, drawn_log, train
 
@@ -48,7 +48,7 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
     types = np.random.default_rng(6).integers(-1, 4, len(log)).astype(np.int16)
     log = replace(log, types=types, dislike_type=1)
     users = np.arange(5, dtype=np.int32)
-    mine = [log.user(user) for user in range(5)]
+    mine = [events_of(log, user) for user in range(5)]
     last = [int(each.timestamps[-1]) if len(each.items) else 0 for each in mine]
     asked = np.array(last) + (gap or 0)
     got = ranker.scores(log, users, None if gap is None else asked)
@@ -93,7 +93,7 @@ def test_without_attention_the_rest_is_ranked() -> None:
     reference = ReferenceModel(model, 3)
     vectors = [reference.vector(row, content(12)[row]) for row in range(12)]
     for user in range(2):
-        mine = log.user(user)
+        mine = events_of(log, user)
         rows, times = mine.items.tolist(), mine.timestamps.tolist()
         for item in range(12):
             alpha, gain = reference.attention(

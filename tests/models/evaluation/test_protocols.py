@@ -17,6 +17,7 @@ from models.evaluation.protocols import (
     protocol_b,
 )
 from models.evaluation.splits import Holdout
+from tests.support.small import events_of
 
 
 def log(*events: tuple[int, int, int]) -> Interactions:
@@ -36,7 +37,7 @@ def cases(task: EvaluationTask, holdout: Holdout | None) -> set[tuple[int, int, 
 
 def held(task: EvaluationTask, part: Interactions, user: int) -> list[int]:
     """The items of a user's history, as in the log that was given."""
-    found: list[int] = task.items[part.user(user).items].tolist()
+    found: list[int] = task.items[events_of(part, user).items].tolist()
     return found
 
 
@@ -118,7 +119,9 @@ def test_validation_users_lose_their_later_events(
     assert task.validation.timestamps.max() < second
     assert task.validation.history is task.train
     for user in range(8):
-        times = whole.user(user).timestamps
+        times = events_of(whole, user).timestamps
         until = first if user in held else second
-        assert task.train.user(user).timestamps.tolist() == times[times < until].tolist()
-        assert task.test.history.user(user).timestamps.tolist() == times[times < second].tolist()
+        assert events_of(task.train, user).timestamps.tolist() == times[times < until].tolist()
+        assert (
+            events_of(task.test.history, user).timestamps.tolist() == times[times < second].tolist()
+        )

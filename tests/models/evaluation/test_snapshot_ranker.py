@@ -17,7 +17,7 @@ from models.evaluation.model_ranker import ModelRanker
 from models.recommender.artifact import TrainedModel
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel
-from tests.support.small import DAY, DIMENSION, encode, random_model
+from tests.support.small import DAY, DIMENSION, encode, events_of, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.training import QUICK, content, drawn_log, train
@@ -50,7 +50,7 @@ def test_scores_equal_the_model_ranker(gap: int | None, blocks: int) -> None:
     snapshot = small_snapshot(12, model)
     log = drawn_log(6, [10, 1, 4, 0, 7], 12)
     users = np.array([4, 0, 3, 1], dtype=np.int32)
-    ends = np.array([log.user(user).timestamps.max(initial=0) for user in users])
+    ends = np.array([events_of(log, user).timestamps.max(initial=0) for user in users])
     times = None if gap is None else ends + gap
     fast = ModelRanker(model, snapshot.catalogue.content).scores(log, users, times)
     np.testing.assert_allclose(SnapshotRanker(snapshot).scores(log, users, times), fast, atol=1e-4)
@@ -64,7 +64,7 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
     texts = snapshot.catalogue.content
     drawn = drawn_log(4, [6], 15)
     log = replace(drawn, weights=np.ones(6, dtype=np.float32))
-    mine = log.user(0)
+    mine = events_of(log, 0)
     scores = SnapshotRanker(snapshot).scores(log, np.zeros(1, np.int32), mine.timestamps[-1:])
     vectors = [reference.vector(row if row < 12 else -1, texts[row]) for row in range(15)]
     items, times = mine.items.tolist(), mine.timestamps.tolist()

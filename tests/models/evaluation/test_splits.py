@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
 from models.evaluation.splits import (
-    Holdout,
     k_core,
     leave_last_basket_out,
     leave_one_out,
     time_quantile,
     time_split,
 )
-from tests.support.small import five_users, newest_events, sequences
+from tests.support.small import events_of, five_users, newest_events, sequences
 
 
 @pytest.fixture
@@ -83,15 +82,6 @@ def test_time_at_cuts_off_the_requested_share(log: Interactions) -> None:
         time_quantile(newest_events(log, 0), 0.5)
 
 
-def test_a_holdout_must_fit_its_history(log: Interactions) -> None:
-    """Targets outside the catalogue and columns of different lengths are refused."""
-    one = np.zeros(1, dtype=np.int32)
-    with pytest.raises(ValueError, match=r"targets must lie in \[0, 6\)"):
-        Holdout(one, one + 6, np.zeros(1, dtype=np.int64), log)
-    with pytest.raises(ValueError, match="of one length"):
-        Holdout(one, one, np.zeros(2, dtype=np.int64), log)
-
-
 def test_cases_can_be_selected(log: Interactions) -> None:
     """A selection keeps the history and drops whole cases."""
     _, _, test = leave_one_out(log)
@@ -153,7 +143,7 @@ def test_leave_last_basket_out_by_hand() -> None:
         cases.users.tolist(), cases.targets.tolist(), cases.timestamps.tolist(), strict=True
     )
     assert sorted(found) == [(0, 3, 20), (0, 4, 20), (3, 2, 20), (3, 4, 20)]
-    left = [rest.user(user).items.tolist() for user in range(5)]
+    left = [events_of(rest, user).items.tolist() for user in range(5)]
     assert left == [[1, 2], [1, 2, 3], [5, 6], [1], []]
     assert (cases.gaps() > 0).all()
     nothing = Interactions.from_columns([], [], [], n_users=2, n_items=3)

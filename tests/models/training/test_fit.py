@@ -32,7 +32,7 @@ from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
-from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries
+from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 
 
@@ -230,7 +230,7 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     new = np.arange(items, items + 8)
     right = 0
     for user in range(users):
-        mine = log.user(user)
+        mine = events_of(log, user)
         user_memory = build_memory(
             snapshot, UserHistory(mine.items, mine.timestamps, mine.weights), length
         )

@@ -35,6 +35,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
+from tests.support.small import events_of
 from tests.support.tiny import DAY, NOON, QUICK, SECOND, events, item_id, items
 
 TINY = replace(
@@ -188,7 +189,7 @@ def test_a_hard_log_is_learned_from_and_served(
     corpus = read(tmp_path, made)
     assert len(corpus.log) == len(made)
     for user in range(corpus.log.n_users):
-        assert (np.diff(corpus.log.user(user).timestamps) >= 0).all()
+        assert (np.diff(events_of(corpus.log, user).timestamps) >= 0).all()
     split = leave_one_out(corpus.log)
     done = train_and_publish.fit_model(
         split.test.history, corpus.content, split.test, TINY, 0, None

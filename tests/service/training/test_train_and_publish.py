@@ -29,6 +29,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite import SQLiteStore
 from service.training import train_and_publish, training_corpus
+from tests.support.small import events_of
 from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
@@ -134,7 +135,7 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     judged = ModelRanker(trained.model, corpus.content).scores(corpus.log, users, now)
     served = SnapshotRanker(snapshot).scores(corpus.log, users, now)
     np.testing.assert_allclose(served, judged, atol=1e-3)
-    mine = corpus.log.user(3)
+    mine = events_of(corpus.log, 3)
     user = build_memory(
         snapshot, UserHistory(mine.items, mine.timestamps, mine.weights), int(now[0])
     )
