@@ -17,6 +17,10 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 LOG_LINES = 40  # lines
 LOG_WIDTH = 500  # characters of a line
+_STOP_REASONS: Mapping[JobState, str] = {
+    "cancelled": "cancelled on request",
+    "failed": "interrupted: the service was shut down",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +71,19 @@ class Job:
         """Return the job after its process wrote `line` to stderr."""
         return dataclasses.replace(self, stderr=_tail(self.stderr, line))
 
-    def with_exit(
-        self, code: int, finished: int, *, stopped: JobState | None, reason: str
-    ) -> "Job":
+    def with_exit(self, code: int, finished: int, stopped: JobState | None) -> "Job":
         """Return the job after its process ended with `code`.
 
         Args:
             code: the exit code, or minus the number of the signal.
             finished: the time, microseconds UTC.
-            stopped: the state of a job that the service stopped before it succeeded.
-            reason: why the service stopped it.
+            stopped: the state, unless it succeeded, of a job that the service stopped.
         """
         done = dataclasses.replace(self, exit_code=code, finished=finished)
         if code == 0 and self.result is not None and self.error is None:
             return dataclasses.replace(done, state="succeeded")
         if stopped is not None:
-            return dataclasses.replace(done, state=stopped, error=reason)
+            return dataclasses.replace(done, state=stopped, error=_STOP_REASONS[stopped])
         return dataclasses.replace(done, state="failed", error=self.error or self._why(code))
 
     def with_error(self, error: str, finished: int) -> "Job":

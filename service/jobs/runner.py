@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds between two checks of the process and of requests to cancel
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
-_SHUT_DOWN = "interrupted: the service was shut down"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -45,7 +44,6 @@ class JobRunner:
         nice: increment to the niceness of this process for the training, which keeps requests fast.
         grace: seconds between SIGTERM and SIGKILL.
         keep: number of jobs kept.
-        clock: returns microseconds UTC.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class JobRunner:
         nice: int = 10,
         grace: float = 10.0,
         keep: int = 100,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._root = root / "jobs"
         self._argv = argv
@@ -67,7 +64,6 @@ class JobRunner:
         self._nice = nice
         self._grace = grace
         self._store = JobStore(self._root, keep)
-        self._clock = clock
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -86,10 +82,16 @@ class JobRunner:
             raise Unavailable("the service is shutting down")
         argv = list(self._argv(options))
         with contextlib.ExitStack() as stack:
-            await self._claim_runner(stack)
+            # A process that reaps interrupted jobs holds the lock for a moment.
+            if await self._claim("runner.lock", stack, attempts=5) is None:
+                which = await asyncio.to_thread(self._which_runs)
+                raise Conflict(f"a training is running{which}; one runs at a time")
             await asyncio.to_thread(self._reap)
-            lock = await self._claim_child(stack)
-            job = await asyncio.to_thread(self._store.create, options, self._clock())
+            # A killed orphan takes a moment to end.
+            lock = await self._claim("child.lock", stack, attempts=100)
+            if lock is None:
+                raise Conflict("an interrupted training has not ended yet; one runs at a time")
+            job = await asyncio.to_thread(self._store.create, options, _now())
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
             self._live[job.id] = job
@@ -101,19 +103,6 @@ class JobRunner:
         if job_id in self._live:
             return self._live[job_id]
         return await asyncio.to_thread(self._read, job_id)
-
-    async def recent(self, limit: int = 20) -> list[Job]:
-        """Return the newest jobs, newest first."""
-        names = await asyncio.to_thread(self._store.ids)
-        return [await self.get(name) for name in names[::-1][:limit]]
-
-    async def wait(self, job_id: str) -> Job:
-        """Return the job when it has ended. Raises NotFound."""
-        while True:
-            job = await self.get(job_id)
-            if job.is_final:
-                return job
-            await asyncio.sleep(_POLL)
 
     async def cancel(self, job_id: str) -> Job:
         """Request that a job be stopped, whichever process runs it; return it. Raises NotFound.
@@ -143,12 +132,12 @@ class JobRunner:
                     done = await self._announce(done, self._on_success)
             except Exception:
                 logger.exception("job %s", job_id)
-                done = self._live[job_id].with_error("internal error; see the log", self._clock())
+                done = self._live[job_id].with_error("internal error; see the log", _now())
             except asyncio.CancelledError:
                 del self._live[job_id]  # its file is found to be interrupted at the next start
                 raise
             self._live[job_id] = done
-            if await self._save(done):
+            if await asyncio.to_thread(self._write, done):
                 del self._live[job_id]
 
     async def _train(self, job_id: str, argv: list[str], lock: int) -> Job:
@@ -169,10 +158,10 @@ class JobRunner:
                 nice=self._nice,
             )
         except (OSError, ValueError) as error:
-            return self._live[job_id].with_error(f"it could not be started: {error}", self._clock())
+            return self._live[job_id].with_error(f"it could not be started: {error}", _now())
         try:
             self._live[job_id] = dataclasses.replace(
-                self._live[job_id], state="running", started=self._clock()
+                self._live[job_id], state="running", started=_now()
             )
             return await self._follow(job_id, child)
         except BaseException:
@@ -194,25 +183,25 @@ class JobRunner:
                 await child.stop(self._grace)
             elif self._live[job_id] is not saved and loop.time() >= due:
                 saved = self._live[job_id]
-                await self._save(saved)
+                await asyncio.to_thread(self._write, saved)
                 due = loop.time() + _SAVE_INTERVAL
         code = await child.finish()
-        reason = "cancelled on request" if stopped == "cancelled" else _SHUT_DOWN
-        return self._live[job_id].with_exit(code, self._clock(), stopped=stopped, reason=reason)
+        return self._live[job_id].with_exit(code, _now(), stopped)
 
     async def _announce(self, job: Job, on_success: Callable[[Job], Awaitable[None]]) -> Job:
         try:
             await on_success(job)
         except HeedError as error:
-            return job.with_error(f"trained, but not activated: {error}", self._clock())
+            return job.with_error(f"trained, but not activated: {error}", _now())
         except Exception:
             logger.exception("job %s: the new version could not be activated", job.id)
-            return job.with_error("trained, but not activated; see the log", self._clock())
-        return dataclasses.replace(job, finished=self._clock())
+            return job.with_error("trained, but not activated; see the log", _now())
+        return dataclasses.replace(job, finished=_now())
 
-    async def _save(self, job: Job) -> bool:
+    def _write(self, job: Job) -> bool:
+        """Write a job's file if the disk lets it: a training goes on without."""
         try:
-            await asyncio.to_thread(self._store.write, job)
+            self._store.write(job)
         except OSError as error:
             logger.warning("job %s: its file could not be written: %s", job.id, error)
             return False
@@ -220,21 +209,19 @@ class JobRunner:
 
     # Locks and files ----------------------------------------------------------------------------
 
-    async def _claim_runner(self, stack: contextlib.ExitStack) -> None:
-        for _ in range(5):  # a process that reaps interrupted jobs holds it for a moment
-            if _try_lock(self._root / "runner.lock", stack) is not None:
-                return
-            await asyncio.sleep(0.02)
-        running = [job.id for job in await self.recent(3) if not job.is_final]
-        which = f" (job {running[0]})" if running else ""  # its file may not be written yet
-        raise Conflict(f"a training is running{which}; one runs at a time")
-
-    async def _claim_child(self, stack: contextlib.ExitStack) -> int:
-        for _ in range(100):  # a killed orphan takes a moment to end
-            if (lock := _try_lock(self._root / "child.lock", stack)) is not None:
+    async def _claim(self, name: str, stack: contextlib.ExitStack, *, attempts: int) -> int | None:
+        """Take a lock for as long as `stack` is open; None if it stays taken."""
+        for _ in range(attempts):
+            if (lock := _try_lock(self._root / name, stack)) is not None:
                 return lock
             await asyncio.sleep(0.02)
-        raise Conflict("an interrupted training has not ended yet; one runs at a time")
+        return None
+
+    def _which_runs(self) -> str:
+        for job_id in self._store.ids()[:-4:-1]:
+            if not self._store.read(job_id).is_final:
+                return f" (job {job_id})"
+        return ""  # its file is not written yet
 
     def _recover(self) -> bool:
         """Reap interrupted jobs, unless a process runs one; True when none does."""
@@ -254,10 +241,7 @@ class JobRunner:
                 kill_holders(self._root / "child.lock")
         for job in map(self._store.read, self._store.ids()):
             if not job.is_final:
-                try:
-                    self._store.write(self._interrupted(job))
-                except OSError as error:
-                    logger.warning("job %s: cannot be marked as interrupted: %s", job.id, error)
+                self._write(_interrupted(job))
 
     def _read(self, job_id: str) -> Job:
         job = self._store.read(job_id)
@@ -265,10 +249,15 @@ class JobRunner:
             return job
         unclaimed = self._recover()
         job = self._store.read(job_id)  # it may have ended meanwhile
-        return self._interrupted(job) if unclaimed and not job.is_final else job
+        return _interrupted(job) if unclaimed and not job.is_final else job
 
-    def _interrupted(self, job: Job) -> Job:
-        return job.with_error("interrupted: the service that ran it is gone", self._clock())
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _interrupted(job: Job) -> Job:
+    return job.with_error("interrupted: the service that ran it is gone", _now())
 
 
 def _try_lock(path: Path, stack: contextlib.ExitStack) -> int | None:

@@ -6,44 +6,27 @@ import asyncio
 import contextlib
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 _DRAIN_TIMEOUT = 5.0  # seconds to wait for pipes that a process outside the group keeps open
-_CHUNK = 1 << 16  # bytes
 _MAX_LINE = 1 << 20  # bytes of a line that are kept
 
 
-class _Streams(SubprocessStreamProtocol):
-    """Streams of a process whose end is an event of its own.
+class ChildProcess(asyncio.SubprocessProtocol):
+    """A running process, whose stdout and stderr go to two callbacks, line by line.
 
-    `asyncio.subprocess.Process.wait` may wait until the pipes are closed, which a grandchild can
-    delay for ever.
+    `asyncio.subprocess.Process` is no base for it: its `wait` may wait until the pipes are closed,
+    which a grandchild can delay for ever.
     """
 
-    def __init__(self) -> None:
-        super().__init__(limit=_CHUNK, loop=asyncio.get_running_loop())
-        self.ended = asyncio.Event()
-
-    def process_exited(self) -> None:
-        super().process_exited()
-        self.ended.set()
-
-
-class ChildProcess:
-    """A running process, whose stdout and stderr go to two callbacks, line by line."""
-
-    def __init__(
-        self,
-        transport: asyncio.SubprocessTransport,
-        ended: asyncio.Event,
-        readers: Sequence[asyncio.Task[None]],
-    ) -> None:
-        self._transport = transport
-        self._ended = ended
-        self._readers = readers
+    def __init__(self, on_stdout: Callable[[str], None], on_stderr: Callable[[str], None]) -> None:
+        self._callbacks = {1: on_stdout, 2: on_stderr}
+        self._rest = {1: b"", 2: b""}  # of each pipe, since its last newline
+        self._ended = asyncio.Event()
+        self._closed = asyncio.Event()  # ended, with both pipes closed
 
     @classmethod
     async def spawn(
@@ -69,8 +52,8 @@ class ChildProcess:
         Raises:
             OSError, ValueError: it could not be started.
         """
-        transport, streams = await asyncio.get_running_loop().subprocess_exec(
-            _Streams,
+        _, child = await asyncio.get_running_loop().subprocess_exec(
+            lambda: cls(on_stdout, on_stderr),
             *argv,
             stdin=DEVNULL,
             stdout=PIPE,
@@ -79,12 +62,6 @@ class ChildProcess:
             pass_fds=tuple(inherit),
             start_new_session=True,
         )
-        readers = [
-            asyncio.create_task(_read_lines(stream, callback))
-            for stream, callback in ((streams.stdout, on_stdout), (streams.stderr, on_stderr))
-            if stream is not None
-        ]
-        child = cls(transport, streams.ended, readers)
         # Not in a preexec_fn, which may deadlock in a process with threads.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -124,9 +101,10 @@ class ChildProcess:
         # to reuse it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        await asyncio.wait(self._readers, timeout=_DRAIN_TIMEOUT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), _DRAIN_TIMEOUT)
         self._transport.close()
-        await asyncio.wait(self._readers)
+        await self._closed.wait()
         code = self._transport.get_returncode()
         return -1 if code is None else code
 
@@ -135,21 +113,35 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
+    # asyncio.SubprocessProtocol -----------------------------------------------------------------
 
-async def _read_lines(stream: asyncio.StreamReader, callback: Callable[[str], None]) -> None:
-    """Pass each line of text to `callback`, without blank ones; keep the head of overlong lines."""
-    rest = b""
-    while data := await stream.read(_CHUNK):
-        *lines, rest = (rest + data).split(b"\n")
-        rest = rest[:_MAX_LINE]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Pass on whole lines."""
+        *lines, rest = (self._rest[fd] + data).split(b"\n")
+        self._rest[fd] = rest[:_MAX_LINE]
         for line in lines:
-            _pass_on(line, callback)
-    _pass_on(rest, callback)
+            self._pass_on(fd, line)
 
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
+        """Pass on a last line that has no newline."""
+        self._pass_on(fd, self._rest.pop(fd))
 
-def _pass_on(line: bytes, callback: Callable[[str], None]) -> None:
-    if text := line[:_MAX_LINE].decode("utf-8", "replace").rstrip():
-        callback(text)
+    def process_exited(self) -> None:
+        """Note the end of the process."""
+        self._ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Note the end of the process and of its pipes."""
+        self._closed.set()
+
+    def _pass_on(self, fd: int, line: bytes) -> None:
+        """Pass on a line of text unless it is blank; of an overlong one, the head."""
+        if text := line[:_MAX_LINE].decode("utf-8", "replace").rstrip():
+            self._callbacks[fd](text)
 
 
 def kill_holders(path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,23 +18,14 @@ def run_in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         work: called on the new thread.
         name: of the thread.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[], None]) -> None:
-        if not outcome.done():  # it may have been cancelled
-            set_outcome()
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from now on only the awaiting side can be cancelled
 
     def run() -> None:
         try:
-            result = work()
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-            failed = error
-            set_outcome = lambda: outcome.set_exception(failed)  # noqa: E731
-        else:
-            set_outcome = lambda: outcome.set_result(result)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, set_outcome)
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return outcome
+    return asyncio.wrap_future(outcome)

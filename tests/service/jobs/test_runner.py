@@ -51,11 +51,25 @@ def ended(root: Path, code: str, **settings: Any) -> Job:
 
     async def main() -> Job:
         jobs = JobRunner(root, argv, **settings)
-        job = await jobs.wait(await jobs.start({"code": code}))
+        job = await end_of(jobs, await jobs.start({"code": code}))
         await jobs.close()
         return job
 
     return asyncio.run(main())
+
+
+async def end_of(jobs: JobRunner, job_id: str) -> Job:
+    """Return the job once it has ended."""
+    while True:
+        job = await jobs.get(job_id)
+        if job.is_final:
+            return job
+        await asyncio.sleep(0.02)
+
+
+def job_ids(root: Path) -> list[str]:
+    """Return the ids of all jobs, oldest first."""
+    return sorted(path.stem for path in (root / "jobs").glob("*.json"))
 
 
 async def until(seen: Callable[[], Awaitable[T]]) -> T:
@@ -119,11 +133,10 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
             public = await jobs.get(job.id)
             seen.append((job.state, public.state))
 
-        jobs = JobRunner(tmp_path, argv, on_success=announce, clock=iter(range(5, 99)).__next__)
+        jobs = JobRunner(tmp_path, argv, on_success=announce)
         job_id = await jobs.start({"code": code})
         assert (await jobs.get(job_id)).state in {"queued", "running"}
-        job = await jobs.wait(job_id)
-        assert [entry.id for entry in await jobs.recent()] == [job_id]
+        job = await end_of(jobs, job_id)
         await jobs.close()
         return job
 
@@ -176,7 +189,7 @@ def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
     async def main() -> None:
         jobs = JobRunner(tmp_path, lambda options: [str(options["program"])])
         for program in ("/no/such/program", "nul\0"):
-            job = await jobs.wait(await jobs.start({"program": program}))
+            job = await end_of(jobs, await jobs.start({"program": program}))
             assert job.state == "failed"
             assert "could not be started" in str(job.error)
 
@@ -280,7 +293,7 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
         for service in services:
             await service.close()
         after = JobRunner(tmp_path, argv)
-        assert (await after.wait(await after.start({"code": SUCCEED}))).state == "succeeded"
+        assert (await end_of(after, await after.start({"code": SUCCEED}))).state == "succeeded"
 
     asyncio.run(main())
 
@@ -294,13 +307,13 @@ def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
         jobs = JobRunner(tmp_path, argv, grace=0.2)
         job_id, pid = await hanging(jobs, code)
         await (JobRunner(tmp_path, argv) if elsewhere else jobs).cancel(job_id)
-        job = await jobs.wait(job_id)
+        job = await end_of(jobs, job_id)
         assert (job.state, job.error) == ("cancelled", "cancelled on request")
         assert job.exit_code == (-signal.SIGKILL if code == DEAF else -signal.SIGTERM)
         assert is_reaped(pid)
         assert await jobs.cancel(job_id) == job  # once more changes nothing
         assert on_disk(tmp_path, job_id)["state"] == "cancelled"
-        assert (await jobs.wait(await jobs.start({"code": SUCCEED}))).state == "succeeded"
+        assert (await end_of(jobs, await jobs.start({"code": SUCCEED}))).state == "succeeded"
         with pytest.raises(NotFound):
             await jobs.cancel("nothing")
 
@@ -315,7 +328,7 @@ def test_a_success_cannot_be_cancelled_away(tmp_path: Path) -> None:
         jobs = JobRunner(tmp_path, argv)
         job_id, _ = await hanging(jobs, code)
         await jobs.cancel(job_id)
-        assert (await jobs.wait(job_id)).state == "succeeded"
+        assert (await end_of(jobs, job_id)).state == "succeeded"
 
     asyncio.run(main())
 
@@ -429,7 +442,7 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
         assert (job.state, job.error) == ("failed", "interrupted: the service that ran it is gone")
         restarted = JobRunner(tmp_path, argv)
         assert await restarted.get(job_id) == job
-        done = await restarted.wait(await restarted.start({"code": SUCCEED}))
+        done = await end_of(restarted, await restarted.start({"code": SUCCEED}))
         assert done.state == "succeeded"
         assert is_dead(int(pid))
 
@@ -514,8 +527,8 @@ def test_refused_start_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
             full.setattr(durable_files, "write", no_room)
             with pytest.raises(StoreFull):
                 await jobs.start({"code": SUCCEED})
-        assert await jobs.recent() == []
-        assert (await jobs.wait(await jobs.start({"code": SUCCEED}))).state == "succeeded"
+        assert job_ids(tmp_path) == []
+        assert (await end_of(jobs, await jobs.start({"code": SUCCEED}))).state == "succeeded"
 
     asyncio.run(main())
 
@@ -530,7 +543,7 @@ def test_a_disk_that_fills_up_does_not_stop_a_training(
         job_id, pid = await hanging(jobs, ON_ALARM)
         monkeypatch.setattr(durable_files, "write", no_room)
         os.kill(pid, signal.SIGALRM)
-        assert (await jobs.wait(job_id)).state == "succeeded"
+        assert (await end_of(jobs, job_id)).state == "succeeded"
 
     asyncio.run(main())
 
@@ -543,13 +556,12 @@ def no_room(*_: Any, **__: Any) -> None:
 
 
 def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
-    """Only the newest `keep` jobs are kept, listed newest first."""
+    """Only the newest `keep` jobs are kept."""
 
     async def main() -> None:
         jobs = JobRunner(tmp_path, lambda options: ["/bin/false"], keep=3)
         started = [await settle(jobs, jobs.start({})) for _ in range(5)]
-        assert [job.id for job in await jobs.recent()] == started[:1:-1]
-        assert [job.id for job in await jobs.recent(1)] == started[-1:]
+        assert job_ids(tmp_path) == started[2:]
         with pytest.raises(NotFound):
             await jobs.get(started[0])
 
@@ -557,4 +569,4 @@ def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
 
 
 async def settle(jobs: JobRunner, start: Coroutine[Any, Any, str]) -> str:
-    return (await jobs.wait(await start)).id
+    return (await end_of(jobs, await start)).id
