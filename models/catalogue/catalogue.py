@@ -147,12 +147,14 @@ class Catalogue:
         lost_rows = self.rows(lost).astype(np.int64)
         lost_rows = np.unique(lost_rows[lost_rows >= 0])
         touched = np.concatenate([rows, lost_rows])
-        changed = list(latest.values())
+        in_catalogue = np.arange(len(touched)) < len(rows)
+        # A removed item's row holds what an item without any content would.
+        changed = [*latest.values(), *[ItemEntry("", hidden=True)] * len(lost_rows)]
         return replace(
             self,
-            **self._text_columns(changed, rows, touched, encode),
-            **self._metadata_columns(changed, rows, lost_rows),
-            bm25_index=self._updated_bm25(changed, rows, lost_rows),
+            **self._text_columns(changed, touched, encode),
+            **self._metadata_columns(changed, touched, in_catalogue),
+            bm25_index=self._updated_bm25(changed, touched),
             _history=self._history_after(touched),
         )
 
@@ -180,15 +182,11 @@ class Catalogue:
         return (*self._history, _Change(weakref.ref(self), rows))[-_TRACKED_VERSIONS:]
 
     def _text_columns(
-        self,
-        entries: Iterable[ItemEntry],
-        rows: NDArray[np.int64],
-        touched: NDArray[np.int64],
-        encode: Encode,
+        self, entries: Iterable[ItemEntry], rows: NDArray[np.int64], encode: Encode
     ) -> dict[str, Any]:
         """Columns that follow from the texts of entries, which are at `rows`."""
         keys, names = keys_of_entries(entries, rows, self.keys.names, encode)
-        content = np.zeros((len(touched), self.dimension), np.float32)
+        content = np.zeros((len(rows), self.dimension), np.float32)
         owners, begins = np.unique(keys.owners, return_index=True)
         at = np.flatnonzero(np.isin(rows, owners))
         if len(owners):
@@ -197,43 +195,38 @@ class Catalogue:
             norms = np.linalg.norm(sums, axis=1, keepdims=True)
             content[at] = sums / np.where(norms > 0, norms, 1.0)
         has_content = self.has_content.copy()
-        has_content[touched] = False
+        has_content[rows] = False
         has_content[rows[at]] = True
         return {
-            "content_rows": self.content_rows.updated(touched, content, content[:0]),
+            "content_rows": self.content_rows.updated(rows, content),
             "has_content": has_content,
-            "keys": self.keys.updated(touched, keys, names),
+            "keys": self.keys.updated(rows, keys, names),
         }
 
     def _metadata_columns(
-        self, entries: Collection[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+        self,
+        entries: Collection[ItemEntry],
+        rows: NDArray[np.int64],
+        in_catalogue: NDArray[np.bool_],
     ) -> dict[str, Any]:
         """Columns that follow from the other fields of entries, which are at `rows`."""
-        touched = np.concatenate([rows, lost])
         present, deleted = self.present.copy(), self.deleted.copy()
         visible, published = self.visible.copy(), self.published.copy()
-        present[rows], present[lost] = True, False
-        deleted[rows], deleted[lost] = False, True
-        visible[rows], visible[lost] = [not entry.hidden for entry in entries], False
+        present[rows], deleted[rows] = in_catalogue, ~in_catalogue
+        visible[rows] = [not entry.hidden for entry in entries]
         published[rows] = [
             _NEVER if entry.published_at is None else entry.published_at for entry in entries
         ]
-        published[lost] = _NEVER
         categories = [tuple(dict.fromkeys(entry.categories)) for entry in entries]
-        none = [()] * len(lost)
         return {
             "present": present,
             "deleted": deleted,
             "visible": visible,
             "published": published,
-            "titles": self.titles.updated(
-                touched, [*(entry.title for entry in entries), *[""] * len(lost)], ()
-            ),
-            "attributes": self.attributes.updated(
-                touched, [*(entry.attributes for entry in entries), *[{} for _ in lost]], ()
-            ),
-            "categories": self.categories.updated(touched, [*categories, *none], ()),
-            "postings": self._updated_postings(touched, [*categories, *none]),
+            "titles": self.titles.updated(rows, [entry.title for entry in entries]),
+            "attributes": self.attributes.updated(rows, [entry.attributes for entry in entries]),
+            "categories": self.categories.updated(rows, categories),
+            "postings": self._updated_postings(rows, categories),
         }
 
     def _updated_postings(
@@ -255,39 +248,37 @@ class Catalogue:
         return {name: rows for name, rows in postings.items() if len(rows)}
 
     def _updated_bm25(
-        self, entries: Iterable[ItemEntry], rows: NDArray[np.int64], lost: NDArray[np.int64]
+        self, entries: Iterable[ItemEntry], rows: NDArray[np.int64]
     ) -> BM25Index | None:
-        """Apply upserts and removals to the BM25 index."""
+        """Replace the documents of entries, which are at `rows`, in the BM25 index."""
         if self.bm25_writer is None:
             return None
-        documents = (
+        return self.bm25_writer.update(
             Document(
                 row, entry.title, [text for name, text in entry.fields.items() if name != "title"]
             )
             for row, entry in zip(rows.tolist(), entries, strict=True)
         )
-        return self.bm25_writer.update(documents, lost.tolist())
 
     def _extended_to(self, size: int) -> Catalogue:
         """Return this catalogue with empty rows up to `size`."""
         more = size - len(self)
         if more <= 0:
             return self
-        none, dark = np.zeros(0, np.int64), np.zeros(more, np.bool_)
-        room = np.zeros((more, self.dimension), np.float32)
+        dark = np.zeros(more, np.bool_)
         return replace(
             self,
-            titles=self.titles.updated(none, (), [""] * more),
-            content_rows=self.content_rows.updated(none, room[:0], room),
+            titles=self.titles.extended([""] * more),
+            content_rows=self.content_rows.extended(np.zeros((more, self.dimension), np.float32)),
             has_content=np.concatenate([self.has_content, dark]),
             present=np.concatenate([self.present, dark]),
             deleted=np.concatenate([self.deleted, dark]),
             visible=np.concatenate([self.visible, dark]),
             published=np.concatenate([self.published, np.full(more, _NEVER)]),
             keys=self.keys.extended_to(size),
-            categories=self.categories.updated(none, (), [()] * more),
-            attributes=self.attributes.updated(none, (), [{} for _ in range(more)]),
-            _history=self._history_after(none),
+            categories=self.categories.extended([()] * more),
+            attributes=self.attributes.extended([{} for _ in range(more)]),
+            _history=self._history_after(np.zeros(0, np.int64)),
         )
 
     # ------------------------------------------------------------------ filtering

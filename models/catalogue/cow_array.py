@@ -37,7 +37,13 @@ class CowArray(Generic[T]):
     def __len__(self) -> int:
         return len(self.array)
 
-    def updated(self, at: NDArray[Any], rows: NDArray[T], more: NDArray[T]) -> CowArray[T]:
+    def extended(self, rows: NDArray[T]) -> CowArray[T]:
+        """Return this array with more rows [m, ...] after it."""
+        return self.updated(np.zeros(0, np.int64), rows[:0], rows)
+
+    def updated(
+        self, at: NDArray[Any], rows: NDArray[T], more: NDArray[T] | None = None
+    ) -> CowArray[T]:
         """Return this array with other rows at some places, and more rows after it.
 
         Args:
@@ -45,6 +51,7 @@ class CowArray(Generic[T]):
             rows: their new rows [c, ...].
             more: rows to append [m, ...].
         """
+        more = self.array[:0] if more is None else more
         if not len(at) and not len(more):
             return self
         if not mapped_rows.SUPPORTED or self.array.nbytes + more.nbytes <= SMALL:

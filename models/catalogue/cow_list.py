@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _SPARE = 1_000  # objects that no version may need any more, before the list is copied
 
 
-class CowList(Sequence[T], Generic[T]):
+class CowList(Generic[T]):
     """A frozen sequence; `updated` returns the next version.
 
     All versions of one line share a list that only grows, and each has an array of its own slots.
@@ -32,15 +32,10 @@ class CowList(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return len(self._slots)
 
-    @overload
-    def __getitem__(self, at: int) -> T: ...
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.take(np.arange(len(self))))
 
-    @overload
-    def __getitem__(self, at: slice) -> list[T]: ...
-
-    def __getitem__(self, at: int | slice) -> T | list[T]:
-        if isinstance(at, slice):
-            return [self._shared[slot] for slot in self._slots.array[at].tolist()]
+    def __getitem__(self, at: int) -> T:
         return self._shared[int(self._slots.array[at])]
 
     def take(self, at: NDArray[np.int32] | NDArray[np.int64]) -> list[T]:
@@ -48,7 +43,11 @@ class CowList(Sequence[T], Generic[T]):
         shared = self._shared
         return [shared[slot] for slot in self._slots.array[at].tolist()]
 
-    def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T]) -> CowList[T]:
+    def extended(self, objects: Sequence[T]) -> CowList[T]:
+        """Return this sequence with more objects after it."""
+        return self.updated(np.zeros(0, np.int64), (), objects)
+
+    def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T] = ()) -> CowList[T]:
         """Return this sequence with other objects at some places, and more objects after it.
 
         Args:
@@ -58,7 +57,7 @@ class CowList(Sequence[T], Generic[T]):
         """
         if len(self._shared) > 2 * len(self) + _SPARE:
             # Objects of earlier versions alone are left to those.
-            return CowList(self[:]).updated(at, objects, more)
+            return CowList(self).updated(at, objects, more)
         new: CowList[T] = CowList()
         new._shared, new._lock = self._shared, self._lock
         with self._lock:

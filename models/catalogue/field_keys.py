@@ -138,8 +138,9 @@ class FieldKeys:
         more = size - len(self._spans)
         if more <= 0:
             return self
-        none, room = np.zeros(0, np.int64), np.zeros((more, 2), np.int64)
-        return replace(self, _spans=self._spans.updated(none, room[:0], room), _mask_cache=[])
+        return replace(
+            self, _spans=self._spans.extended(np.zeros((more, 2), np.int64)), _mask_cache=[]
+        )
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
         """Return the keys after some items changed.
@@ -149,23 +150,22 @@ class FieldKeys:
             new: keys that some of them have instead.
             names: of the fields: the present ones, then new ones.
         """
-        first, nothing = len(self), np.zeros(0, np.int64)
         left, _ = self.positions_of(rows)
         texts = _hashes(new.vectors)
-        all_texts = self._texts.updated(nothing, nothing, texts)
+        all_texts = self._texts.extended(texts)
         no_owners = np.full(len(left), NO_OWNER, np.int32)
         owners = self._owners.updated(left, no_owners, new.owners)
         affected = np.unique(np.concatenate([self._texts.array[left], texts]))
         places, common = _log_frequencies(all_texts.array, owners.array, affected)
-        old = places < first
+        old = places < len(self)
         return FieldKeys(
             names,
-            self._vectors.updated(nothing, self.vectors[:0], new.vectors),
+            self._vectors.extended(new.vectors),
             owners,
-            self._codes.updated(nothing, self.codes[:0], new.codes),
+            self._codes.extended(new.codes),
             all_texts,
             self._log_frequency.updated(places[old], common[old], common[~old]),
-            self._spans.updated(rows, self._spans_after(rows, new.owners), self._spans.array[:0]),
+            self._spans.updated(rows, self._spans_after(rows, new.owners)),
             self.orphans + len(left),
         )
 

@@ -51,9 +51,9 @@ def keys_of_entries(
     """
     names = {name: code for code, name in enumerate(known_names)}
     texts: list[str] = []
-    places: list[int] = []  # among the entries
+    places: list[int] = []  # of each key among the entries
     codes: list[int] = []
-    brought: list[tuple[int, Vectors]] = []
+    brought: dict[int, Vectors] = {}  # by the place among the keys
     for place, entry in enumerate(entries):
         for name, text in entry.fields.items():
             if text and not text.isspace():
@@ -61,22 +61,20 @@ def keys_of_entries(
                 places.append(place)
                 codes.append(names.setdefault(name, len(names)))
         if entry.embedding is not None:
-            brought.append((place, entry.embedding))
-    keys = normalize_rows(
-        encode(texts)
-    )  # also of an encoder whose vectors were kept in half precision
+            brought[len(places)] = entry.embedding
+            places.append(place)
+            codes.append(-1)
+    keys, field_codes = encode(texts), np.array(codes, dtype=np.int16)
     if brought:
-        for _, vector in brought:
+        for vector in brought.values():
             if vector.shape != keys.shape[1:]:
                 raise ValueError(f"embedding has dimension {vector.shape[-1]}, not {keys.shape[1]}")
-        own = normalize_rows(np.stack([vector for _, vector in brought]))
-        keys = np.concatenate([keys, own])
-        places += [place for place, _ in brought]
-        codes += [names.setdefault(EMBEDDING, len(names))] * len(brought)
-    order = np.argsort(places, kind="stable") if brought else np.arange(len(places))
+        at = np.array([*brought])
+        field_codes[at] = names.setdefault(EMBEDDING, len(names))
+        keys = np.insert(keys, at - np.arange(len(at)), [*brought.values()], axis=0)
+    keys = normalize_rows(keys)  # also of an encoder whose vectors were kept in half precision
+    owners = rows[np.array(places, dtype=np.int64)].astype(np.int32)
     spoken = np.any(keys != 0, axis=1)  # a text without a token the encoder knows has no key
-    if brought or not spoken.all():
-        order = order[spoken[order]]
-        keys = keys[order]
-    owners = rows[np.array(places, dtype=np.int64)[order]].astype(np.int32)
-    return NewKeys(keys, owners, np.array(codes, dtype=np.int16)[order]), tuple(names)
+    if not spoken.all():
+        keys, owners, field_codes = keys[spoken], owners[spoken], field_codes[spoken]
+    return NewKeys(keys, owners, field_codes), tuple(names)

@@ -9,7 +9,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from models.encoder.recency_bias import gather_bias
 
@@ -39,12 +39,7 @@ class EventEmbedding(nn.Module):
             log_weights: [...].
         """
         if self.type_embedding is not None:
-            table = torch.cat(
-                [
-                    self.type_embedding,
-                    self.type_embedding.new_zeros(1, self.type_embedding.shape[1]),
-                ]
-            )
+            table = pad(self.type_embedding, (0, 0, 0, 1))  # a row of zeros for unknown types
             vectors = vectors + embedding(_rows(types, len(self.type_embedding)), table)
         if bool(log_weights.any()):
             vectors = vectors + log_weights[..., None] * self.log_weight_embedding
@@ -72,9 +67,8 @@ class EventTypeBias(nn.Module):
 
     def forward(self, types: Tensor) -> Tensor:
         """Return the bias [H, ...] of types int64 [...]."""
-        heads, size = self.bias.shape
-        table = torch.cat([self.bias, self.bias.new_zeros(heads, 1)], 1)
-        return gather_bias(_rows(types, size), table.masked_fill(self.hidden, -math.inf))
+        table = pad(self.bias, (0, 1)).masked_fill(self.hidden, -math.inf)
+        return gather_bias(_rows(types, self.bias.shape[1]), table)
 
 
 def _rows(types: Tensor, size: int) -> Tensor:

@@ -5,7 +5,7 @@ The matrix products of one event are so small that torch's call overhead exceeds
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +19,11 @@ from models.encoder.recency_bias import AGE_BUCKETS, age_bucket_edges, position_
 Array = NDArray[np.float32]
 
 
-class _Norm(NamedTuple):
-    """A LayerNorm's parameters."""
+class _Norm:
+    """A LayerNorm."""
 
-    weight: Array
-    bias: Array
-    eps: float
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        self.weight, self.bias, self.eps = _array(norm.weight), _array(norm.bias), norm.eps
 
     def __call__(self, x: Array) -> Array:
         centred = x - np.add.reduce(x) / len(x)  # `mean` has four times the overhead
@@ -33,28 +32,46 @@ class _Norm(NamedTuple):
         return scaled
 
 
-class _Block(NamedTuple):
+class _Block:
     """An encoder block's parameters: W [out, in], b [out]."""
 
-    norm: _Norm
-    key_value: Array
-    query_gate: tuple[Array, Array]
-    out: Array
-    norm_feed: _Norm
-    feed: tuple[Array, Array]
-    down: Array
-    table: Array  # [H, buckets]
+    def __init__(self, block: EncoderBlock) -> None:
+        self.norm, self.norm_feed = _Norm(block.norm_attention), _Norm(block.norm_feed)
+        self.key_value, self.out = _array(block.key_value.weight), _array(block.out.weight)
+        self.query_gate, self.query_gate_bias = _affine(block.query_gate)
+        self.feed, self.feed_bias = _affine(block.feed)
+        self.down = _array(block.down.weight)
+        self.table = _array(block.recency.table())  # [H, buckets]
+
+    def attention_output(
+        self, normed: Array, keys: Array, values: Array, bucket: NDArray[np.int64]
+    ) -> Array:
+        """Return the gated output of the attention, [dim]."""
+        both = self.query_gate @ normed + self.query_gate_bias
+        heads, _, size = keys.shape
+        query, gate = both[: heads * size].reshape(heads, size), both[heads * size :]
+        context = attend_one(query, keys, values, self.table.take(bucket, 1)).reshape(-1)
+        added: Array = _sigmoid(gate) * (self.out @ context)
+        return added
+
+    def feed_forward(self, x: Array) -> Array:
+        """Return the residual stream after the gated SwiGLU."""
+        projected = self.feed @ self.norm_feed(x) + self.feed_bias
+        hidden = self.down.shape[1]
+        left, right = projected[:hidden], projected[hidden : 2 * hidden]
+        gate = projected[2 * hidden :]
+        updated: Array = x + _sigmoid(gate) * (self.down @ (left * _sigmoid(left) * right))
+        return updated
 
 
 class NumpyEncoder:
     """Appends single events to an encoder cache; holds a copy of the trained weights."""
 
     def __init__(self, encoder: HistoryEncoder) -> None:
-        """Copy the weights."""
-        self._norm_in = _norm(encoder.norm_in)
+        self._norm_in = _Norm(encoder.norm_in)
         self._gap = GAP_SCALE * _array(encoder.gap.weight)
         self._edges = age_bucket_edges().numpy()
-        self._blocks = [_block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
+        self._blocks = [_Block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
 
     def append(self, cache: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
         """Return the cache with one more event.
@@ -78,25 +95,12 @@ class NumpyEncoder:
             own = (block.key_value @ normed).reshape(2, heads, size)
             keys[number, :, old], values[number, :, old] = own
             if number < blocks - 1:
-                context = _attention_output(block, normed, keys[number], values[number], bucket)
-                x = _feed_forward(block, x + context)
+                context = block.attention_output(normed, keys[number], values[number], bucket)
+                x = block.feed_forward(x + context)
         return EncoderCache(
             torch.from_numpy(keys), torch.from_numpy(values), torch.from_numpy(times),
             torch.from_numpy(x),
         )  # fmt: skip
-
-
-def _attention_output(
-    block: _Block, normed: Array, keys: Array, values: Array, bucket: NDArray[np.int64]
-) -> Array:
-    """Return the gated output of the attention, [dim]."""
-    weight, bias = block.query_gate
-    both = weight @ normed + bias
-    heads, _, size = keys.shape
-    query, gate = both[: heads * size].reshape(heads, size), both[heads * size :]
-    context = attend_one(query, keys, values, block.table.take(bucket, 1)).reshape(-1)
-    added: Array = _sigmoid(gate) * (block.out @ context)
-    return added
 
 
 def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
@@ -107,17 +111,6 @@ def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
     scores /= np.add.reduce(scores, 1, keepdims=True)
     context: Array = (scores[:, None] @ values)[:, 0]
     return context
-
-
-def _feed_forward(block: _Block, x: Array) -> Array:
-    """Return the residual stream after the gated SwiGLU."""
-    weight, bias = block.feed
-    projected = weight @ block.norm_feed(x) + bias
-    hidden = block.down.shape[1]
-    left, right = projected[:hidden], projected[hidden : 2 * hidden]
-    gate = projected[2 * hidden :]
-    updated: Array = x + _sigmoid(gate) * (block.down @ (left * _sigmoid(left) * right))
-    return updated
 
 
 def _sigmoid(x: Array) -> Array:
@@ -134,23 +127,6 @@ def _positions(count: int) -> NDArray[np.int64]:
         distance = torch.arange(count - 1, -1, -1)
         return (position_bucket(distance) * AGE_BUCKETS).numpy()
     return _POSITIONS[len(_POSITIONS) - count :]
-
-
-def _block(block: EncoderBlock) -> _Block:
-    return _Block(
-        _norm(block.norm_attention),
-        _array(block.key_value.weight),
-        _affine(block.query_gate),
-        _array(block.out.weight),
-        _norm(block.norm_feed),
-        _affine(block.feed),
-        _array(block.down.weight),
-        _array(block.recency.table()),
-    )
-
-
-def _norm(norm: nn.LayerNorm) -> _Norm:
-    return _Norm(_array(norm.weight), _array(norm.bias), norm.eps)
 
 
 def _affine(layer: nn.Linear) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -172,15 +172,10 @@ def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Te
 
 
 def _take(scores: Scores, order: Tensor) -> Scores:
-    return scores._replace(
-        total=scores.total[order],
-        sequence=scores.sequence[order],
-        transitions=scores.transitions[order],
-        attention=scores.attention[order],
-        prior=scores.prior[order],
-        mass=scores.mass[order],
-        relative_error=None if scores.relative_error is None else scores.relative_error[order],
-        partial=None
-        if scores.partial is None
-        else PartialSoftmax(*(x[:, order] for x in scores.partial)),
-    )
+    """Return the scores of some targets."""
+    parts: dict[str, Any] = {
+        name: part[order] for name, part in scores._asdict().items() if isinstance(part, Tensor)
+    }
+    if scores.partial is not None:
+        parts["partial"] = PartialSoftmax(*(part[:, order] for part in scores.partial))
+    return scores._replace(**parts)

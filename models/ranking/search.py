@@ -61,7 +61,9 @@ def search(
         personal: [N], logits that the requester's memory adds to each item's keys.
     """
     catalogue, places = matches.catalogue, matches.places
-    temperature, bias, weights = _attend(matches, personal)
+    temperature = matches.parameters.temperature * matches.options.temperature
+    bias = matches.offset + matches.bias(places, personal, temperature)
+    weights = _softmax(matches, bias, temperature, hard=matches.options.hard)
     order, gathered = _top_items(matches, weights, limit)
     matched: list[dict[str, float]] = [{} for _ in order]
     own, number = catalogue.keys.positions_of(matches.items[order])  # all keys of an item
@@ -87,18 +89,6 @@ def search(
     )
 
 
-@torch.inference_mode()
-def rank_rows(
-    matches: FieldMatches, *, limit: int, personal: NDArray[np.float32] | None = None
-) -> RowIndices:
-    """Return the rows [≤ limit] of `search` alone, in a fraction of its time.
-
-    The arguments are those of `search`.
-    """
-    _, _, weights = _attend(matches, personal)
-    return matches.items[_top_items(matches, weights, limit)[0]]
-
-
 def personal_bias(
     snapshot: Snapshot, scores: Scores, rows: RowIndices, weight: float = 1.0
 ) -> NDArray[np.float32]:
@@ -115,15 +105,6 @@ def personal_bias(
     if len(total) > 1 and float(total.std()) > 0:
         bias[rows] = weight * (total - total.mean()) / total.std()
     return bias
-
-
-def _attend(
-    matches: FieldMatches, personal: NDArray[np.float32] | None
-) -> tuple[float, Tensor, NDArray[np.float32]]:
-    """Return the requested temperature, the bias [1, K] and the softmax [K]."""
-    temperature = matches.parameters.temperature * matches.options.temperature
-    bias = matches.offset + matches.bias(matches.places, personal, temperature)
-    return temperature, bias, _softmax(matches, bias, temperature, hard=matches.options.hard)
 
 
 def _softmax(

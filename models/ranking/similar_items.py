@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from models.attention.attend import attend
 from models.catalogue.snapshot import Snapshot
 
 Space = Literal["content", "trained"]
@@ -92,7 +91,7 @@ def similar(
         return SimilarItems(rows, np.zeros(0, np.float32), np.zeros(0, np.float32), ())
     at = torch.from_numpy(rows)
     logits = torch.stack(levels)[:, at]  # [S, M]
-    weights = _weigh(logits.flatten()).reshape(logits.shape)
+    weights = torch.softmax(logits.flatten(), 0).reshape(logits.shape)
     scores = torch.logsumexp(logits, 0)
     top = torch.sort(scores, descending=True, stable=True).indices[:limit]
     # Of the softmax over the item's own keys, which does not underflow where its weight does.
@@ -137,9 +136,3 @@ def _standard(cosines: Tensor, of: Tensor) -> Tensor:
     if not len(some) or float(some.std(correction=0)) < _ALIKE:
         return torch.zeros_like(cosines)
     return ((cosines - some.mean()) / some.std(correction=0)).float()
-
-
-def _weigh(logits: Tensor) -> Tensor:
-    """Apply the operator's softmax to logits [K]."""
-    keys = logits.new_zeros(len(logits), 0)  # only the weights are needed
-    return attend(keys[:1], keys, keys, score=lambda _query, _keys: logits[None].clone()).weights[0]

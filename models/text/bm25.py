@@ -58,17 +58,10 @@ class BM25Writer:
         self._writer: tantivy.IndexWriter | None = None
         self._letters: Counter[str] = Counter()  # titles that had each, removed ones included
 
-    def update(self, documents: Iterable[Document], removed: Iterable[int] = ()) -> BM25Index:
-        """Replace documents by their rows, and commit.
-
-        Args:
-            documents: of new or changed items.
-            removed: rows of items that are no longer there.
-        """
+    def update(self, documents: Iterable[Document]) -> BM25Index:
+        """Replace documents by their rows, and commit; one without texts is removed."""
         if self._writer is None:  # its thread and its heap are held while there is work alone
             self._writer = self._index.writer(_HEAP, 1)
-        for row in removed:
-            self._writer.delete_documents_by_term("row", row)
         for count, (row, title, texts) in enumerate(documents, 1):
             self._writer.delete_documents_by_term("row", row)
             if not any(text.strip() for text in (title, *texts)):

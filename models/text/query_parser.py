@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from models.text.index_terms import IndexTerms
@@ -38,7 +39,7 @@ class QueryParser:
     def __init__(self, terms: IndexTerms) -> None:
         self._terms = terms
         # One state of an index never changes, and people search for the same words.
-        self._cache: dict[tuple[str, bool, bool], tuple[str, ...]] = {}
+        self._alternatives = lru_cache(_CACHED)(partial(_alternatives, terms))
 
     def parse(self, query: str) -> ParsedQuery:
         """Parse a query; any text is one."""
@@ -78,42 +79,34 @@ class QueryParser:
             corrections,
         )
 
-    def _alternatives(self, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
-        """Return the words that a word may stand for, the most frequent first."""
-        key = (word, ends, starred)
-        found = self._cache.get(key)
-        if found is None:
-            if len(self._cache) >= _CACHED:
-                self._cache.clear()
-            found = self._cache[key] = self._look_up(word, ends=ends, starred=starred)
-        return found
 
-    def _look_up(self, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
-        known = 0 if starred else sum(map(self._terms.stem_frequency, self._terms.stems(word)))
-        if known:
-            near = self._corrected(word) if known <= _RARE else ()
-            often = [one for one in near if self._terms.title_frequency(one) >= _FREQUENT * known]
-            return (word, *often)
-        if ends:
-            longer = self._terms.title_words(word)
-            if longer:
-                return tuple(longer[:_MAX_COMPLETIONS])
-        return self._corrected(word) or (word,)
+def _alternatives(terms: IndexTerms, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
+    """Return the words that a word may stand for, the most frequent first."""
+    known = 0 if starred else sum(map(terms.stem_frequency, terms.stems(word)))
+    if known:
+        near = _corrected(terms, word) if known <= _RARE else ()
+        often = [one for one in near if terms.title_frequency(one) >= _FREQUENT * known]
+        return (word, *often)
+    if ends:
+        longer = terms.title_words(word)
+        if longer:
+            return tuple(longer[:_MAX_COMPLETIONS])
+    return _corrected(terms, word) or (word,)
 
-    def _corrected(self, word: str) -> tuple[str, ...]:
-        """Return the most frequent word of titles at a distance of one edit, if there is one."""
-        if len(word) < _MIN_CORRECTED:
-            return ()
-        # Looking up some hundred edits takes less than comparing the word with every word.
-        near = {
-            other: self._terms.title_frequency(other)
-            for other in single_edits(word, self._terms.letters | {*word})
-        }
-        for start in (word[0], word[1], ""):  # few mistake the first letter
-            found = [other for other, count in near.items() if count and other.startswith(start)]
-            if found:
-                return (min(found, key=lambda other: (-near[other], other)),)
+
+def _corrected(terms: IndexTerms, word: str) -> tuple[str, ...]:
+    """Return the most frequent word of titles at a distance of one edit, if there is one."""
+    if len(word) < _MIN_CORRECTED:
         return ()
+    # Looking up some hundred edits takes less than comparing the word with every word.
+    near = {
+        other: terms.title_frequency(other) for other in single_edits(word, terms.letters | {*word})
+    }
+    for start in (word[0], word[1], ""):  # few mistake the first letter
+        found = [other for other, count in near.items() if count and other.startswith(start)]
+        if found:
+            return (min(found, key=lambda other: (-near[other], other)),)
+    return ()
 
 
 def single_edits(word: str, letters: Iterable[str]) -> set[str]:

@@ -25,7 +25,6 @@ Vectors = NDArray[np.float32]
 
 _log = logging.getLogger(__name__)
 
-_NONE = np.zeros(0, dtype=np.int64)
 _CHUNK = 128  # texts between two tellings; a transformer takes seconds for them
 
 
@@ -107,7 +106,7 @@ class EmbeddingCache:
         vectors = self._encoder.encode([*chunk.values()]).astype(np.float16)
         with self._lock:
             first = len(self._vectors)
-            self._vectors = self._vectors.updated(_NONE, vectors[:0], vectors)
+            self._vectors = self._vectors.extended(vectors)
             self._rows |= {key: first + at for at, key in enumerate(chunk)}
 
     def _known(self, keys: Sequence[bytes]) -> Vectors:
@@ -169,8 +168,7 @@ class EmbeddingCache:
             return
         hashes = parts["hashes"].tobytes()
         # In a file in memory from the start, which other processes may share.
-        none = parts["vectors"][:0]
-        self._vectors = CowArray(none).updated(_NONE, none, parts["vectors"])
+        self._vectors = CowArray(parts["vectors"][:0]).extended(parts["vectors"])
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
 

@@ -20,7 +20,7 @@ from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ra
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.ranking.field_matches import FieldMatches
-from models.ranking.search import personal_bias, rank_rows
+from models.ranking.search import personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
@@ -215,7 +215,7 @@ def _rank(
 ) -> int:
     """The target's place among what is answered, from 0, less what was had; last if it is not."""
     catalogue = matches.catalogue
-    rows = rank_rows(matches, limit=len(catalogue), personal=personal)
+    rows = search(matches, limit=len(catalogue), personal=personal).rows
     place = np.flatnonzero(rows == target)
     before = rows[: place[0]] if len(place) else np.arange(len(catalogue) - 1)
     return int(np.count_nonzero(~np.isin(before, had)))

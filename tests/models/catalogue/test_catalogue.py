@@ -160,9 +160,9 @@ def frozen(catalogue: Catalogue) -> dict[str, Any]:
             catalogue.keys.positions_of(np.array([row]))[0].tolist()
             for row in range(len(catalogue))
         ],
-        "titles": catalogue.titles[:],
-        "attributes": catalogue.attributes[:],
-        "categories": catalogue.categories[:],
+        "titles": list(catalogue.titles),
+        "attributes": list(catalogue.attributes),
+        "categories": list(catalogue.categories),
         "names": catalogue.keys.names,
         "postings": {name: members.tolist() for name, members in catalogue.postings.items()},
     }
@@ -315,9 +315,9 @@ def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
 def test_last_entry_of_an_id_wins() -> None:
     """Of several entries with one id the last wins, and an upsert wins over a removal."""
     catalogue = build(ItemEntry("a", "first"), ItemEntry("a", "second"))
-    assert catalogue.titles[:] == ["second"]
+    assert list(catalogue.titles) == ["second"]
     catalogue = catalogue.updated([ItemEntry("a", "third")], ["a"], encode)
-    assert catalogue.titles[:] == ["third"]
+    assert list(catalogue.titles) == ["third"]
     assert catalogue.visible.tolist() == [True]
 
 

@@ -28,7 +28,7 @@ def test_every_version_equals_a_plain_list(data: st.DataObject) -> None:
             expected[place] = value
         states.append((before.updated(at, changed, more), expected))
         for state, copy in states:
-            assert state[:] == copy
+            assert list(state) == copy
             assert [state[n] for n in range(len(state))] == copy
             assert len(state) == len(copy)
             some = np.array([n // 2 for n in range(len(copy))], dtype=np.int64)[::-1]

@@ -95,7 +95,7 @@ def test_earlier_index_is_unchanged_by_updates() -> None:
     """An update leaves earlier indexes unchanged."""
     index = BM25Writer()
     first = index.update([Document(0, "ant", []), Document(1, "bee", ["fox"])])
-    second = index.update([Document(1, "cat", []), Document(2, "ant", [])], removed=[0])
+    second = index.update([Document(0, "", []), Document(1, "cat", []), Document(2, "ant", [])])
     assert search(first, "ant", 3).rows.tolist() == [0]
     assert search(first, "fox", 3).rows.tolist() == [1]
     assert len(first) == 2
