@@ -63,7 +63,8 @@ class MappedRows:
         self._length = 0
         self._capacity = 0
         self._mappings = 0
-        self._read: list[tuple[int, weakref.ref[mmap.mmap]]] = []  # mappings that are still read
+        # Mappings that are still read, by number.
+        self._read: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
         self._changes: list[_Change] = []
         self._room: NDArray[Any] = array[:0]
         _FILES.add(self)
@@ -150,13 +151,12 @@ class MappedRows:
             number = self._base._number  # noqa: SLF001
             _map_over(self._room.ctypes.data, self._shared, number)
         self._mappings += 1
-        self._read.append((self._mappings, weakref.ref(mapping)))
+        self._read[self._mappings] = mapping
         for change in self._changes:
             self._room[change.at] = change.rows
 
     def _settle(self) -> None:
-        self._read = [(number, mapping) for number, mapping in self._read if mapping() is not None]
-        oldest = min((number for number, _ in self._read), default=self._mappings)
+        oldest = min(self._read.keys(), default=self._mappings)
         stay: list[_Change] = []  # the base is not written to
         while self._changes and self._changes[0].mapping <= oldest:
             change = self._changes.pop(0)

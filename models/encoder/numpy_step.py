@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from models.encoder.encoder_block import EncoderBlock
 from models.encoder.history_encoder import GAP_SCALE, EncoderCache, HistoryEncoder
-from models.encoder.recency_bias import AGE_BUCKETS, age_bucket_edges, position_bucket
+from models.encoder.recency_bias import AGE_BUCKETS, AGE_EDGES, POSITION_BUCKET_OF
 
 Array = NDArray[np.float32]
+
+# The position part of the bucket of each distance, up to the first in the last bucket.
+_POSITIONS = POSITION_BUCKET_OF.numpy() * AGE_BUCKETS
 
 
 class _Norm:
@@ -70,7 +73,7 @@ class NumpyEncoder:
     def __init__(self, encoder: HistoryEncoder) -> None:
         self._norm_in = _Norm(encoder.norm_in)
         self._gap = GAP_SCALE * _array(encoder.gap.weight)
-        self._edges = age_bucket_edges().numpy()
+        self._edges = AGE_EDGES.numpy()
         self._blocks = [_Block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
 
     def append(self, cache: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
@@ -88,7 +91,7 @@ class NumpyEncoder:
         times = np.empty(old + 1, np.int64)
         times[:old], times[old] = cache.timestamps.numpy(), timestamp
         ages = np.searchsorted(self._edges, timestamp - times, side="right")  # [old + 1]
-        bucket = _positions(old + 1) + ages
+        bucket = _POSITIONS.take(np.arange(old, -1, -1), mode="clip") + ages
         x: Array = self._norm_in(event.numpy() + self._gap[ages[old - 1] if old else 0])
         for number, block in enumerate(self._blocks):
             normed = block.norm(x)
@@ -116,17 +119,6 @@ def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
 def _sigmoid(x: Array) -> Array:
     y: Array = 0.5 * np.tanh(0.5 * x) + 0.5  # does not overflow
     return y
-
-
-_POSITIONS = (position_bucket(torch.arange(4_096)) * AGE_BUCKETS).flip(0).numpy()
-
-
-def _positions(count: int) -> NDArray[np.int64]:
-    """Return the position part of the buckets of `count` events, newest last."""
-    if count > len(_POSITIONS):
-        distance = torch.arange(count - 1, -1, -1)
-        return (position_bucket(distance) * AGE_BUCKETS).numpy()
-    return _POSITIONS[len(_POSITIONS) - count :]
 
 
 def _affine(layer: nn.Linear) -> tuple[Array, Array]:

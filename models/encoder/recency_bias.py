@@ -15,6 +15,7 @@ AGE_BUCKETS = 40
 BUCKETS = POSITION_BUCKETS * AGE_BUCKETS  # of position and age together
 FARTHEST = 2**62  # an age (microseconds) or distance (events) in the last bucket
 _EXACT = 16  # distances below this have a bucket each
+_FAR = 512  # the least distance in the last bucket
 
 
 def position_bucket(distance: Tensor) -> Tensor:
@@ -23,7 +24,7 @@ def position_bucket(distance: Tensor) -> Tensor:
     Args:
         distance: integers of any shape, 0 = the newest event; negative counts as 0.
     """
-    table = _POSITION_BUCKETS.to(distance.device)
+    table = POSITION_BUCKET_OF.to(distance.device)
     return table[distance.clamp(0, len(table) - 1)]
 
 
@@ -36,7 +37,7 @@ def age_bucket(age: Tensor) -> Tensor:
     Returns:
         Tensor: int32, of the same shape.
     """
-    edges = _AGE_EDGES.to(age.device)
+    edges = AGE_EDGES.to(age.device)
     return torch.bucketize(age.contiguous(), edges, right=True, out_int32=True)
 
 
@@ -60,7 +61,7 @@ def bucket_margins(ages: NDArray[np.int64]) -> tuple[int, int]:
         tuple: microseconds (younger, older): the largest decrease that keeps every bucket, and
         the smallest increase that changes one. `FARTHEST` if unbounded.
     """
-    edges = _AGE_EDGES.numpy()
+    edges = AGE_EDGES.numpy()
     bucket = np.searchsorted(edges, ages, side="right")
     begun, ends = ages[bucket > 0], ages[bucket < len(edges)]
     younger = begun - edges[bucket[bucket > 0] - 1]
@@ -68,39 +69,22 @@ def bucket_margins(ages: NDArray[np.int64]) -> tuple[int, int]:
     return int(younger.min(initial=FARTHEST)), int(older.min(initial=FARTHEST))
 
 
-def age_bucket_edges() -> Tensor:
-    """Return the least age in microseconds of each bucket but the first."""
-
-    def bucket(age: int) -> int:
-        return math.floor(1 + 1.4 * math.log2(1 + age / 1e6))
-
-    edges = [1]
-    for number in range(2, AGE_BUCKETS):
-        age = math.floor((2 ** ((number - 1) / 1.4) - 1) * 1e6) - 1
-        while bucket(age) < number:
-            age += 1
-        edges.append(age)
-    return torch.tensor(edges)
+def _age_edge(number: int) -> int:
+    """Return the least age in microseconds of a bucket: ⌊1 + 1.4 log2(1 + seconds)⌋, or 0 at 0."""
+    age = max(1, math.floor((2 ** ((number - 1) / 1.4) - 1) * 1e6) - 1)
+    while math.floor(1 + 1.4 * math.log2(1 + age / 1e6)) < number:
+        age += 1
+    return age
 
 
-_AGE_EDGES = age_bucket_edges()
+def _position_bucket(distance: int) -> int:
+    if distance < _EXACT:
+        return distance
+    return _EXACT + math.floor(3 * math.log2(distance / _EXACT))
 
 
-def _position_buckets() -> Tensor:
-    """Return the bucket of each distance up to the first in the last bucket."""
-
-    def bucket(distance: int) -> int:
-        if distance < _EXACT:
-            return distance
-        return _EXACT + math.floor(3 * math.log2(distance / _EXACT))
-
-    buckets = [0]
-    while buckets[-1] < POSITION_BUCKETS - 1:
-        buckets.append(bucket(len(buckets)))
-    return torch.tensor(buckets)
-
-
-_POSITION_BUCKETS = _position_buckets()
+AGE_EDGES = torch.tensor([_age_edge(number) for number in range(1, AGE_BUCKETS)])
+POSITION_BUCKET_OF = torch.tensor([_position_bucket(distance) for distance in range(_FAR + 1)])
 
 
 class RecencyBias(nn.Module):

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import MASKED, UNKNOWN
-from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, age_bucket_edges
+from models.encoder.recency_bias import AGE_BUCKETS, AGE_EDGES, age_bucket
 from models.history.user_history import UserHistory
 
 _DISTANT = 1 << 30  # events: a position in the last bucket
-_EDGES = age_bucket_edges().numpy()
+_EDGES = AGE_EDGES.numpy()
 
 
 def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,16 +66,14 @@ def search(
     bias = matches.offset + matches.bias(places, personal, temperature)
     weights = _softmax(matches, bias, temperature, hard=matches.options.hard)
     order, gathered = _top_items(matches, weights, limit)
-    matched: list[dict[str, float]] = [{} for _ in order]
+    matched = [defaultdict[str, float](float) for _ in order]
     own, number = catalogue.keys.positions_of(matches.items[order])  # all keys of an item
     at = np.searchsorted(places, own)
     shares = weights[at] / gathered[order][number]
     names, codes = catalogue.keys.names, catalogue.keys.codes[own]
     for item, code, part in zip(number.tolist(), codes.tolist(), shares.tolist(), strict=True):
         if part > 0:
-            share = matched[item]
-            share[names[code]] = share.get(names[code], 0.0) + part
-    matched = [dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched]
+            matched[item][names[code]] += part
     # Over the sum of exponentials, a weight is comparable between queries.
     scores = matches.cosines + bias
     total = np.float32(torch.logsumexp(scores[0] / temperature, 0))
@@ -82,7 +81,7 @@ def search(
         matches.items[order],
         gathered[order],
         np.log(gathered[order]) + total,
-        tuple(matched),
+        tuple(dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched),
         matches.mode,
         matches.attended,
         _mass(matches, personal, scores, temperature),

@@ -7,7 +7,6 @@ over pairs of events at most 20 apart. The score's transition part is λ(h) · l
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -79,15 +78,8 @@ class TransitionCounts(NamedTuple):
     def _weighted(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Return the recent items that count, and their weights."""
         recent = recent[: self.window.depth]
-        weights = _decays(self.window.decay, self.window.depth)
+        weights = self.window.decay ** torch.arange(self.window.depth)
         return recent, weights.to(recent.device)[: len(recent)]
-
-
-@cache
-def _decays(decay: float, depth: int) -> Tensor:
-    """Return decay^k for k < depth."""
-    with torch.inference_mode(False):  # the cached tensor must also serve autograd
-        return decay ** torch.arange(depth)
 
 
 def count_transitions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,9 @@ def _label(folder: Path) -> str:
 def _digest(folder: Path, folders: Sequence[Path]) -> str:
     """Return 16 hexadecimal digits of all content that determines the vectors."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in _files(folder, folders):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "blake2b").digest()
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + content)
-    return digest.hexdigest()
-
-
-def _files(folder: Path, folders: Sequence[Path]) -> Iterator[Path]:
     for each in sorted({folder, *folders}):
-        yield from sorted({path for pattern in _CONTENT for path in each.glob(pattern)})
+        for path in sorted({path for pattern in _CONTENT for path in each.glob(pattern)}):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "blake2b").digest()
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + content)
+    return digest.hexdigest()

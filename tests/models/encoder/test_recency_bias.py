@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from models.encoder.recency_bias import (
     AGE_BUCKETS,
+    AGE_EDGES,
     BUCKETS,
     FARTHEST,
     POSITION_BUCKETS,
     RecencyBias,
     age_bucket,
-    age_bucket_edges,
     bucket_margins,
     bucket_sums,
     position_bucket,
@@ -150,7 +150,7 @@ def test_weights_are_summed_by_bucket() -> None:
         st.one_of(
             st.integers(-5_000_000, 5_000_000),
             st.integers(0, 10**16),
-            st.sampled_from([int(edge) for edge in age_bucket_edges()]),
+            st.sampled_from([int(edge) for edge in AGE_EDGES]),
         ),
         max_size=6,
     )
