@@ -150,10 +150,9 @@ def _without(
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
     older = user.distance[rows, None] < user.distance  # (J, m)
     nearer = user.distance - (older & (user.distance < FARTHEST)).long()
-    ages = user.age.expand(len(rows), -1)
     model = snapshot.model
     was = model.memory_bias(user.distance, user.age, user.log_weights, user.types)  # (H, m)
-    shifted = model.memory_bias(nearer, ages, user.log_weights, user.types)  # (H, J, m)
+    shifted = model.memory_bias(nearer, user.age, user.log_weights, user.types)  # (H, J, m)
     # The bias of a row that stands for many is not its own: what moves is the difference.
     moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
     shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)

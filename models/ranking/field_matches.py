@@ -91,7 +91,7 @@ def match_fields(
     *,
     allowed: NDArray[np.bool_],
     options: AttentionOptions = DEFAULT_OPTIONS,
-    hits: Hits | Callable[[], Hits] | None = None,
+    hits: Callable[[], Hits] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> FieldMatches:
     """Compare a query vector with the field keys that may matter.
@@ -106,8 +106,8 @@ def match_fields(
         query: [D], of the catalogue's text encoder; a zero vector matches nothing.
         allowed: bool [N], the items that may be returned.
         options: the softmax, its temperature in units of the parameters', and the retrieval.
-        hits: allowed items by BM25; or a function that waits for them, called once the nearest
-            keys are known, so that both are searched for at the same time.
+        hits: returns allowed items by BM25; called once the nearest keys are known, so that a
+            function that waits for them lets both be searched for at the same time.
         parameters: the weights of a match.
     """
     catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
@@ -115,21 +115,20 @@ def match_fields(
     allowed_keys = fields.mask(allowed)
     count = int(np.count_nonzero(allowed_keys))
     mode = options.resolve_mode(count)
+    compared = bool(np.any(query))
     near = np.zeros(0, np.int64)
-    if mode == "coarse" and np.any(query):
+    if mode == "coarse" and compared:
         places = _nearest_keys(snapshot, unit, allowed_keys, count, options)
         near = fields.owners[places].astype(np.int64)
-    shared, bm25 = _scaled_hits(hits() if callable(hits) else hits, parameters)
-    everything = mode == "exact" and bool(np.any(query)) and count > _WIDE * len(allowed_keys)
+    shared, bm25 = _scaled_hits(None if hits is None else hits(), parameters)
+    everything = mode == "exact" and compared and count > _WIDE * len(allowed_keys)
     if everything:
         # Keys without an owner are not allowed: the item they are counted for is of no matter.
         items, places = np.arange(len(catalogue)), np.arange(len(allowed_keys))
         item_of = np.maximum(fields.owners, 0).astype(np.int64)
     else:
-        if mode == "exact" and np.any(query):
-            items = np.flatnonzero(allowed)
-        else:
-            items = sorted_union(shared, near) if len(near) else shared
+        exact = mode == "exact" and compared
+        items = np.flatnonzero(allowed) if exact else sorted_union(shared, near)
         places, item_of = fields.positions_of(items)
         if np.any(np.diff(places) < 0):  # of items that changed
             order = np.argsort(places)
@@ -137,10 +136,7 @@ def match_fields(
     keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
     sharpness = _sharpness(catalogue, parameters)[fields.codes[places]]
     by_item = np.zeros(len(items), np.float32)
-    if len(shared):
-        at = np.minimum(np.searchsorted(items, shared), len(items) - 1)
-        there = items[at] == shared
-        by_item[at[there]] = bm25[there]
+    by_item[np.searchsorted(items, shared)] = bm25  # hits are allowed, so they are among the items
     cosines = unit_cosines(unit, keys)
     return FieldMatches(
         catalogue,

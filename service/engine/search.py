@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,15 +118,14 @@ def match_text(
     The arguments are those of `search_items`.
     """
     index, parsed = snapshot.catalogue.bm25_index, None
-    hits: Hits | Callable[[], Hits] | None = None
+    hits: Callable[[], Hits] | None = None
     if index is not None:
         parsed = index.parser.parse(text)
         text = parsed.text
         allowed = _restricted(index.rows_with_phrases(parsed), allowed)
-        if snapshot.key_index is None:
-            hits = index.search(parsed, BM25_HITS, allowed)
-        else:
-            hits = _BM25.submit(index.search, parsed, BM25_HITS, allowed).result
+        hits = partial(index.search, parsed, BM25_HITS, allowed)
+        if snapshot.key_index is not None:
+            hits = _BM25.submit(hits).result
     vector = encode(text.strip())
     return parsed, match_fields(
         snapshot, vector, allowed=allowed, options=options, hits=hits, parameters=parameters

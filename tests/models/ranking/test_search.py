@@ -69,7 +69,12 @@ def search(
 ) -> SearchResults:
     """Match the fields and rank the results."""
     matches = match_fields(
-        snapshot, query, allowed=allowed, options=options, hits=hits, parameters=parameters
+        snapshot,
+        query,
+        allowed=allowed,
+        options=options,
+        hits=None if hits is None else lambda: hits,
+        parameters=parameters,
     )
     return models.ranking.search.search(matches, limit=limit, personal=personal)
 
