@@ -111,8 +111,6 @@ class Catalogue:
     def rows(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
         """Return the rows of items, int32 [n]; -1 for items that this version does not have."""
         rows = self.vocabulary.rows(item_ids)
-        if len(self.vocabulary) == len(self):
-            return rows
         return np.where(rows < len(self), rows, np.int32(-1))
 
     # ------------------------------------------------------------------ growing

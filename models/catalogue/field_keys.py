@@ -27,13 +27,6 @@ class NewKeys(NamedTuple):
     codes: NDArray[np.int16]  # [F] rows of the fields' names
 
 
-class KeySample(NamedTuple):
-    """A stratified sample of the keys, those without an owner included."""
-
-    positions: Positions  # [m] rising
-    vectors: Vectors  # [m, D]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldKeys:
     """A frozen version of all keys; `updated` returns the next one.
@@ -53,15 +46,11 @@ class FieldKeys:
     orphans: int  # number of keys without an owner
     # Caches of what most requests ask for, filled by the first one.
     _mask_cache: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = field(default_factory=list)
-    _sample_cache: list[KeySample] = field(default_factory=list)
+    _sample_cache: list[tuple[Positions, Vectors]] = field(default_factory=list)
 
     @classmethod
     def empty(cls, dimension: int) -> FieldKeys:
-        """Return the keys of a catalogue without items.
-
-        Args:
-            dimension: of the keys.
-        """
+        """Return the keys, of a dimension, of a catalogue without items."""
         return cls(
             (),
             CowArray(np.zeros((0, dimension), np.float32)),
@@ -109,11 +98,7 @@ class FieldKeys:
         return places, np.repeat(np.arange(len(rows)), counts)
 
     def mask(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which keys are of allowed items, bool [F]; not to be written to.
-
-        Args:
-            allowed: bool [N].
-        """
+        """Return which keys [F] are of allowed items [N]; not to be written to."""
         if not len(allowed):
             return np.zeros(len(self), dtype=np.bool_)
         for known, owned in self._mask_cache[-1:]:
@@ -125,12 +110,14 @@ class FieldKeys:
         self._mask_cache[:] = [(allowed.copy(), owned)]
         return owned
 
-    def sample(self) -> KeySample:
-        """Return a sample of the keys: one from each of so many equal stretches."""
-        for sample in self._sample_cache:
-            return sample
-        places = stratified_rows(len(self)).numpy()
-        self._sample_cache[:] = [KeySample(places, self.vectors[places])]
+    def sample(self) -> tuple[Positions, Vectors]:
+        """Return a stratified sample of the keys: places [m], rising, and vectors [m, D].
+
+        Keys without an owner are included.
+        """
+        if not self._sample_cache:
+            places = stratified_rows(len(self)).numpy()
+            self._sample_cache[:] = [(places, self.vectors[places])]
         return self._sample_cache[0]
 
     def extended_to(self, size: int) -> FieldKeys:

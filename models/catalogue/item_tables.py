@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from models.attention.multihead import merge_heads, split_heads
 from models.catalogue.cow_array import CowArray
 from models.recommender.target_attention import ItemTables
 
-MakeTables = Callable[[NDArray[np.int64]], ItemTables]
+MakeTables = Callable[[NDArray[np.int64]], ItemTables]  # item rows -> their tables
 
 _BLOCK = 32_768  # items whose tables are made at once: making takes several times their memory
 
@@ -30,20 +29,13 @@ class CowItemTables:
     heads: int
     tied: bool  # values are keys
     _candidate_keys: CowArray[np.float32]  # [N, dim + H·d] vectors, then outputs
-    _attended_rows: CowArray[
-        np.float32
-    ]  # [N, 2·H·d or 3·H·d] queries, keys, and values unless tied
+    # [N, 2·H·d or 3·H·d] queries, keys, and values unless tied
+    _attended_rows: CowArray[np.float32]
     prior: Tensor  # [N]
 
     @classmethod
     def build(cls, make: MakeTables, count: int, *, tied: bool) -> CowItemTables:
-        """Compute the tables of all items.
-
-        Args:
-            make: item rows -> their tables.
-            count: of items.
-            tied: whether values are keys in them.
-        """
+        """Compute the tables of `count` items."""
         first = make(np.arange(min(count, _BLOCK)))
         offered, attended = _packed(first, tied=tied)
         pages = cls(
@@ -56,9 +48,7 @@ class CowItemTables:
     def updated(self, make: MakeTables, rows: NDArray[np.int64]) -> CowItemTables:
         """Return the tables after some items changed or were added.
 
-        Args:
-            make: item rows -> their tables.
-            rows: the items, rising; those that are new are all the next ones.
+        `rows` are the items, rising; those that are new are all the next ones.
         """
         if not len(rows):
             return self
@@ -104,9 +94,4 @@ def _packed(tables: ItemTables, *, tied: bool) -> tuple[NDArray[np.float32], NDA
     heads = [tables.queries, tables.keys] if tied else [tables.queries, tables.keys, tables.values]
     offered = torch.cat([tables.vectors, merge_heads(tables.outputs)], 1)
     attended = torch.cat([merge_heads(table) for table in heads], 1)
-    return _array(offered), _array(attended)
-
-
-def _array(made: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = made.detach().numpy()
-    return array
+    return offered.detach().numpy(), attended.detach().numpy()

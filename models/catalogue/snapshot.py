@@ -26,9 +26,8 @@ from models.recommender.target_attention import ItemTables
 # one matrix-vector product at 10,000 items and five times at 20,000.
 INDEX_FROM = 10_000
 UNTRAINED = "untrained"
-_UNINDEXED_SHARE = (
-    1 / 50
-)  # share of the rows that may stand beside an index before there is a new one
+# Share of the rows that may stand beside an index before there is a new one.
+_UNINDEXED_SHARE = 1 / 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,11 +113,7 @@ class Snapshot:
         return bare.reindexed(index_from=index_from)
 
     def reindexed(self, *, index_from: int = INDEX_FROM) -> Snapshot:
-        """Return this snapshot with new indexes of everything in it.
-
-        Args:
-            index_from: number of rows from which on an index is built.
-        """
+        """Return this snapshot with new indexes of everything in it, as in `build`."""
         index = key_index = None
         fields = self.catalogue.keys
         wasted = fields.orphans > _UNINDEXED_SHARE * len(fields)
@@ -234,11 +229,7 @@ class Snapshot:
 
 
 def item_index(pages: CowItemTables) -> CoarseIndex:
-    """Build an index of all items under `candidate_query`, whose last dimension is the prior's.
-
-    Args:
-        pages: the items.
-    """
+    """Build an index of all items under `candidate_query`, whose last dimension is the prior's."""
     offered, prior = pages.candidate_keys().numpy(), pages.prior.numpy()
     return ann_index.build_index("pq", offered, bias=prior, copy=False)
 
@@ -277,11 +268,11 @@ def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make
 def _with_prior(
     pages: CowItemTables, trained: TrainedModel | None, counts: ItemCounts
 ) -> CowItemTables:
-    """Return the tables with the popularity prior, where there is no trained one."""
-    return pages if trained else replace(pages, prior=_popularity_prior(counts))
+    """Return the tables with a popularity prior, where there is no trained one.
 
-
-def _popularity_prior(counts: ItemCounts) -> Tensor:
-    """The prior of the untrained model, small enough to decide only between equal content."""
+    It is small enough to decide only between equal content.
+    """
+    if trained:
+        return pages
     share = np.log1p(counts) / max(1.0, float(np.log1p(counts.max(initial=0))))
-    return torch.from_numpy(0.05 * share).float()
+    return replace(pages, prior=torch.from_numpy(0.05 * share).float())

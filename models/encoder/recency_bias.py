@@ -107,12 +107,7 @@ class RecencyBias(nn.Module):
         return sums
 
     def forward(self, distance: Tensor, age: Tensor) -> Tensor:
-        """Return the bias [H, ...] for distances in events and ages in microseconds [...].
-
-        Args:
-            distance: integers, broadcastable against `age`.
-            age: integers [...].
-        """
+        """Return the bias [H, ...] for distances in events and ages in microseconds [...]."""
         return gather_bias(recency_bucket(distance, age), self.table())
 
 
