@@ -58,7 +58,8 @@ def evaluate_search(
 
     searched = _searched(folder, judgments, data, encoder, split)
     judged, items = searched.judged, len(searched.snapshot.catalogue)
-    used = load_search_parameters(data / SEARCH_FILE, searched.vectors.name)
+    read_by = searched.vectors.encoder.name
+    used = load_search_parameters(data / SEARCH_FILE, read_by)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
             way: search_quality.evaluate_search(
@@ -76,7 +77,7 @@ def evaluate_search(
             f"{quality.success.mean():.4f}",
         )
     out.print(table)
-    out.print(f"Texts are embedded by {searched.vectors.name}.", highlight=False, soft_wrap=True)
+    out.print(f"Texts are embedded by {read_by}.", highlight=False, soft_wrap=True)
     both = found["both"]
     out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
     over = search_quality.differences(found)
@@ -88,7 +89,7 @@ def evaluate_search(
             "items": items,
             "digest": searched.digest,
             "queries": len(judged),
-            "encoder": searched.vectors.name,
+            "encoder": read_by,
             "parameters": used.as_dict(),
             "title_counts": TITLE_WEIGHT,
             "ways": {
@@ -130,7 +131,8 @@ def tune_search(
 
     searched = _searched(folder, judgments, data, encoder, split)
     vectors = searched.vectors
-    start = load_search_parameters(data / SEARCH_FILE, vectors.name)
+    read_by = vectors.encoder.name
+    start = load_search_parameters(data / SEARCH_FILE, read_by)
     with progress_bars.stage_bars(out) as progress:
         tuned = search_quality.tune_parameters(
             searched.snapshot,
@@ -153,9 +155,9 @@ def tune_search(
         out.print("Nothing was saved: they were fitted on other items than the stored ones.")
     else:
         path = data / SEARCH_FILE
-        save_search_parameters(path, vectors.name, tuned.parameters)
+        save_search_parameters(path, read_by, tuned.parameters)
         out.print(
-            f"Saved in {path} for {vectors.name}; heed serve reads them at its next start with it."
+            f"Saved in {path} for {read_by}; heed serve reads them at its next start with it."
         )
 
 

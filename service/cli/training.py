@@ -140,7 +140,7 @@ def run_training(
             result = train_and_publish.train(
                 corpus,
                 Registry(data / MODELS_FOLDER),
-                vectors.name,
+                vectors.encoder.name,
                 preset=chosen,
                 seed=seed,
                 activate=activate,

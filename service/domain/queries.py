@@ -64,18 +64,6 @@ class Filter:
     published_since: int | None = None
     published_until: int | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """True when every item passes."""
-        return not (
-            self.any
-            or self.all
-            or self.none
-            or self.attributes
-            or self.published_since is not None
-            or self.published_until is not None
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Requester:
@@ -205,14 +193,6 @@ class HighlightSpan:
     match: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceSimilarity:
-    """Similarity of two items in one space."""
-
-    cosine: float
-    share: float  # fraction of the item's softmax weight that this space holds
-
-
 class AnswerItem(TypedDict, total=False):
     """One item of an answer; fields that a query does not produce are left out.
 
@@ -231,7 +211,8 @@ class AnswerItem(TypedDict, total=False):
     highlights: Mapping[str, tuple[HighlightSpan, ...]]  # search: field -> spans of its text
     mass: float  # share of the softmax over a memory that the attended rows hold
     relative_error: float  # bound on the contexts' relative error at 99 % confidence, if not exact
-    spaces: Mapping[Space, SpaceSimilarity]  # similar: only spaces in which the item has a key
+    # similar: `cosine` and `share` of the item's weight, in each space in which it has a key
+    spaces: Mapping[Space, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Answers:
             )
 
         size = math.inf
-        if self._embeddings.quick:
+        if self._embeddings.encoder.quick:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
         outcome = await self._attend(request, stages, attend, size)
         with stages("explain"):

@@ -75,9 +75,9 @@ def compose(
     else:
         encoder = encoder or open_encoder(settings.encoder)
         embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
-    check_embedding_dim(settings, embeddings.name, embeddings.dimension)
+    check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
-    search_parameters = load_search_parameters(settings.data / SEARCH_FILE, embeddings.name)
+    search_parameters = load_search_parameters(settings.data / SEARCH_FILE, embeddings.encoder.name)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
     executor = ThreadPoolExecutor(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,15 +48,6 @@ def recommend_items(
 
 def allowed_items(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
     """Mark the items that pass a filter, bool [N]."""
-    if wanted.is_empty:
+    if wanted == Filter():
         return snapshot.catalogue.servable
-    return snapshot.catalogue.allowed(
-        ItemFilter(
-            wanted.any,
-            wanted.all,
-            wanted.none,
-            wanted.attributes,
-            wanted.published_since,
-            wanted.published_until,
-        )
-    )
+    return snapshot.catalogue.allowed(ItemFilter(**asdict(wanted)))

@@ -66,7 +66,8 @@ def search_items(
     parsed, matches = match_text(
         query.query, snapshot, encode, allowed=allowed, options=options, parameters=parameters
     )
-    near, scores = score_by_memory(snapshot, user, matches, query.limit, options=options)
+    near = nearest(matches, max(RERANKED, query.limit)) if len(user) else np.zeros(0, np.int64)
+    scores = score(snapshot, user, near, options)
     personal = personal_bias(snapshot, scores, near, query.personal_weight) if len(user) else None
     found = search(matches, limit=query.limit, personal=personal)
     place_of = {row: place for place, row in enumerate(near.tolist())}
@@ -81,27 +82,6 @@ def search_items(
         places=places,
     )
     return SearchOutcome(found, parsed, scores, places, reasons)
-
-
-def score_by_memory(
-    snapshot: Snapshot,
-    user: UserMemory,
-    matches: FieldMatches,
-    limit: int,
-    *,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-) -> tuple[NDArray[np.int64], Scores]:
-    """Score the nearest matches by the requester's memory: item rows [P] and their scores.
-
-    Args:
-        snapshot: the catalogue.
-        user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
-        matches: from `match_text`.
-        limit: how many items are wanted.
-        options: the softmax and the retrieval of rows.
-    """
-    near = nearest(matches, max(RERANKED, limit)) if len(user) else np.zeros(0, np.int64)
-    return near, score(snapshot, user, near, options)
 
 
 def match_text(

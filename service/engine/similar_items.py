@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import similar, spaces_of
 from service.domain.errors import Invalid, NotFound
-from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space, SpaceSimilarity
+from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space
 from service.engine.recommend import allowed_items
 
 _LACKS: dict[Space, str] = {
@@ -53,7 +53,7 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot, spaces: tuple[Space, 
             "title": catalogue.titles[row],
             "weight": float(found.weights[at]),
             "spaces": {
-                space: SpaceSimilarity(near.cosine, near.share)
+                space: {"cosine": near.cosine, "share": near.share}
                 for space, near in found.spaces[at].items()
             },
         }

@@ -89,8 +89,8 @@ def build_snapshot(
 
     Their embeddings are saved.
     """
-    empty = Catalogue.empty(embeddings.dimension, bm25_writer=BM25Writer())
-    entries = [to_entry(item, embeddings.dimension) for item in items]
+    empty = Catalogue.empty(embeddings.encoder.dimension, bm25_writer=BM25Writer())
+    entries = [to_entry(item, embeddings.encoder.dimension) for item in items]
     catalogue = empty.updated(entries, [], encode_with_progress(embeddings, progress))
     embeddings.save()
     version = UNTRAINED if trained is None else "trained"

@@ -85,7 +85,7 @@ class HistoryAssembler:
 
     def _usable(self, vectors: Mapping[int, EventVectors]) -> dict[int, EventVectors]:
         """The events' own vectors, without those of another dimension than this encoder's."""
-        dimension = self._embeddings.dimension
+        dimension = self._embeddings.encoder.dimension
         return {
             event: pair
             for event, pair in vectors.items()

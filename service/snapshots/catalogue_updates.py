@@ -54,7 +54,7 @@ class CatalogueUpdates:
         with self._lock:
             for item_id in (*changes.deleted, *(entry.item_id for entry in entries)):
                 self._deferred.pop(item_id, None)
-        if defer and not self._embeddings.quick:
+        if defer and not self._embeddings.encoder.quick:
             missing = self._embeddings.missing(_texts(entries))
             # Behind deferred texts, even a few would have to wait for the encoder.
             if len(missing) > (0 if self._deferred else _IMMEDIATE_TEXTS):
@@ -82,7 +82,7 @@ class CatalogueUpdates:
         return catalogue.updated(encoded, [], self._embeddings.known)
 
     def _entries(self, items: Sequence[Item]) -> list[ItemEntry]:
-        dimension = self._embeddings.dimension
+        dimension = self._embeddings.encoder.dimension
         entries = [to_entry(item, dimension) for item in items]
         unused = sum(item.embedding is not None and entry.embedding is None
                      for item, entry in zip(items, entries, strict=True))  # fmt: skip

@@ -113,7 +113,7 @@ class LiveSnapshot:
             return
         self._token = self._registry.current_token()
         await self._count_popularity()
-        empty = Catalogue.empty(self._embeddings.dimension, self.vocabulary, BM25Writer())
+        empty = Catalogue.empty(self._embeddings.encoder.dimension, self.vocabulary, BM25Writer())
         catalogue = await self.catalogue.read(empty, self._executor)
 
         def build() -> Snapshot:
@@ -223,7 +223,7 @@ class LiveSnapshot:
             version,
             catalogue,
             self._served.counts,
-            encoder=self._embeddings.name,
+            encoder=self._embeddings.encoder.name,
             index_from=self._index_from,
         )
 

@@ -36,7 +36,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, encoder: TextEncoder, path: Path | None = None) -> None:
-        self._encoder = encoder
+        self.encoder = encoder  # its name identifies the space of the vectors
         self._path = path
         self._encoding = threading.Lock()  # of the encoder, so that each text is encoded once
         self._lock = threading.Lock()  # of what is below
@@ -47,26 +47,6 @@ class EmbeddingCache:
         self._query = lru_cache(maxsize=4_096)(self._encode_one)
         if path is not None:
             self._load(path)
-
-    @property
-    def encoder(self) -> TextEncoder:
-        """The text encoder."""
-        return self._encoder
-
-    @property
-    def name(self) -> str:
-        """Name of the encoder, which identifies the space of the vectors."""
-        return self._encoder.name
-
-    @property
-    def quick(self) -> bool:
-        """Whether a query is encoded faster than another thread is woken."""
-        return self._encoder.quick
-
-    @property
-    def dimension(self) -> int:
-        """D, the dimension of the vectors."""
-        return self._encoder.dimension
 
     def query(self, text: str) -> Vectors:
         """Return the unit vector [D] of a query; the latest few thousand are cached."""
@@ -103,7 +83,7 @@ class EmbeddingCache:
         chunk = {key: text for key, text in chunk.items() if key not in self._rows}
         if not chunk:
             return
-        vectors = self._encoder.encode([*chunk.values()]).astype(np.float16)
+        vectors = self.encoder.encode([*chunk.values()]).astype(np.float16)
         with self._lock:
             first = len(self._vectors)
             self._vectors = self._vectors.extended(vectors)
@@ -113,7 +93,7 @@ class EmbeddingCache:
         with self._lock:
             rows = np.array([self._rows.get(key, -1) for key in keys], np.int64)
             vectors = self._vectors.array
-        found = np.zeros((len(rows), self.dimension), np.float32)
+        found = np.zeros((len(rows), self.encoder.dimension), np.float32)
         found[rows >= 0] = vectors[rows[rows >= 0]]
         return found
 
@@ -128,7 +108,7 @@ class EmbeddingCache:
             hashes = np.frombuffer(b"".join(self._rows), dtype=np.uint8).reshape(-1, 16)
             data = save({"hashes": hashes, "vectors": self._vectors.array})
             count = len(self._vectors)
-        name = self._encoder.name.encode()
+        name = self.encoder.name.encode()
         checksum = hashlib.blake2b(data, digest_size=16).digest()
         try:
             _replace(self._path, checksum + len(name).to_bytes(2, "big") + name + data)
@@ -138,7 +118,7 @@ class EmbeddingCache:
             self._saved = count
 
     def _encode_one(self, text: str) -> Vectors:
-        vector: Vectors = self._encoder.encode([text])[0]
+        vector: Vectors = self.encoder.encode([text])[0]
         return vector
 
     def _load(self, path: Path) -> None:
@@ -153,13 +133,13 @@ class EmbeddingCache:
         name, data = content[18 : 18 + size], content[18 + size :]
         if content[:16] != hashlib.blake2b(data, digest_size=16).digest():
             return
-        if name != self._encoder.name.encode():
+        if name != self.encoder.name.encode():
             _log.warning(
                 "%s holds vectors of the text encoder %s, which are not used: the texts are "
                 "encoded again by %s",
                 path,
                 name.decode(errors="replace"),
-                self._encoder.name,
+                self.encoder.name,
             )
             return
         try:

@@ -117,8 +117,8 @@ def _content(
     progress: StageProgressCallback | None,
 ) -> NDArray[np.float32]:
     """Return the text embeddings [N, D] of these ids, and save them; 0 where an item is unknown."""
-    catalogue = Catalogue.empty(embeddings.dimension, Vocabulary(item_ids))
-    entries = (to_entry(item, embeddings.dimension) for item in items)
+    catalogue = Catalogue.empty(embeddings.encoder.dimension, Vocabulary(item_ids))
+    entries = (to_entry(item, embeddings.encoder.dimension) for item in items)
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
     content = catalogue.updated(touched, [], encode_with_progress(embeddings, progress)).content
     embeddings.save()

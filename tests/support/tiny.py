@@ -128,7 +128,7 @@ def train(data: Path, preset: Preset = QUICK, *, seed: int = 0, activate: bool =
         result = train_and_publish.train(
             corpus,
             Registry(data / MODELS_FOLDER),
-            embeddings.name,
+            embeddings.encoder.name,
             preset=preset,
             seed=seed,
             activate=activate,

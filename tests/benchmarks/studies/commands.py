@@ -103,7 +103,7 @@ def personal_search(
             vectors,
             chosen,
             seed=seed,
-            parameters=load_search_parameters(data / SEARCH_FILE, vectors.name),
+            parameters=load_search_parameters(data / SEARCH_FILE, vectors.encoder.name),
             told=told,
         )
     personal_search_report.show(out, measured)

@@ -20,14 +20,15 @@ from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ra
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.ranking.field_matches import FieldMatches
-from models.ranking.search import personal_bias, search
+from models.ranking.scoring import score
+from models.ranking.search import nearest, personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
-from service.engine.search import match_text, score_by_memory
+from service.engine.search import RERANKED, match_text
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
@@ -41,7 +42,6 @@ Ranks = NDArray[np.int64]  # [M] of the targets, from 0
 # What `personal` is chosen from, and what it is where a request does not say.
 GRID = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 DEFAULT = SearchQuery(Requester(), "").personal_weight
-_LIMIT = SearchQuery(Requester(), "").limit  # of a request that does not say; more re-ranks more
 _EVERY = 20  # cases between two words of progress
 
 
@@ -124,7 +124,7 @@ def measure(
     ids = tuple(corpus.item_ids[row] for row in task.items.tolist())
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
-    trained = TrainedModel(done.model, ids, counts, embeddings.name, {}, types)
+    trained = TrainedModel(done.model, ids, counts, embeddings.encoder.name, {}, types)
     snapshot = build_snapshot(items, embeddings, told, trained=trained)
     validation, test = (
         cases_of(snapshot, holdout, ids, items) for holdout in (task.validation, task.test)
@@ -199,7 +199,9 @@ def ranked(
     ):
         events = events_of(holdout.history, user)
         _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
-        near, scores = score_by_memory(snapshot, requester(snapshot, events), matches, _LIMIT)
+        known = requester(snapshot, events)
+        near = nearest(matches, RERANKED) if len(known) else np.zeros(0, np.int64)
+        scores = score(snapshot, known, near)
         nobody[at] = _rank(matches, None, target, events.items)
         for ranks, each in ((memory, scores), (popularity, scores._replace(total=scores.prior))):
             for worth in grid:

@@ -162,7 +162,7 @@ def test_a_query_is_the_encoders_own_vector() -> None:
     for _ in range(3):
         np.testing.assert_array_equal(embeddings.query("q"), Counting().encode(["q"])[0])
     assert encoder.asked == ["q"]
-    assert (embeddings.name, embeddings.dimension) == ("counting", 6)
+    assert embeddings.encoder is encoder
 
 
 def test_threads_share_it(path: Path) -> None:

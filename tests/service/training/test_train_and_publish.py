@@ -121,7 +121,7 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     fill(store, shopping())
     corpus = training_corpus.read_store(store, embeddings)
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
-    done = train_and_publish.train(corpus, registry, embeddings.name, preset=preset)
+    done = train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=preset)
     assert done["metrics"]["cases"] == 40 * 3
     trained = TrainedModel.from_files(registry.load(done["version"]))
     assert (trained.model.config.next_basket, trained.model.config.repeat_consumption) == (
@@ -157,7 +157,7 @@ def test_a_log_without_times_is_no_log_of_baskets(
     """A log with equal times is trained in order of arrival, without baskets."""
     fill(store, [replace(event, timestamp=NOON) for event in events()])
     corpus = training_corpus.read_store(store, embeddings)
-    done = train_and_publish.train(corpus, registry, embeddings.name, preset=QUICK)
+    done = train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=QUICK)
     assert done["metrics"]["cases"] == corpus.log.n_users
     config = TrainedModel.from_files(registry.load(done["version"])).model.config
     assert not config.next_basket
@@ -170,7 +170,10 @@ def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) 
     """Return the reason for which training is refused."""
     with pytest.raises(ModelRejected) as rejected:
         train_and_publish.train(
-            training_corpus.read_store(store, embeddings), registry, embeddings.name, preset=FAST
+            training_corpus.read_store(store, embeddings),
+            registry,
+            embeddings.encoder.name,
+            preset=FAST,
         )
     assert registry.versions() == []
     return rejected.value.detail
@@ -220,7 +223,7 @@ def test_a_model_that_does_not_beat_popularity(
     fill(store, crowd())
     corpus = training_corpus.read_store(store, embeddings)
     with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
-        train_and_publish.train(corpus, registry, embeddings.name, preset=FAST)
+        train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=FAST)
     assert registry.versions() == []
 
 
@@ -289,7 +292,13 @@ def test_the_seed_decides_the_model(
     weights = []
     for seed in (3, 3, 4):
         result = train_and_publish.train(
-            corpus, registry, embeddings.name, preset=FAST, seed=seed, activate=False, progress=told
+            corpus,
+            registry,
+            embeddings.encoder.name,
+            preset=FAST,
+            seed=seed,
+            activate=False,
+            progress=told,
         )
         weights.append(registry.load(result["version"])[WEIGHTS_FILE])
         assert registry.current() is None
