@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.attention.scorers import Scorer, check_width, cosine, normalize, scaled_dot
+from models.attention.scorers import Scorer, check_width, scaled_dot
 
 _FUSED_MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature may overflow float32
 
@@ -29,15 +29,11 @@ class Attention(NamedTuple):
     """Weights and contexts of Q queries.
 
     weights: [..., Q, K] rows sum to 1; all zero where nothing is visible.
-    rows: [..., Q, K] the memory row behind each weight (-1 = none), or None = all rows, in order.
     context: [..., Q, V] the weighted mean of the values.
-    mass: [..., Q] the share of the full softmax that these rows cover; 1 when they are all of it.
     """
 
     weights: Tensor
-    rows: Tensor | None
     context: Tensor
-    mass: Tensor | None
 
 
 def logits(
@@ -83,9 +79,8 @@ def attend(
     if values.shape[-2] != rows:
         raise ValueError(f"values: {values.shape[-2]} rows, keys have {rows}: they must agree")
     scores = logits(query, keys, bias=bias, visible=visible, score=score)
-    mass = scores.new_ones(scores.shape[:-1])
     if rows == 0:
-        return Attention(scores, None, scores @ values, mass)
+        return Attention(scores, scores @ values)
 
     peak = dead = None  # (..., Q, 1)
     if bias is not None or visible is not None:
@@ -112,7 +107,7 @@ def attend(
         context = weights @ values
     if dead is not None:
         weights, context = weights.masked_fill(dead, 0.0), context.masked_fill(dead, 0.0)
-    return Attention(weights, None, context, mass)
+    return Attention(weights, context)
 
 
 def context_only(
@@ -122,32 +117,20 @@ def context_only(
     *,
     bias: Tensor | None = None,
     visible: Tensor | None = None,
-    score: Scorer = scaled_dot,
     temperature: float = 1.0,
 ) -> Tensor:
     """Compute the context [..., Q, V] of `attend` by the fused kernel, which stores no weights.
 
-    Scorers that are not inner products (additive), and temperatures the kernel would overflow on,
-    take the reference path. Arguments and errors as for `attend`.
+    The score is the scaled dot product. Temperatures the kernel would overflow on take the
+    reference path. Arguments and errors as for `attend`.
     """
     check_temperature(temperature)
-    fused = score is scaled_dot or score is cosine
-    if not fused or temperature < _FUSED_MIN_TEMPERATURE or keys.shape[-2] == 0:
+    if temperature < _FUSED_MIN_TEMPERATURE or keys.shape[-2] == 0:
         return attend(
-            query,
-            keys,
-            values,
-            bias=bias,
-            visible=visible,
-            score=score,
-            temperature=temperature,
+            query, keys, values, bias=bias, visible=visible, temperature=temperature
         ).context
     check_width(query, keys)
-    scale = 1 / temperature
-    if score is cosine:
-        query, keys = normalize(query), normalize(keys)
-    else:
-        scale /= math.sqrt(query.shape[-1])
+    scale = 1 / temperature / math.sqrt(query.shape[-1])
 
     mask = dead = None
     if bias is not None:

@@ -43,7 +43,7 @@ class MemoryQuery:
         return (bias > -math.inf).reshape(-1, len(self.memory))
 
     def attend(self, *, temperature: float = 1.0, hard: bool = False) -> Attention:
-        """Attend over every row: weights [T, H, n], rows None, context [T, H, d_v], mass 1."""
+        """Attend over every row: weights [T, H, n], context [T, H, d_v]."""
         bias = self.memory.bias
         found = attend(
             self.query.transpose(0, 1),  # (H, T, d_k)
@@ -54,8 +54,7 @@ class MemoryQuery:
             temperature=temperature,
             hard=hard,
         )
-        mass = self.query.new_ones(self.query.shape[:2])
-        return Attention(found.weights.transpose(0, 1), None, found.context.transpose(0, 1), mass)
+        return Attention(*(part.transpose(0, 1) for part in found))
 
     def attend_rows(
         self, rows: Tensor, *, temperature: float = 1.0, hard: bool = False
@@ -72,7 +71,7 @@ class MemoryQuery:
             temperature=temperature,
             hard=hard,
         )
-        return Attention(found.weights[:, :, 0], rows, found.context[:, :, 0], None)
+        return Attention(*(part[:, :, 0] for part in found))
 
     def logits_of_each(self, rows: Tensor) -> Tensor:
         """Compute the logits [T, H, k] of rows [T, H, k]; -inf where hidden, and for -1."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
 """Query [..., Q, d_q] and keys [..., K, d_k] give [..., Q, K]: a new tensor, to be written over."""
 
 _LENGTHS = 1e-15, 1e15  # between which no square of a float32 overflows or vanishes
-_BLOCK = 1 << 22  # floats of tanh(...) that `Additive` holds at once without gradients: 16 MiB
+_BLOCK = 1 << 22  # floats of tanh(...) that `additive` holds at once: 16 MiB
 
 
 def scaled_dot(query: Tensor, keys: Tensor) -> Tensor:
@@ -54,43 +54,18 @@ def normalize(vectors: Tensor) -> Tensor:
     return scaled.masked_fill(zero, 0) / length
 
 
-class Additive(nn.Module):
-    """Additive score wᵀ tanh(W q + U k) (Bahdanau et al. 2015), a small network run for every pair.
+def additive(query: Tensor, keys: Tensor) -> Tensor:
+    """Additive score Σ tanh(q + k): wᵀ tanh(W q + U k) (Bahdanau et al. 2015) before any training.
 
-    It has no inner-product structure, so it costs Q·K·hidden and no index can order it.
+    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. It has no inner-product structure, so it
+    costs Q·K·d and no index can order it. Raises ValueError when the last dimensions differ.
     """
-
-    def __init__(self, query_dim: int, key_dim: int, hidden: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(query_dim, hidden, bias=False)  # W
-        self.key = nn.Linear(key_dim, hidden, bias=False)  # U
-        self.weight = nn.Parameter(torch.empty(hidden).uniform_(-1, 1) / math.sqrt(hidden))  # w
-
-    @classmethod
-    def plain(cls, dim: int) -> Additive:
-        """W = U = I and w = 1, so the score is Σ tanh(q + k): for vectors no one has trained."""
-        scorer = cls(dim, dim, dim)
-        nn.init.eye_(scorer.query.weight)
-        nn.init.eye_(scorer.key.weight)
-        nn.init.ones_(scorer.weight)
-        return scorer
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Scores [..., Q, K] of query [..., Q, query_dim] and keys [..., K, key_dim]."""
-        for name, x, layer in (("query", query, self.query), ("keys", keys, self.key)):
-            if x.shape[-1] != layer.in_features:
-                raise ValueError(
-                    f"{name}: dimension {x.shape[-1]}, the scorer takes {layer.in_features}"
-                )
-        query = self.query(query).unsqueeze(-2)  # (..., Q, 1, hidden)
-        keys = self.key(keys).unsqueeze(-3)  # (..., 1, K, hidden)
-        rows = keys.shape[-2]
-        one_row = math.prod(np.broadcast_shapes(query.shape, keys[..., :1, :].shape))
-        if torch.is_grad_enabled() or one_row * rows <= _BLOCK:
-            return torch.tanh(query + keys) @ self.weight
-        step = max(1, _BLOCK // one_row)
-        parts = [keys[..., at : at + step, :] for at in range(0, rows, step)]
-        return torch.cat([torch.tanh(query + part) @ self.weight for part in parts], dim=-1)
+    check_width(query, keys)
+    query, keys = query.unsqueeze(-2), keys.unsqueeze(-3)  # (..., Q, 1, d), (..., 1, K, d)
+    weight = query.new_ones(query.shape[-1])
+    one_row = math.prod(np.broadcast_shapes(query.shape, keys[..., :1, :].shape))
+    parts = torch.split(keys, max(1, _BLOCK // max(1, one_row)), -2)
+    return torch.cat([torch.tanh(query + part) @ weight for part in parts], -1)
 
 
 def check_width(query: Tensor, keys: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +13,6 @@ SAMPLE = 2048
 """Rows scored for an estimate; the mass of a memory with no more rows is exact."""
 
 
-class SoftmaxMass(NamedTuple):
-    """The share of the full softmax, and the standard error of its estimate (0 = exact)."""
-
-    share: Tensor
-    error: Tensor
-
-
 @torch.no_grad()
 def estimate_mass(
     lookup: MemoryQuery,
@@ -28,20 +20,19 @@ def estimate_mass(
     *,
     temperature: float = 1.0,
     hard: bool = False,
-    sample: int = SAMPLE,
-) -> SoftmaxMass:
-    """Estimate the share of the full softmax that `rows` [T, H, k] (-1 = none) hold: each [T, H].
+) -> Tensor:
+    """Estimate the share [T, H] of the full softmax that `rows` [T, H, k] (-1 = none) hold.
 
-    Of the rows visible to some head, one in each of `sample` equal stretches is scored, always the
-    same ones. The sampled rows outside `rows` stand for all rows outside; their spread gives the
-    standard error. With no more than `sample` rows the result is exact. A head that sees nothing
-    has lost nothing: 1. For `hard`, 1 where no sampled row beats the retrieved ones, else 0.
+    Of the rows visible to some head, one in each of `SAMPLE` equal stretches is scored, always the
+    same ones. The sampled rows outside `rows` stand for all rows outside. With no more than
+    `SAMPLE` rows the result is exact. A head that sees nothing has lost nothing: 1. For `hard`, 1
+    where no sampled row beats the retrieved ones, else 0.
     """
     visible, n = lookup.visible, len(lookup.memory)
     pool = torch.arange(n, device=rows.device)
     if visible is not None:
         pool = pool[visible.any(0)]
-    chosen = pool[stratified_rows(len(pool), sample).to(pool.device)]
+    chosen = pool[stratified_rows(len(pool)).to(pool.device)]
 
     inside = lookup.logits_of_each(rows)
     outside = lookup.logits_of_all(chosen)  # (T, H, m)
@@ -63,8 +54,8 @@ def mass_from_sample(
     *,
     temperature: float = 1.0,
     hard: bool = False,
-) -> SoftmaxMass:
-    """Estimate the mass from the scores of a sample.
+) -> Tensor:
+    """Estimate the mass [T, H] from the scores of a sample.
 
     Args:
         inside: scores of the rows whose share is wanted, [T, H, k]; -inf is no row.
@@ -77,38 +68,27 @@ def mass_from_sample(
     best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)
     best_out = torch.cat([outside, lowest], 2).amax(2, keepdim=True)
     if hard:
-        share = (best_in >= best_out).to(inside.dtype).squeeze(2)
-        return SoftmaxMass(share, torch.zeros_like(share))
+        return (best_in >= best_out).to(inside.dtype).squeeze(2)
     peak = torch.maximum(best_in, best_out)
     peak = peak.masked_fill(peak == -math.inf, 0.0)
 
     sampled = (outside > -math.inf).sum(2)
-    m = sampled.clamp(min=1)
     held = ((inside - peak) / temperature).exp().sum(2)
-    terms = ((outside - peak) / temperature).exp()
-    mean = terms.sum(2) / m
+    mean = ((outside - peak) / temperature).exp().sum(2) / sampled.clamp(min=1)
     # A target whose few other rows all escaped the sample: let each weigh as the least retrieved.
     blind = (sampled == 0) & (rest > 0)
     least = inside.masked_fill(inside == -math.inf, math.inf).amin(2, keepdim=True)
     mean = torch.where(blind, ((least - peak) / temperature).exp().squeeze(2), mean)
-    total = held + rest * mean
-    share = torch.where(rest == 0, 1.0, held / total)
-
-    variance = (terms.square().sum(2) / m - mean.square()).clamp(min=0)
-    missed = (1 - sampled / rest.clamp(min=1)).clamp(min=0)  # finite population correction
-    # |d share / d tail| = share / total
-    error = share / total * rest * (variance * missed / m).sqrt()
-    error = torch.where(blind, share * (1 - share), error)
-    return SoftmaxMass(share, error.masked_fill(rest == 0, 0.0))
+    return torch.where(rest == 0, 1.0, held / (held + rest * mean))
 
 
-def stratified_rows(n: int, sample: int = SAMPLE) -> Tensor:
-    """Draw one row from each of `sample` equal stretches of n rows, the same at every call.
+def stratified_rows(n: int) -> Tensor:
+    """Draw one row from each of `SAMPLE` equal stretches of n rows, the same at every call.
 
     A seed draws the row of each stretch: a fixed stride would beat with periods in the data.
     """
-    if n <= sample:
+    if n <= SAMPLE:
         return torch.arange(n)
-    edges = torch.arange(sample + 1) * n // sample
-    draw = torch.rand(sample, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    edges = torch.arange(SAMPLE + 1) * n // SAMPLE
+    draw = torch.rand(SAMPLE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return edges[:-1] + (draw * (edges[1:] - edges[:-1])).long()

@@ -122,9 +122,7 @@ class Snapshot:
         if len(catalogue) >= index_from:
             index = item_index(self.cow_tables)
         if len(keys) >= index_from:
-            key_index = ann_index.build_index(
-                "ivf", keys, copy=False, reuse_clusters=self.key_index
-            )
+            key_index = ann_index.build_index("ivf", keys, reuse_clusters=self.key_index)
         return replace(
             self,
             catalogue=catalogue,
@@ -231,7 +229,7 @@ class Snapshot:
 def item_index(pages: CowItemTables) -> CoarseIndex:
     """Build an index of all items under `candidate_query`, whose last dimension is the prior's."""
     offered, prior = pages.candidate_keys().numpy(), pages.prior.numpy()
-    return ann_index.build_index("pq", offered, bias=prior, copy=False)
+    return ann_index.build_index("pq", offered, bias=prior)
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

@@ -11,41 +11,31 @@ import numpy as np
 import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
 from numpy.typing import NDArray
 
-from models.index.mips import Floats, equal_norms
+from models.index.mips import Floats
 
 import faiss  # isort: skip
 
-_faiss: Any = faiss  # its type stubs leave out parameters and generators
+_faiss: Any = faiss  # its type stubs leave out fast scan
 
-_SEED = 0  # of k-means, graph levels and projections: the same points give the same index
-_LSH_BITS = 256
+_SEED = 0  # of k-means: the same points give the same index
 _PQ_BITS = 4
 _PQ_SAMPLE = 65_536  # points that codebooks are trained on
 _BATCH = 65_536  # points added at once
 _GROWTH = 1.5  # k-means runs anew when √n is so many times the number of clusters to reuse
-_LINKS, _CONSTRUCTION = 32, 80  # edges a row of HNSW, and efConstruction
 # Of many rows k-means takes minutes, and lists gigabytes: fewer samples and rounds, and numbers of
 # half the precision, cost hardly any recall.
 MANY, _POINTS_PER_CLUSTER, _ROUNDS = 200_000, 64, 10
 
 
-def flat(points: Floats) -> Any:
-    """Store all points [n, D]; each is compared."""
-    index = faiss.IndexFlatIP(points.shape[1])
-    index.add(points)
-    return index
-
-
-def ivf(points: Floats, column: Floats | None, earlier: Any) -> Any:
+def ivf(points: Floats, earlier: Any) -> Any:
     """Build an inverted file: √n clusters, of which the nearest to a query are scanned.
 
     Args:
         points: float32 [n, D], n at least 1.
-        column: [n], one more dimension of the points; or None.
         earlier: a FAISS index of much the same points, whose clusters are reused if it is an
             inverted file; or None.
     """
-    n, dim = len(points), points.shape[1] + (column is not None)
+    n, dim = points.shape
     lists = max(1, min(n, round(math.sqrt(n))))
     inverted = isinstance(earlier, faiss.IndexIVF) and earlier.d == dim
     if inverted and lists <= _GROWTH * earlier.nlist:
@@ -65,10 +55,10 @@ def ivf(points: Floats, column: Floats | None, earlier: Any) -> Any:
     if many:
         index.cp.max_points_per_centroid, index.cp.niter = _POINTS_PER_CLUSTER, _ROUNDS
     limit = lists * _POINTS_PER_CLUSTER if many else n
-    index.train(_sample(points, column, limit))  # a trained quantizer keeps its clusters
+    index.train(points[_sampled_rows(n, limit)])  # a trained quantizer keeps its clusters
     # In batches: a copy of all takes gigabytes, and stops the whole process when it is freed.
     for begin in range(0, n, _BATCH):
-        index.add(_with_column(points, column, slice(begin, begin + _BATCH)))
+        index.add(points[begin : begin + _BATCH])
     return index
 
 
@@ -87,7 +77,7 @@ def pq(points: Floats, column: Floats | None) -> Any:
     index = _faiss.IndexPQFastScan(2 * parts, parts, _PQ_BITS, faiss.METRIC_INNER_PRODUCT)
     index.pq.cp.seed = _SEED
     index.pq.cp.min_points_per_centroid = 1  # FAISS prints a warning below 39
-    sample = _sample(points, column, _PQ_SAMPLE)
+    sample = _with_column(points, column, _sampled_rows(n, _PQ_SAMPLE))
     # Repeated up to the number of codes: k-means refuses fewer points than clusters.
     index.train(pad_to_even(np.resize(sample, (max(len(sample), 2**_PQ_BITS), dim))))
     for begin in range(0, n, _BATCH):
@@ -102,36 +92,9 @@ def pad_to_even(points: Floats) -> Floats:
     return np.ascontiguousarray(padded)
 
 
-def hnsw(points: Floats) -> Any:
-    """Build a graph over points [n, D], walked towards the query's nearest."""
-    # Over inner products themselves: over distances of points raised to equal norms, recall on
-    # keys of unequal norm was .23 where this had .95.
-    index = _faiss.IndexHNSWFlat(points.shape[1], _LINKS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = _CONSTRUCTION
-    index.hnsw.rng = _faiss.RandomGenerator(_SEED)
-    index.add(points)
-    return index
-
-
-def lsh(points: Floats) -> tuple[Any, Any]:
-    """Build an encoder of points [n, D] to signs of random projections, and the points' codes."""
-    index = faiss.IndexLSH(points.shape[1] + 1, _LSH_BITS, True, False)
-    index.rrot.init(_SEED)
-    codes = faiss.IndexBinaryFlat(_LSH_BITS)  # IndexLSH itself cannot search a selection of rows
-    codes.add(index.sa_encode(equal_norms(points)))
-    return index, codes
-
-
-def stored_points(index: Any) -> Floats:
-    """View the points that a flat index or a graph stores, in order, as [n, D]."""
-    store = index if isinstance(index, faiss.IndexFlat) else _faiss.downcast_index(index.storage)
-    view: Floats = faiss.rev_swig_ptr(store.get_xb(), store.ntotal * store.d)
-    return view.reshape(store.ntotal, store.d)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Build on one thread: the graph of HNSW depends on the order in which rows arrive.
+    """Build on one thread, which leaves the other cores to requests.
 
     OpenMP keeps this number for each thread of the process, so only this build is slowed.
     """
@@ -149,10 +112,8 @@ def _with_column(points: Floats, column: Floats | None, rows: slice | NDArray[np
     return part if column is None else np.column_stack([part, column[rows]])
 
 
-def _sample(points: Floats, column: Floats | None, limit: int) -> Floats:
-    """At most `limit` points to train on, in their order."""
-    rows: slice | NDArray[np.int64] = slice(None)
-    if len(points) > limit:
-        chosen = np.random.default_rng(_SEED).choice(len(points), limit, replace=False)
-        rows = np.sort(chosen)
-    return _with_column(points, column, rows)
+def _sampled_rows(count: int, limit: int) -> slice | NDArray[np.int64]:
+    """At most `limit` rows to train on, in their order."""
+    if count <= limit:
+        return slice(None)
+    return np.sort(np.random.default_rng(_SEED).choice(count, limit, replace=False))

@@ -184,7 +184,7 @@ def _nearest_keys(
     indexed = snapshot.indexed_keys
     # Where all are allowed, FAISS need not look at each.
     allow = None if count == len(allowed_keys) else allowed_keys[:indexed]
-    near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=options.probes).rows[0]
+    near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=options.probes)[0]
     fresh = np.flatnonzero(allowed_keys[indexed:])
     if len(fresh) > k:
         fresh = _top_keys(query, vectors[indexed:], allowed_keys[indexed:], k)

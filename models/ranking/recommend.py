@@ -109,7 +109,7 @@ def candidates(
     first = snapshot.indexed_items if snapshot.index is not None else 0
     found = np.zeros(0, dtype=np.int64)
     if snapshot.index is not None:
-        inside = snapshot.index.search(alone[None].numpy(), count, allow=allowed[:first]).rows[0]
+        inside = snapshot.index.search(alone[None].numpy(), count, allow=allowed[:first])[0]
         found = inside[inside >= 0]
     open_rows = np.flatnonzero(allowed[first:]) + first
     if len(open_rows) > count:

@@ -157,5 +157,5 @@ def _mass(
         torch.tensor([[rest]]),
         temperature=temperature,
         hard=matches.options.hard,
-    ).share
+    )
     return float(share)

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.kv_memory import KeyValueMemory
+from models.attention.memory_query import MemoryQuery
 from models.attention.multihead import split_heads
-from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
+from models.attention.scorers import Scorer, additive, cosine, scaled_dot
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_K, AttentionOptions
 from models.history.user_memory import UserMemory
-from models.index.two_stage import attend_exact, attend_retrieved, index_heads
+from models.index.two_stage import attend_retrieved, index_heads
 from service.domain.errors import Invalid, NotFound
-from service.domain.queries import AttendQuery, AttendResult, VectorMemory
+from service.domain.queries import AttendQuery, AttendResult, ScorerName, VectorMemory
 
 Vector = NDArray[np.float32]
 
@@ -141,14 +142,14 @@ def _attend(
 ) -> AttendResult:
     """Attend by a vector [1, H, d]; always over every row where `exact_up_to` is None."""
     count = len(memory)
-    score = _scorer(query, memory.keys.shape[2])
+    score = _scorer(query.scorer)
     coarse = False
     if exact_up_to is not None:
         options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
         coarse = options.resolve_mode(count) == "coarse"
     with torch.inference_mode():
         if coarse and count:
-            found = attend_retrieved(
+            weights, rows, context, mass = attend_retrieved(
                 vector,
                 memory,
                 index_heads(memory, "flat", score=score),
@@ -158,40 +159,37 @@ def _attend(
                 hard=query.hard,
                 probes=query.retrieval.probes,
             )
+            # Each head has rows of its own: its weights are laid over all rows.
+            dense = weights.new_zeros(1, memory.heads, count + 1)
+            weights = dense.scatter_(2, torch.where(rows < 0, count, rows), weights)[..., :count]
         else:
-            found = attend_exact(
-                vector, memory, score=score, temperature=query.temperature, hard=query.hard
-            )
-        weights = found.weights[0]  # (H, k)
-        if found.rows is not None:  # each head has rows of its own: laid over all rows
-            dense = weights.new_zeros(len(weights), count + 1)
-            dense.scatter_(1, torch.where(found.rows[0] < 0, count, found.rows[0]), weights)
-            weights = dense[:, :count]
+            lookup = MemoryQuery(vector, memory, score)
+            weights, context = lookup.attend(temperature=query.temperature, hard=query.hard)
+            mass = torch.ones(1, memory.heads)
+        weights = weights[0]  # (H, n)
         mean = weights.mean(0)
         order = torch.argsort(mean, descending=True, stable=True)
         top = order[mean[order] > 0][: query.limit]
-        # Heads lie side by side in one context, as in multi-head attention before W_O.
-        context = found.context[0].flatten()
-        mass = found.mass[0] if found.mass is not None else torch.ones(memory.heads)
     return AttendResult(
         tuple(top.tolist()),
         None,
         tuple(tuple(row) for row in weights[:, top].tolist()),
-        tuple(context.tolist()),
-        tuple(mass.tolist()),
+        # Heads lie side by side in one context, as in multi-head attention before W_O.
+        tuple(context.flatten().tolist()),
+        tuple(mass[0].tolist()),
         "coarse" if coarse else "exact",
         version,
     )
 
 
-def _scorer(query: AttendQuery, dimension: int) -> Scorer:
-    match query.scorer:
+def _scorer(name: ScorerName) -> Scorer:
+    match name:
         case "scaled_dot":
             return scaled_dot
         case "cosine":
             return cosine
         case "additive":
-            return Additive.plain(dimension)
+            return additive
 
 
 def _split(vectors: Vector, heads: int) -> Tensor:

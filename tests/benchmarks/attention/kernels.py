@@ -14,8 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from models.attention.attend import context_only
 from models.attention.kv_memory import KeyValueMemory
+from models.attention.memory_query import MemoryQuery
 from models.history.attention_options import DEFAULT_K
-from models.index.two_stage import attend_exact, attend_retrieved, index_heads
+from models.index.two_stage import attend_retrieved, index_heads
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
 
 HEADS, WIDTH = 4, 16  # as the recommender's
@@ -189,7 +190,7 @@ def _exact(query: Tensor, memory: KeyValueMemory, rounds: int) -> Exact:
         return context_only(q, keys, values, bias=bias)
 
     def attended() -> Tensor:
-        return attend_exact(query, memory).context.transpose(0, 1)
+        return MemoryQuery(query, memory).attend().context.transpose(0, 1)
 
     works = {_REFERENCE: reference, "attend": attended, "fused": fused}
     timed = alternate(works, rounds)
@@ -227,12 +228,11 @@ def _coarse(
     )
     found = attend_retrieved(query[:_JUDGED], memory, indexes, k)
     truth = float64_attention(query[:_JUDGED], memory)
-    rows, mass = cast(Tensor, found.rows), cast(Tensor, found.mass)  # `attend_retrieved` gives both
     wanted = truth.logits.topk(k, dim=2).indices
     hits = torch.zeros(truth.logits.shape, dtype=torch.bool).scatter_(2, wanted, True)
-    seen = rows.clamp(min=0)
-    inside = hits.gather(2, seen) & (rows >= 0)
-    held = truth.weights.gather(2, seen) * (rows >= 0)
+    seen = found.rows.clamp(min=0)
+    inside = hits.gather(2, seen) & (found.rows >= 0)
+    held = truth.weights.gather(2, seen) * (found.rows >= 0)
     return Coarse(
         kind,
         len(memory),
@@ -243,7 +243,7 @@ def _coarse(
         build,
         timed.seconds("exact").median,
         float(inside.sum() / wanted.numel()),
-        float(mass.mean()),
+        float(found.mass.mean()),
         float(held.sum(2).mean()),
         relative_error(found.context, truth.context),
     )

@@ -254,7 +254,7 @@ def _top(lookup: MemoryQuery, indexes: tuple[CoarseIndex, ...], k: int) -> Tenso
     """Contexts [H, T, d_v] of a softmax over the k nearest rows alone."""
     asked = lookup.query.contiguous().numpy()
     rows = [
-        torch.from_numpy(index.search(asked[:, head].copy(), k).rows)
+        torch.from_numpy(index.search(asked[:, head].copy(), k))
         for head, index in enumerate(indexes)
     ]
     return lookup.attend_rows(torch.stack(rows, 1)).context.transpose(0, 1)

@@ -37,7 +37,7 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
     query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
     rows: NDArray[np.int64] = snapshot.index.search(
         query[None, :-1].numpy(), times * wanted(snapshot, user)
-    ).rows[0]
+    )[0]
     return rows
 
 

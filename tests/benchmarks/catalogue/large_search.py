@@ -195,7 +195,7 @@ class _Asked:
         index = self._snapshot.key_index
         if index is None:
             raise ValueError("so few items have no index")
-        places: NDArray[np.int64] = index.search(self._vector(query)[None], COARSE_KEYS).rows[0]
+        places: NDArray[np.int64] = index.search(self._vector(query)[None], COARSE_KEYS)[0]
         return places
 
     def timed(

@@ -89,7 +89,7 @@ def main(spec: Mapping[str, Any]) -> None:
 def _heed(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> Subject:
     """The index that a search asks, built as the service builds it."""
     started = time.perf_counter()
-    index = ann_index.build_index("ivf", keys, copy=False)
+    index = ann_index.build_index("ivf", keys)
     took = time.perf_counter() - started
     rows = [np.ascontiguousarray(query[None]) for query in queries]
     lists = index.index.nlist if index.index is not None else 1
@@ -97,7 +97,7 @@ def _heed(keys: NDArray[np.float32], queries: NDArray[np.float32]) -> Subject:
     settings = f"IVF, {lists} clusters, faiss, one thread"
     return Subject(
         HEED,
-        lambda at, effort: index.search(rows[at], TOP, probes=effort).rows[0].tolist(),
+        lambda at, effort: index.search(rows[at], TOP, probes=effort)[0].tolist(),
         ladder,
         "probes",
         settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention.attend import attend, context_only, exclude_self
-from models.attention.scorers import Additive, Scorer, cosine, scaled_dot
+from models.attention.scorers import Scorer, additive, cosine, scaled_dot
 from tests.support import reference
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -40,17 +40,8 @@ class Problem:
     @property
     def score(self) -> Scorer:
         if self.scorer == "additive":
-            return self.additive
+            return additive
         return scaled_dot if self.scorer == "scaled_dot" else cosine
-
-    @property
-    def additive(self) -> Additive:
-        scorer = Additive(self.query.shape[-1], self.keys.shape[-1], 3).to(self.query.dtype)
-        generator = torch.Generator().manual_seed(5)
-        for parameter in scorer.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.data = drawn.to(self.query.dtype)
-        return scorer
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,9 +62,8 @@ class Problem:
         if self.scorer == "scaled_dot":
             score = reference.scaled_dot
         if self.scorer == "additive":
-            net = self.additive.double()
-            parts = (net.query.weight, net.key.weight, net.weight)
-            score = reference.additive(*(p.detach().numpy() for p in parts))
+            eye = np.eye(self.query.shape[-1])
+            score = reference.additive(eye, eye, np.ones(len(eye)))
         arrays = [x.double().numpy() for x in (self.query, self.keys, self.values)]
         each = [
             reference.attend(
@@ -100,6 +90,7 @@ def problems(
     temperatures: tuple[float, ...] = (1.0, 0.1, 0.7, 5.0),
     hard: bool = False,
     rows: int = 0,
+    scorers: Sequence[str] = ("scaled_dot", "cosine", "additive"),
 ) -> Problem:
     heads = draw(st.integers(1, 3))
     targets = draw(st.integers(1, 4))
@@ -121,7 +112,7 @@ def problems(
     if draw(st.booleans()):
         share = draw(st.sampled_from([0.0, 0.3, 0.8]))
         visible = torch.from_numpy(rng.random(draw(st.sampled_from(shapes))) < share)
-    scorer = "scaled_dot" if hard else draw(st.sampled_from(["scaled_dot", "cosine", "additive"]))
+    scorer = "scaled_dot" if hard else draw(st.sampled_from(scorers))
     return Problem(
         query=numbers(heads, targets, 4 if hard else dim),  # √4 = 2 keeps whole numbers exact
         keys=numbers(heads, n, 4 if hard else dim),
@@ -153,9 +144,6 @@ def test_every_form_equals_the_loop(problem: Problem) -> None:
     weights, context = problem.reference()
     close(found.weights, weights, 1e-9)
     close(found.context, context, 1e-9)
-    assert found.rows is None
-    assert found.mass is not None
-    assert (found.mass == 1).all()
 
 
 @quick
@@ -191,10 +179,12 @@ def test_a_tiny_temperature_equals_the_loop(problem: Problem) -> None:
 
 
 @quick
-@given(problems())
+@given(problems(scorers=("scaled_dot",)))
 def test_the_fused_path_equals_the_loop(problem: Problem) -> None:
     """`context_only`, which stores no weights, gives the contexts of the loop."""
-    found = context_only(problem.query, problem.keys, problem.values, **problem.options)
+    options = problem.options
+    del options["score"]
+    found = context_only(problem.query, problem.keys, problem.values, **options)
     close(found, problem.reference()[1], 1e-9)
 
 
@@ -233,7 +223,11 @@ def weights_and_context(*inputs: Tensor, **options: Any) -> Tensor:
     return torch.cat([found.weights, found.context], dim=-1)
 
 
-@pytest.mark.parametrize("operator", [weights_and_context, context_only])
+def fused_context(*inputs: Tensor, score: Scorer, **options: Any) -> Tensor:
+    return context_only(*inputs, **options)
+
+
+@pytest.mark.parametrize("operator", [weights_and_context, fused_context])
 @few
 @given(problem=problems(largest=3, temperatures=(1.0, 0.5), rows=1))
 def test_gradients_are_the_slopes(operator: Operator, problem: Problem) -> None:
@@ -268,7 +262,7 @@ def test_gradients_equal_the_slopes_of_the_loop(problem: Problem) -> None:
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-@pytest.mark.parametrize("score", [scaled_dot, cosine, Additive.plain(4)])
+@pytest.mark.parametrize("score", [scaled_dot, cosine, additive])
 @pytest.mark.parametrize("hidden_by", ["mask", "bias"])
 def test_a_target_that_sees_nothing_gets_nothing(
     hidden_by: str, score: Scorer, temperature: float, hard: bool
@@ -286,8 +280,8 @@ def test_a_target_that_sees_nothing_gets_nothing(
     assert (found.context[1] == 0).all()
     assert found.weights[0].sum().item() == pytest.approx(1)
     outputs = [found.context.sum() + found.weights.square().sum()]
-    if not hard:
-        fused = context_only(query, keys, values, **options)
+    if not hard and score is scaled_dot:
+        fused = context_only(query, keys, values, temperature=temperature, **hidden)
         assert (fused[1] == 0).all()
         outputs.append(fused.sum())
     for output in outputs:
@@ -396,7 +390,7 @@ def test_a_low_temperature_approaches_the_lookup() -> None:
         ({"values": torch.ones(4, 2)}, "values: 4 rows, keys have 3"),
         ({"keys": torch.ones(3, 5)}, "query: dimension 2, keys have 5"),
         ({"keys": torch.ones(3, 5), "score": cosine}, "query: dimension 2, keys have 5"),
-        ({"score": Additive(2, 4, 3)}, "keys: dimension 2, the scorer takes 4"),
+        ({"keys": torch.ones(3, 5), "score": additive}, "query: dimension 2, keys have 5"),
     ],
 )
 def test_invalid_argument_is_named(change: dict[str, Any], message: str) -> None:

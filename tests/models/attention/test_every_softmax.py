@@ -187,7 +187,7 @@ def run_mass(made: Case) -> Tensor:
     scores = made.query @ made.keys.mT / D**0.5 + made.bias[:, None]  # [H, T, n]
     inside, outside = scores[..., :2].transpose(0, 1), scores[..., 2:].transpose(0, 1)
     rest = (outside > -math.inf).sum(2)
-    return mass_from_sample(inside, outside, rest, temperature=made.temperature).share
+    return mass_from_sample(inside, outside, rest, temperature=made.temperature)
 
 
 def mass_of(made: Case) -> Tensor:
