@@ -16,11 +16,11 @@ from service.cli.console import DATA, Data, err, open_store, out, set_threads
 from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
-from service.cli.training import evaluate, run_training, train
-from service.cli.transfer import exports, import_dataset, imports
+from service.cli.training import evaluate, train
+from service.cli.transfer import exports, import_dataset, imports, open_movielens
 from service.cli.versions import versions
 from service.domain.errors import HeedError
-from service.runtime.data_layout import CACHE_FOLDER, MODELS_FOLDER
+from service.runtime.data_layout import MODELS_FOLDER
 
 app = typer.Typer(
     name="heed",
@@ -58,20 +58,15 @@ def demo(
     ] = False,
 ) -> None:
     """Fetch MovieLens, import it, train a model, and serve. Steps already done are skipped."""
-    from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
-    from service.datasets.movielens import fetch as fetch_movielens
     from service.domain.settings import Settings
     from service.snapshots.registry import Registry
 
     with open_store(data) as store:
         counts = asyncio.run(store.counts())
         if not counts["events"]:
-            out.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-            with out.status(f"fetching {dataset}"):
-                source = fetch_movielens(dataset, data / CACHE_FOLDER)
-            import_dataset(store, source)
+            import_dataset(store, open_movielens(dataset, data))
     if Registry(data / MODELS_FOLDER).current() is None:
-        run_training(data, Settings.read().encoder)
+        train(data, Settings.read().encoder)
     if not prepare:
         _serve(data, host, port, insecure=None, examples=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,13 +13,15 @@ from service.cli.console import (
     ENCODER,
     Data,
     Encoder,
-    err,
+    JsonFile,
     open_embeddings,
     out,
     use_all_cores,
+    write_json,
 )
-from service.domain.errors import Invalid, ModelRejected
-from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE
+from service.cli.transfer import open_movielens
+from service.domain.errors import Invalid
+from service.runtime.data_layout import EMBEDDINGS_FILE
 
 Name = Literal["ml-100k", "ml-1m", "online-retail"]
 
@@ -50,7 +52,7 @@ def benchmark(
         bool,
         typer.Option("--ablate", help="Also train without each part; seven times as long."),
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw a PNG here.")] = None,
 ) -> None:
     """Measure recommendation quality on a public data set, with baselines and published figures.
@@ -62,8 +64,8 @@ def benchmark(
     learns the order of the file. online-retail, with real order, has two tasks: the next basket,
     and the items new to a customer in the next basket that has any.
     """
-    if plot is not None:
-        _need_matplotlib()
+    if plot is not None and find_spec("matplotlib") is None:
+        raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'")
     use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
@@ -93,38 +95,25 @@ def benchmark(
             named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
             comparison_report.draw_plot(task, table, named, dataset)
             out.print(f"{named} drawn.")
-    if json_file is not None:
-        json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")
+    write_json(json_file, {"data": dataset, "tasks": reports})
 
 
 def source(dataset: Name, path: Path | None, data: Path) -> Any:
     """Open a public data set; MovieLens is downloaded into the cache of `data` first."""
-    from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
-    from service.datasets.movielens import fetch as fetch_movielens
     from service.datasets.online_retail import OnlineRetail
 
     if dataset == "online-retail":
         if path is None:
             raise Invalid("", "online-retail is read from a folder: give its PATH")
         return OnlineRetail(path)
-    err.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-    return fetch_movielens(dataset, data / CACHE_FOLDER)
+    return open_movielens(dataset, data)
 
 
 def tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
     """Split a log of events into the evaluation tasks of its data set."""
     from models.evaluation import protocols
+    from service.evaluation.compare_models import split
 
-    try:
-        if dataset == "online-retail":
-            return [protocols.next_basket(log), protocols.next_new_item(log)]
-        return [protocols.protocol_a(log) if protocol == "A" else protocols.protocol_b(log)]
-    except ValueError as error:
-        raise ModelRejected(str(error)) from error
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'") from None
+    if dataset == "online-retail":
+        return split(log, protocols.next_basket, protocols.next_new_item)
+    return split(log, protocols.protocol_a if protocol == "A" else protocols.protocol_b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ Encoder = Annotated[
 ]
 ENCODER = "static"
 
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
+
 
 @contextmanager
 def open_store(data: Path) -> Iterator[Any]:
@@ -57,6 +60,12 @@ def open_embeddings(encoder: str, path: Path | None) -> Any:
     from service.snapshots.text_encoders import open_encoder
 
     return EmbeddingCache(open_encoder(encoder), path)
+
+
+def write_json(path: Path | None, report: Any) -> None:
+    """Write a report, if there is a path to write it to."""
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def use_all_cores() -> None:

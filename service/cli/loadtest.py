@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from service.cli.console import err, out, set_threads
+from service.cli.console import JsonFile, err, out, set_threads, write_json
 from service.domain.errors import Invalid
 
 
@@ -75,7 +74,7 @@ def loadtest(
         bool, typer.Option("--keep", help="Leave what was written in the service.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write a page with plots here.")
     ] = None,
@@ -128,8 +127,7 @@ def loadtest(
             seed=seed,
         ),
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(json_file, report)
     if html is not None:
         html.write_text(render_page(report), encoding="utf-8")
         out.print(f"{html} written.", highlight=False)

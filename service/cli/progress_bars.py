@@ -1,4 +1,4 @@
-"""Progress of trainings, as bars, lines or JSON; summaries and tables of models."""
+"""Progress of trainings, as bars, lines or JSON."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import Progress, TaskID
-from rich.table import Table
 
 from models.training.fit import TrainingProgress as Training
 from service.cli.row_bars import columns
-from service.domain.timestamps import to_rfc3339
-from service.snapshots.registry import Version
 from service.training.training_corpus import StageProgressCallback
 
 _MESSAGE_INTERVAL = 0.5  # seconds between two messages
@@ -98,34 +95,3 @@ def _note(training: Training) -> str:
     if training.validation is not None:
         text += f"  validation NDCG@10 {training.validation.ndcg:.4f}"
     return text
-
-
-def training_summary(result: Mapping[str, Any]) -> str:
-    """Format the result of a training that published as one line."""
-    metrics = result["metrics"]
-    return (
-        f"[bold]{result['version']}[/]: validation NDCG@10 {metrics['ndcg']:.4f} "
-        f"(popularity {metrics['popularity_ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
-        f"(popularity {metrics['popularity_hr']:.4f}), {result['seconds']:.0f} s"
-    )
-
-
-def version_table(found: Sequence[Version]) -> RenderableType:
-    """Tabulate the versions of a registry."""
-    shown = Table()
-    for name in ("", "version", "created", "NDCG@10", "HR@10", "events", "size"):
-        # Versions stay on one line, for copying.
-        shown.add_column(name, overflow="fold", no_wrap=name == "version")
-    for version in found:
-        metadata = version.metadata or {}
-        metrics = metadata.get("metrics") or {}
-        shown.add_row(
-            "*" if version.current else "",
-            version.version,
-            "" if version.created is None else to_rfc3339(version.created),
-            version.broken or f"{metrics.get('ndcg', float('nan')):.4f}",
-            "" if version.broken else f"{metrics.get('hr', float('nan')):.4f}",
-            f"{metadata.get('events', 0):,}",
-            f"{version.size / 1e6:.1f} MB",
-        )
-    return shown

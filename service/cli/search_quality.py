@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out
+from service.cli.console import DATA, ENCODER, Data, Encoder, JsonFile, open_store, out, write_json
 from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
 
@@ -38,7 +37,7 @@ def evaluate_search(
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     split: Split = "test",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure search on judged queries: by BM25 alone, by embeddings alone, and by both.
 
@@ -83,8 +82,9 @@ def evaluate_search(
     over = search_quality.differences(found)
     for way, difference in over.items():
         out.print(f"both over {way}, paired bootstrap: nDCG@10 {format_interval(difference)}")
-    if json_file is not None:
-        report = {
+    write_json(
+        json_file,
+        {
             "collection": searched.name,
             "items": items,
             "digest": searched.digest,
@@ -106,8 +106,8 @@ def evaluate_search(
                 {"query": query, "rank": rank + 1 if rank < search_quality.RECALL_RANKS else None}
                 for (query, _), rank in zip(judged, both.ranks.tolist(), strict=True)
             ],
-        }
-        json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        },
+    )
 
 
 def tune_search(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,10 +13,12 @@ from service.cli.console import (
     ENCODER,
     Data,
     Encoder,
+    JsonFile,
     open_embeddings,
     open_store,
     out,
     use_all_cores,
+    write_json,
 )
 from service.domain.errors import HeedError
 from service.runtime.data_layout import CHECKPOINT_FILE, EMBEDDINGS_FILE, MODELS_FOLDER
@@ -62,64 +63,8 @@ def train(
 
     On several machines that share the data: [bold]torchrun … --no-python heed train[/bold].
     """
-    run_training(
-        data,
-        encoder,
-        preset,
-        epochs,
-        seed,
-        activate=activate,
-        json_progress=json_progress,
-        processes=processes,
-    )
-
-
-def evaluate(
-    data: Data = DATA,
-    encoder: Encoder = ENCODER,
-    preset: Chosen = None,
-    epochs: Epochs = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the training.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
-) -> None:
-    """Compare the model with popularity, EASE and transition counts on the stored events.
-
-    Items and users with fewer than five events are left out; the last event of each user is the
-    test case and the one before it the validation case; the whole catalogue is ranked.
-    """
     use_all_cores()
-    from service.cli import progress_bars
-    from service.evaluation import compare_models, comparison_report
-    from service.training import training_corpus
-
-    with open_store(data) as store, progress_bars.stage_bars(out) as progress:
-        corpus = training_corpus.read_store(
-            store, open_embeddings(encoder, data / EMBEDDINGS_FILE), progress
-        )
-        task = last_event_task(corpus)
-        chosen = preset_for(corpus, preset, epochs)
-        table = compare_models.compare(
-            task, corpus.content[task.items], chosen, first_seed=seed, progress=progress
-        )
-    out.print(comparison_report.render_table(task, table))
-    if json_file is not None:
-        report = comparison_report.to_json(task, table, str(chosen))
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def run_training(
-    data: Path,
-    encoder: str,
-    preset: str | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
-    *,
-    activate: bool = True,
-    json_progress: bool = False,
-    processes: int | None = None,
-) -> None:
-    """Train with the options of `heed train`."""
-    use_all_cores()
+    from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.snapshots.registry import Registry
     from service.training import process_group, train_and_publish, training_corpus
@@ -134,7 +79,7 @@ def run_training(
         try:
             vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
             corpus = training_corpus.read_store(store, vectors, progress)
-            chosen = preset_for(corpus, preset, epochs)
+            chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
             if not json_progress:
                 out.print(f"Training with the preset {chosen}.")
             result = train_and_publish.train(
@@ -158,23 +103,43 @@ def run_training(
     if json_progress:
         sys.stdout.write(json.dumps({"result": result}) + "\n")
         sys.stdout.flush()
-    else:
-        out.print(progress_bars.training_summary(result))
+        return
+    metrics = result["metrics"]
+    out.print(
+        f"[bold]{result['version']}[/]: validation NDCG@10 {metrics['ndcg']:.4f} "
+        f"(popularity {metrics['popularity_ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
+        f"(popularity {metrics['popularity_hr']:.4f}), {result['seconds']:.0f} s"
+    )
 
 
-def last_event_task(corpus: Any) -> Any:
-    """Return the evaluation task of a corpus. Raises `ModelRejected` if it has no cases."""
+def evaluate(
+    data: Data = DATA,
+    encoder: Encoder = ENCODER,
+    preset: Chosen = None,
+    epochs: Epochs = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the training.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare the model with popularity, EASE and transition counts on the stored events.
+
+    Items and users with fewer than five events are left out; the last event of each user is the
+    test case and the one before it the validation case; the whole catalogue is ranked.
+    """
+    use_all_cores()
     from models.evaluation.protocols import protocol_a
-    from service.domain.errors import ModelRejected
-
-    try:
-        return protocol_a(corpus.log)
-    except ValueError as error:
-        raise ModelRejected(str(error)) from error
-
-
-def preset_for(corpus: Any, name: str | None, epochs: int | None) -> Any:
-    """Return the preset of a name, or the default for the number of events."""
     from models.training.presets import choose_preset
+    from service.cli import progress_bars
+    from service.evaluation import compare_models, comparison_report
+    from service.training import training_corpus
 
-    return choose_preset(len(corpus.log), corpus.log.n_items, name, epochs=epochs)
+    with open_store(data) as store, progress_bars.stage_bars(out) as progress:
+        corpus = training_corpus.read_store(
+            store, open_embeddings(encoder, data / EMBEDDINGS_FILE), progress
+        )
+        (task,) = compare_models.split(corpus.log, protocol_a)
+        chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
+        table = compare_models.compare(
+            task, corpus.content[task.items], chosen, first_seed=seed, progress=progress
+        )
+    out.print(comparison_report.render_table(task, table))
+    write_json(json_file, comparison_report.to_json(task, table, str(chosen)))

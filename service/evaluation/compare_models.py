@@ -17,6 +17,7 @@ from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender
 from models.training.presets import Preset
+from service.domain.errors import ModelRejected
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
 
@@ -36,6 +37,16 @@ class ModelResults:
 
 
 Comparison = dict[str, ModelResults]
+
+
+def split(
+    log: Interactions, *protocols: Callable[[Interactions], EvaluationTask]
+) -> list[EvaluationTask]:
+    """Split a log by each protocol. Raises `ModelRejected` where it has no cases."""
+    try:
+        return [protocol(log) for protocol in protocols]
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
 
 
 def compare(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,16 +14,17 @@ from service.cli.console import (
     ENCODER,
     Data,
     Encoder,
+    JsonFile,
     open_embeddings,
     open_store,
     out,
     use_all_cores,
+    write_json,
 )
-from service.cli.training import Chosen, Epochs, last_event_task, preset_for
+from service.cli.training import Chosen, Epochs
 from service.runtime.data_layout import EMBEDDINGS_FILE, SEARCH_FILE
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the training.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
 
 
 def cold_start(
@@ -65,8 +65,7 @@ def cold_start(
             found = study.measure(task, content, chosen, table, seed=seed, told=told)
         out.print(cold_start_report.shown(task, found))
         reports.append({"task": task.name, **cold_start_report.as_json(found)})
-    if json_file is not None:
-        json_file.write_text(json.dumps({"data": dataset, "tasks": reports}, indent=1) + "\n")
+    write_json(json_file, {"data": dataset, "tasks": reports})
 
 
 def personal_search(
@@ -85,7 +84,10 @@ def personal_search(
     the user's history are removed from both rankings, with the user and without.
     """
     use_all_cores()
+    from models.evaluation.protocols import protocol_a
+    from models.training.presets import choose_preset
     from service.cli import progress_bars
+    from service.evaluation import compare_models
     from service.snapshots.search_parameters import load_search_parameters
     from service.training import training_corpus
     from tests.benchmarks.studies import personal_search as study
@@ -94,8 +96,8 @@ def personal_search(
     with open_store(data) as store, progress_bars.stage_bars(out) as told:
         vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
         corpus = training_corpus.read_store(store, vectors, told)
-        task = last_event_task(corpus)
-        chosen = preset_for(corpus, preset, epochs)
+        (task,) = compare_models.split(corpus.log, protocol_a)
+        chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
         measured = study.measure(
             task,
             corpus,
@@ -107,6 +109,4 @@ def personal_search(
             told=told,
         )
     personal_search_report.show(out, measured)
-    if json_file is not None:
-        report = personal_search_report.as_json(measured) | {"preset": str(chosen)}
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(json_file, personal_search_report.as_json(measured) | {"preset": str(chosen)})
