@@ -36,6 +36,7 @@ from service.stores.base import (
     History,
     LogColumns,
     OnCatalogueChange,
+    Store,
 )
 from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite_file import DatabaseFile
@@ -51,8 +52,8 @@ MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
 READER_THREADS = 2  # threads for longer reads
 
 
-class SQLiteStore:
-    """A `service.stores.base.Store` in the file `path`.
+class SQLiteStore(Store):
+    """Store in the file `path`.
 
     The file and its directory are created if they are not there. `vfs` names another SQLite
     VFS to go through; tests inject faults with it.
@@ -75,7 +76,6 @@ class SQLiteStore:
     # ------------------------------------------------------------------ histories
 
     async def append(self, events: Sequence[Event]) -> AppendResult:
-        """`Store.append`."""
         check_events(events)
         if not events:
             return AppendResult(0, 0)
@@ -83,13 +83,11 @@ class SQLiteStore:
         return await self._write(self._writes.append, events, now, rows=len(events))
 
     async def version(self, user_id: str) -> int:
-        """`Store.version`."""
         return self._read(self._reads.version, check_id(user_id, "/user_id"))
 
     async def history(
         self, user_id: str, *, after: int | None = None, limit: int | None = None
     ) -> History:
-        """`Store.history`."""
         check_id(user_id, "/user_id")
         if limit is not None:
             check_limit(limit)
@@ -105,7 +103,6 @@ class SQLiteStore:
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
-        """`Store.page`."""
         check_id(user_id, "/user_id")
         return await self._read_rows(check_limit(limit), self._reads.page, user_id, cursor, limit)
 
@@ -115,7 +112,6 @@ class SQLiteStore:
         seqs: Sequence[int] | NDArray[np.uint32],
         timestamps: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> list[str | None]:
-        """`Store.event_ids`."""
         check_id(user_id, "/user_id")
         if len(seqs) == 0:
             return []
@@ -127,31 +123,26 @@ class SQLiteStore:
         return await self._read_rows(rows, self._reads.event_ids, user_id, wanted, whens)
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
-        """`Store.delete_event`."""
         check_id(user_id, "/user_id")
         check_id(event_id, "/event_id")
         return await self._write(self._writes.delete_event, user_id, event_id)
 
     async def forget(self, user_id: str) -> int:
-        """`Store.forget`."""
         check_id(user_id, "/user_id")
         return await self._write(self._writes.forget, user_id)
 
     async def merge(self, user_id: str, source: str) -> int:
-        """`Store.merge`."""
         check_id(user_id, "/user_id")
         if check_id(source, "/from") == user_id:
             raise Invalid("/from", "must be another user")
         return await self._write(self._writes.merge, user_id, source)
 
     async def put_user(self, user: User) -> None:
-        """`Store.put_user`."""
         check_user(user)
         profile = user_document(user)
         return await self._write(self._writes.put_user, user.user_id, profile)
 
     async def get_user(self, user_id: str) -> User | None:
-        """`Store.get_user`."""
         return self._read(self._reads.user, check_id(user_id, "/user_id"))
 
     # ------------------------------------------------------------------ catalogue
@@ -159,14 +150,12 @@ class SQLiteStore:
     async def put_items(
         self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
     ) -> int:
-        """`Store.put_items`."""
         check_items(items)
         if not items:
             return 0
         return await self._write(self._writes.put_items, items, on_change, rows=len(items))
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
-        """`Store.get_items`."""
         for index, item_id in enumerate(item_ids):
             check_id(item_id, f"/item_ids/{index}")
         if not item_ids:
@@ -176,28 +165,23 @@ class SQLiteStore:
     async def delete_item(
         self, item_id: str, *, on_change: OnCatalogueChange | None = None
     ) -> bool:
-        """`Store.delete_item`."""
         check_id(item_id, "/item_id")
         return await self._write(self._writes.delete_item, item_id, on_change)
 
     async def page_items(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Item], str | None]:
-        """`Store.page_items`."""
         return await self._read_rows(10 * check_limit(limit), self._reads.page_items, cursor, limit)
 
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[User], str | None]:
-        """`Store.page_users`."""
         return await self._read_rows(10 * check_limit(limit), self._reads.page_users, cursor, limit)
 
     async def catalogue_version(self) -> int:
-        """`Store.catalogue_version`."""
         return self._read(self._reads.catalogue_version)
 
     async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
-        """`Store.catalogue_changes`."""
         return await self._read_rows(
             MAX_INLINE_ROWS + 1, self._reads.catalogue_changes, after, limit
         )
@@ -205,21 +189,17 @@ class SQLiteStore:
     # ------------------------------------------------------------------ the store itself
 
     async def clock(self) -> int:
-        """`Store.clock`."""
         return self._read(self._reads.clock)
 
     async def counts(self) -> dict[str, int]:
-        """`Store.counts`."""
         return self._read(self._reads.counts)
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        """`Store.popularity`."""
         return await self._read_rows(
             self._read(self._reads.counts)["events"], self._reads.popularity
         )
 
     async def healthy(self) -> bool:
-        """`Store.healthy`."""
         if self._closed or self._damaged or self._writer.failure is not None:
             return False
         try:
@@ -229,28 +209,22 @@ class SQLiteStore:
         return True
 
     async def close(self) -> None:
-        """`Store.close`."""
         self._closed = True
         await asyncio.to_thread(self._shut)
 
     def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        """`Store.scan`."""
         return self._explained(scan(self._file.reader, check_limit(rows)))
 
     def scan_events(self) -> Iterator[Event]:
-        """`Store.scan_events`."""
         return self._explained(scan_events(self._file.reader, self._reads))
 
     def scan_items(self) -> Iterator[Item]:
-        """`Store.scan_items`."""
         return self._explained(scan_items(self._file.reader))
 
     def scan_users(self) -> Iterator[User]:
-        """`Store.scan_users`."""
         return self._explained(scan_users(self._file.reader))
 
     def scan_user_ids(self) -> Iterator[str]:
-        """`Store.scan_user_ids`."""
         return self._explained(scan_user_ids(self._file.reader))
 
     # ------------------------------------------------------------------ inside

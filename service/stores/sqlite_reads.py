@@ -64,7 +64,10 @@ class Spelling:
 
 
 class Reads:
-    """The queries. Thread-safe, as long as each thread passes a connection of its own."""
+    """Queries, named as the methods of `Store`.
+
+    Thread-safe, as long as each thread passes a connection of its own.
+    """
 
     def __init__(self) -> None:
         self._items = Spelling("items")
@@ -73,7 +76,6 @@ class Reads:
     # ------------------------------------------------------------------ histories
 
     def version(self, connection: apsw.Connection, user_id: str) -> int:
-        """`Store.version`."""
         found = connection.execute("SELECT version FROM users WHERE user_id = ?", (user_id,)).get
         return found or 0
 
@@ -85,7 +87,6 @@ class Reads:
     def history(
         self, connection: apsw.Connection, user_id: str, after: int, limit: int | None
     ) -> History:
-        """`Store.history`."""
         with read_transaction(connection):
             user_no, version, generation, next_seq, profile = connection.execute(
                 "SELECT user_no, version, generation, next_seq, profile FROM users"
@@ -130,7 +131,6 @@ class Reads:
     def page(
         self, connection: apsw.Connection, user_id: str, cursor: str | None, limit: int
     ) -> tuple[list[Event], str | None]:
-        """`Store.page`."""
         before = (2**63 - 1, 2**63 - 1) if cursor is None else position_of(cursor, int, int)
         with read_transaction(connection):
             rows: Rows = connection.execute(
@@ -159,7 +159,6 @@ class Reads:
         seqs: Sequence[int],
         timestamps: Sequence[int] | None,
     ) -> list[str | None]:
-        """`Store.event_ids`."""
         with read_transaction(connection):
             user_no = connection.execute(
                 "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
@@ -179,7 +178,6 @@ class Reads:
         return [found.get(seq) for seq in seqs]
 
     def user(self, connection: apsw.Connection, user_id: str) -> User | None:
-        """`Store.get_user`."""
         row = connection.execute(
             "SELECT profile FROM users WHERE user_id = ?", (user_id,)
         ).fetchone()
@@ -188,7 +186,6 @@ class Reads:
     def page_users(
         self, connection: apsw.Connection, cursor: str | None, limit: int
     ) -> tuple[list[User], str | None]:
-        """`Store.page_users`."""
         (after,) = ("",) if cursor is None else position_of(cursor, str)
         rows: Rows = connection.execute(
             "SELECT user_id, profile FROM users WHERE user_id > ? ORDER BY user_id LIMIT ?",
@@ -200,7 +197,6 @@ class Reads:
     # ------------------------------------------------------------------ catalogue
 
     def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:
-        """`Store.get_items`."""
         found = _items(
             connection.execute(
                 "SELECT item_id, document, embedding FROM items"
@@ -214,7 +210,6 @@ class Reads:
     def page_items(
         self, connection: apsw.Connection, cursor: str | None, limit: int
     ) -> tuple[list[Item], str | None]:
-        """`Store.page_items`."""
         (after,) = ("",) if cursor is None else position_of(cursor, str)
         found = _items(
             connection.execute(
@@ -227,14 +222,12 @@ class Reads:
         return found[:limit], cursor_of(found[limit - 1].item_id) if more else None
 
     def catalogue_version(self, connection: apsw.Connection) -> int:
-        """`Store.catalogue_version`."""
         version: int = connection.execute("SELECT catalogue FROM state").get
         return version
 
     def catalogue_changes(
         self, connection: apsw.Connection, after: int, limit: int | None
     ) -> CatalogueChanges:
-        """`Store.catalogue_changes`."""
         with read_transaction(connection):
             version = self.catalogue_version(connection)
             if limit is not None:
@@ -257,7 +250,6 @@ class Reads:
         )
 
     def popularity(self, connection: apsw.Connection) -> tuple[list[str], NDArray[np.int64]]:
-        """`Store.popularity`."""
         rows = connection.execute(
             "SELECT item_id, n FROM (SELECT item_no, count(*)"
             " FILTER (WHERE type_no IS NOT (SELECT type_no FROM types WHERE type = ?)) AS n"
@@ -268,12 +260,10 @@ class Reads:
         return [str(item_id) for item_id, _ in rows], counts
 
     def clock(self, connection: apsw.Connection) -> int:
-        """`Store.clock`."""
         tick: int = connection.execute("SELECT clock FROM state").get
         return tick
 
     def counts(self, connection: apsw.Connection) -> dict[str, int]:
-        """`Store.counts`."""
         users, items, events = connection.execute("SELECT users, items, events FROM state").get
         return {"users": users, "items": items, "events": events}
 

@@ -57,7 +57,7 @@ class Names:
 
 
 class Writes:
-    """The changes. Not thread-safe: only the writer's thread runs them."""
+    """Changes, named as the methods of `Store`. Only the writer's thread runs them."""
 
     def __init__(self) -> None:
         self._items = Names("items")
@@ -67,7 +67,7 @@ class Writes:
     # ------------------------------------------------------------------ events
 
     def append(self, transaction: Transaction, events: Sequence[Event], now: int) -> AppendResult:
-        """`Store.append`, of events that arrived at `now`."""
+        """Append events that arrived at `now`."""
         fresh = self._without_duplicates(transaction, events, now)
         if not fresh:
             return AppendResult(0, len(events))
@@ -137,7 +137,6 @@ class Writes:
         return fresh
 
     def delete_event(self, transaction: Transaction, user_id: str, event_id: str) -> bool:
-        """`Store.delete_event`."""
         execute = transaction.connection.execute
         row = execute(
             "SELECT user_no, timestamp, seq FROM events JOIN users USING (user_no)"
@@ -159,7 +158,6 @@ class Writes:
     # ------------------------------------------------------------------ users
 
     def forget(self, transaction: Transaction, user_id: str) -> int:
-        """`Store.forget`."""
         user_no = _user_no(transaction, user_id)
         if user_no is None:
             return 0
@@ -173,7 +171,6 @@ class Writes:
         return events
 
     def merge(self, transaction: Transaction, user_id: str, source: str) -> int:
-        """`Store.merge`."""
         source_no = _user_no(transaction, source)
         if source_no is None:
             return 0
@@ -203,7 +200,6 @@ class Writes:
         return moved
 
     def put_user(self, transaction: Transaction, user_id: str, profile: bytes) -> None:
-        """`Store.put_user`."""
         user_no, _ = _users(transaction, {user_id})[user_id]
         transaction.connection.execute(
             "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
@@ -222,7 +218,6 @@ class Writes:
         items: Sequence[Item],
         on_change: OnCatalogueChange | None,
     ) -> int:
-        """`Store.put_items`."""
         connection = transaction.connection
         new = {item.item_id: (item_document(item), _blob(item.embedding)) for item in items}
         numbers = self._items.numbers(transaction, new)
@@ -247,7 +242,6 @@ class Writes:
     def delete_item(
         self, transaction: Transaction, item_id: str, on_change: OnCatalogueChange | None
     ) -> bool:
-        """`Store.delete_item`."""
         execute = transaction.connection.execute
         item_no = execute(
             "SELECT item_no FROM items WHERE item_id = ? AND document IS NOT NULL", (item_id,)
