@@ -6,8 +6,8 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,8 @@ from service.domain.records import Event, Item
 
 T = TypeVar("T")
 
+DECOMPRESS: Mapping[str, Callable[[BinaryIO], AbstractContextManager[Any]]]
+DECOMPRESS = {"": nullcontext, ".gz": gzip.open, ".xz": lzma.open}
 DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 
 
@@ -135,19 +137,12 @@ def open_compressed(path: Path, progress: ReadProgress) -> Iterator[BinaryIO]:
     Raises:
         Invalid: the file cannot be read, or its compressed stream is damaged or ends early.
     """
-    with ExitStack() as stack:
-        try:
-            raw = stack.enter_context(_CountedFile(path, progress))
-        except OSError as error:
-            raise Invalid("", f"{path} cannot be read: {error.strerror}") from error
-        buffered = io.BufferedReader(raw, 1 << 18)
-        compression = format_and_compression(path)[1]
-        if compression == ".gz":
-            file = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=buffered)))
-        elif compression == ".xz":
-            file = cast("BinaryIO", stack.enter_context(lzma.LZMAFile(buffered)))
-        else:
-            file = buffered
+    try:
+        raw = _CountedFile(path, progress)
+    except OSError as error:
+        raise Invalid("", f"{path} cannot be read: {error.strerror}") from error
+    decompressed = DECOMPRESS[format_and_compression(path)[1]]
+    with io.BufferedReader(raw, 1 << 18) as buffered, decompressed(buffered) as file:
         try:
             yield file
         except DECOMPRESSION_ERRORS as error:

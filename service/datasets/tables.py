@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -50,8 +50,11 @@ def open_table(
         return
     with open_replacement(path) as raw, compressed(raw, compression) as file:
         if form in (".csv", ".tsv"):
-            with _csv(file, kinds, "," if form == ".csv" else "\t") as write:
-                yield write
+            text = codecs.getwriter("utf-8")(file)  # leaves the closing of the file to its owner
+            delimiter = "," if form == ".csv" else "\t"
+            lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+            lines.writerow(kinds)
+            yield lines.writerows
         else:
             yield lambda rows: file.writelines(_lines(kinds, rows))
 
@@ -73,17 +76,6 @@ def _parquet(
             writer.write_table(arrow.table(dict(zip(kinds, columns, strict=True)), schema=schema))
 
         yield write
-
-
-@contextmanager
-def _csv(file: BinaryIO, kinds: Mapping[str, type], delimiter: str) -> Iterator[WriteRows]:
-    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-    rows = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-    rows.writerow(kinds)
-    try:
-        yield rows.writerows
-    finally:
-        text.detach()  # the caller closes the file
 
 
 def _lines(names: Iterable[str], rows: TableRows) -> Iterator[bytes]:
