@@ -20,7 +20,6 @@ from service.http.schemas.stored import (
     UserOut,
     UsersOut,
     event_out,
-    user_out,
 )
 from service.http.schemas.write import MergeIn, UserIn
 
@@ -33,7 +32,7 @@ async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
     user = body.to_user(user_id)
     with context.stages("store"):
         await context.engine.store.put_user(user)
-    return Json(user_out(user))
+    return Json(user)
 
 
 @router.get("/v1/users", responses={200: {"model": UsersOut}})
@@ -41,7 +40,7 @@ async def page_users(page: Annotated[Page, Query()], context: Context) -> Respon
     """List the users with events or a profile, page by page."""
     with context.stages("store"):
         users, cursor = await context.engine.store.page_users(cursor=page.cursor, limit=page.limit)
-    return Json({"users": [user_out(user) for user in users], "cursor": cursor})
+    return Json({"users": users, "cursor": cursor})
 
 
 @router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})
@@ -51,7 +50,7 @@ async def get_user(user_id: PathId, context: Context) -> Response:
         user = await context.engine.store.get_user(user_id)
     if user is None:
         raise NotFound(f"no user {user_id!r}")
-    return Json(user_out(user))
+    return Json(user)
 
 
 @router.delete("/v1/users/{user_id}", responses={200: {"model": Forgotten}, **documented(507)})

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.domain.queries import Answer, AttendResult, Contribution
-from service.http.schemas.rendering import check_finite, written_time
+from service.http.schemas.rendering import check_finite, fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
 
 
@@ -142,45 +142,22 @@ class AttendedOut(BaseModel):
 def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
     check_finite("scores", [item["score"] for item in answer.items])
-    out = {
-        "items": [
-            item
-            if "explanation" not in item
-            else {**item, "explanation": [_contribution(row) for row in item["explanation"]]}
-            for item in answer.items
-        ],
-        "model_version": answer.model_version,
-        "retrieval": answer.retrieval,
-        "degraded": answer.degraded,
-    }
-    if answer.keys_attended is not None:
-        out["keys_attended"] = answer.keys_attended
-    if answer.mass is not None:
-        out["mass"] = answer.mass
-    if answer.rows_scanned is not None:
-        out["rows_scanned"] = answer.rows_scanned
-    if answer.corrections:
-        out["corrections"] = answer.corrections
-    if answer.spaces is not None:
-        out["spaces"] = answer.spaces
-    return out
+    items = [
+        item
+        if "explanation" not in item
+        else {**item, "explanation": [_contribution(row) for row in item["explanation"]]}
+        for item in answer.items
+    ]
+    out = fields_out(answer, items=items, corrections=answer.corrections or None)
+    return {name: value for name, value in out.items() if value is not None}
 
 
 def _contribution(row: Contribution) -> dict[str, Any]:
     numbers = (row.weight, row.contribution, row.without, row.without_exact or 0.0)
     check_finite("an explanation", numbers)
-    out = {
-        "event_id": row.event_id,
-        "item_id": row.item_id,
-        "title": row.title,
-        "type": row.type,
-        "timestamp": written_time(row.timestamp),
-        "weight": row.weight,
-        "contribution": row.contribution,
-        "without": row.without,
-    }
-    if row.without_exact is not None:
-        out["without_exact"] = row.without_exact
+    out = fields_out(row, timestamp=written_time(row.timestamp))
+    if row.without_exact is None:
+        del out["without_exact"]
     return out
 
 

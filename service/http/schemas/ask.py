@@ -163,22 +163,12 @@ class Question(Body):
         """Return the domain's value."""
         history = None
         if self.history is not None:
-            history = tuple(
-                InlineEvent(event.item_id, event.type, event.weight, event.timestamp)
-                for event in self.history
-            )
-        return Requester(
-            self.user_id,
-            history,
-            self.visible.to_visible(),
-            self.retrieval.to_retrieval(),
-            self.temperature,
-            self.hard,
-            self.exclude_self,
-            self.at,
-            self.explain,
-            self.explain_exact,
-        )
+            history = tuple(InlineEvent(**vars(event)) for event in self.history)
+        values = {name: getattr(self, name) for name in Requester.__slots__}
+        values["history"] = history
+        values["visible"] = self.visible.to_visible()
+        values["retrieval"] = self.retrieval.to_retrieval()
+        return Requester(**values)
 
     def check_exact(self, items: int) -> None:
         """Raise `Invalid` when so many items name too many events for `explain_exact`."""

@@ -27,6 +27,11 @@ class Json(Response):
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def fields_out(value: Any, **replaced: object) -> dict[str, Any]:
+    """Return the fields of a dataclass with slots, some replaced; `asdict` would copy arrays."""
+    return {name: getattr(value, name) for name in value.__slots__} | replaced
+
+
 def check_finite(what: str, numbers: Iterable[float]) -> None:
     """Raise `ArithmeticError` unless all are finite: orjson writes NaN as null."""
     if not all(map(isfinite, numbers)):

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from service.domain.records import Event, Item, User
-from service.http.schemas.rendering import written_time
+from service.domain.records import Event, Item
+from service.http.schemas.rendering import fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
 
 
@@ -108,37 +108,9 @@ class Merged(BaseModel):
 
 def item_out(item: Item) -> dict[str, Any]:
     """Return the values of an `ItemOut`."""
-    return {
-        "item_id": item.item_id,
-        "title": item.title,
-        "description": item.description,
-        "tags": item.tags,
-        "categories": item.categories,
-        "attributes": dict(item.attributes),
-        "embedding": item.embedding,
-        "hidden": item.hidden,
-        "published_at": written_time(item.published_at),
-    }
+    return fields_out(item, published_at=written_time(item.published_at))
 
 
 def event_out(event: Event) -> dict[str, Any]:
     """Return the values of an `EventOut`."""
-    return {
-        "event_id": event.event_id,
-        "user_id": event.user_id,
-        "item_id": event.item_id,
-        "type": event.type,
-        "weight": event.weight,
-        "timestamp": written_time(event.timestamp),
-        "key": event.key,
-        "value": event.value,
-    }
-
-
-def user_out(user: User) -> dict[str, Any]:
-    """Return the values of a `UserOut`."""
-    return {
-        "user_id": user.user_id,
-        "attributes": dict(user.attributes),
-        "interests": user.interests,
-    }
+    return fields_out(event, timestamp=written_time(event.timestamp))

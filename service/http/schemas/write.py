@@ -41,17 +41,8 @@ class ItemIn(Body):
     def to_item(self, dims: int, pointer: str = "") -> Item:
         """Return the record. Raises `Invalid` unless the embedding has `dims` dimensions."""
         check_dims(self.embedding, dims, f"{pointer}/embedding")
-        return Item(
-            self.item_id,
-            self.title,
-            self.description,
-            tuple(self.tags),
-            tuple(self.categories),
-            self.attributes,
-            self.embedding,
-            self.hidden,
-            self.published_at,
-        )
+        lists = {"tags": tuple(self.tags), "categories": tuple(self.categories)}
+        return Item(**vars(self) | lists)
 
 
 class ItemsIn(Body):
@@ -98,16 +89,7 @@ class EventIn(Body):
         if self.key is not None or self.value is not None:
             check_dims(self.key, dims, f"{pointer}/key")
             check_dims(self.value, dims, f"{pointer}/value")
-        return Event(
-            self.user_id,
-            self.item_id,
-            self.event_id,
-            self.type,
-            self.weight,
-            self.timestamp,
-            self.key,
-            self.value,
-        )
+        return Event(**vars(self))
 
 
 class EventsIn(Body):
