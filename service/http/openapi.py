@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.http.problems import Problem, documented
@@ -52,24 +52,12 @@ _RETRY = frozenset({429, 503, 507})
 
 
 def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """A replacement of `app.openapi` that writes the document once and keeps it."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    return openapi
+    """Return a replacement of `app.openapi` that completes FastAPI's document, once."""
+    plain = app.openapi
+    return cache(lambda: _completed(plain()))
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        tags=app.openapi_tags,
-        routes=app.routes,
-    )
+def _completed(document: dict[str, Any]) -> dict[str, Any]:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     ours = models_json_schema(

@@ -46,20 +46,20 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self.requests = Counter(
+        requests = Counter(
             "heed_http_requests",
             "Requests answered, by route and status.",
             ("method", "route", "status"),
             registry=self.registry,
         )
-        self.seconds = Histogram(
+        seconds = Histogram(
             "heed_http_request_duration_seconds",
             "Seconds from a request's arrival to the end of its answer.",
             ("method", "route"),
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.stage_seconds = Histogram(
+        stage_seconds = Histogram(
             "heed_http_stage_duration_seconds",
             "Seconds that a request spent in one stage of its work.",
             ("route", "stage"),
@@ -81,10 +81,10 @@ class Metrics:
         self.in_flight = Gauge(
             "heed_http_in_flight", "Requests being answered now.", registry=self.registry
         )
-
-        self._requests = cache(self.requests.labels)
-        self._seconds = cache(self.seconds.labels)
-        self._stage_seconds = cache(self.stage_seconds.labels)
+        # Looking a series up by its labels takes longer than counting.
+        self.requests = cache(requests.labels)
+        self.seconds = cache(seconds.labels)
+        self.stage_seconds = cache(stage_seconds.labels)
 
     def observe_error(self, true: float, stated: float) -> None:
         """Count one target whose true error is known."""
@@ -97,20 +97,15 @@ class Metrics:
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         # The route's template, never the path: paths carry ids, and ids are without number.
         route = getattr(scope.get("route"), "path", "unmatched")
-        # Looking a series up by its labels takes longer than counting.
-        self._requests(method, route, str(status)).inc()
-        self._seconds(method, route).observe(time.perf_counter() - stages.started)
+        self.requests(method, route, str(status)).inc()
+        self.seconds(method, route).observe(time.perf_counter() - stages.started)
         for stage, seconds in stages.seconds.items():
-            self._stage_seconds(route, stage).observe(seconds)
+            self.stage_seconds(route, stage).observe(seconds)
 
     def render(self, gauges: Mapping[str, float]) -> bytes:
         """All metrics in the text format of Prometheus, with the engine's current `gauges`."""
         families = [
-            GaugeMetricFamily(
-                "heed_" + re.sub(r"[^a-zA-Z0-9_]", "_", name),
-                f"The engine's {name} now.",
-                value=value,
-            )
+            GaugeMetricFamily(f"heed_{name}", f"The engine's {name} now.", value=value)
             for name, value in sorted(gauges.items())
         ]
         return generate_latest(self.registry) + generate_latest(_Families(families))

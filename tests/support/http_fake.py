@@ -214,7 +214,7 @@ class FakeEngine:
         return self.is_ready, {"store": self.is_ready, "model": "v1"}
 
     async def stats(self) -> Mapping[str, float]:
-        return {"items": len(self.items), "cache.hits": 3.0}
+        return {"items": len(self.items), "cache_hits": 3.0}
 
     async def close(self) -> None:
         self.closed = True

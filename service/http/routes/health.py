@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -62,9 +60,5 @@ async def metrics(context: Context) -> Response:
 async def render_metrics(app: FastAPI) -> bytes:
     """Return the metrics of this process in the text format of Prometheus."""
     metrics: Metrics = app.state.metrics
-    return metrics.render(await _gauges(app.state.engine))
-
-
-async def _gauges(engine: Engine) -> dict[str, float]:
-    stats = await engine.stats()
-    return {name: float(value) for name, value in stats.items() if math.isfinite(value)}
+    engine: Engine = app.state.engine
+    return metrics.render(await engine.stats())
