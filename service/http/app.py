@@ -26,12 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings | None = None, *, engine: Engine | None = None) -> FastAPI:
-    """The service as an ASGI app.
+    """Return the service as an ASGI app, which closes its engine when it stops.
 
-    Args:
-        settings: read from the environment when left out, as `uvicorn --factory` does.
-        engine: opened from the settings when the app starts, if left out. The app closes it when
-            it stops, either way.
+    Without settings they are read from the environment, as `uvicorn --factory` needs it; without
+    an engine it is opened from the settings when the app starts.
 
     Raises:
         Invalid: a setting in the environment is wrong.

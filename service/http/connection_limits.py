@@ -28,10 +28,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     `header_timeout` of its first byte. The parser may take `max_header_bytes` until it completes a
     header or yields a piece of a body, which bounds trailers and the extensions of chunks too. A
     header that begins in the middle of a read is counted from the next read on.
-
-    Args:
-        settings: the limits.
-        **uvicorn: as uvicorn creates its protocols.
     """
 
     def __init__(self, *, settings: Settings, **uvicorn: Any) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+import uvloop
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -94,7 +95,7 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
         sockets = _bind_all(settings.host, settings.port, shared=False)
         for each in sockets:  # closed also if the service cannot start
             stack.enter_context(each)
-        runner = stack.enter_context(asyncio.Runner(loop_factory=_loop))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         runner.run(_serve(settings, console, sockets, examples=examples))
 
 
@@ -107,15 +108,9 @@ async def _serve(
     loaded: PreloadedSnapshot | None = None,
     peers: WorkerPeers | None = None,
 ) -> None:
-    """Serve in this process, which may be one of several workers.
+    """Serve in this process, which may be one of several workers: it talks to its `peers`.
 
-    Args:
-        settings: the service's.
-        console: where the address is printed; None prints nothing.
-        sockets: to listen on.
-        examples: whether to print example requests.
-        loaded: the snapshot that was loaded before the fork.
-        peers: the other workers.
+    Without a console nothing is printed. `loaded` is the snapshot from before the fork.
     """
     engine = await open_engine(settings, preloaded=loaded)
     tries = await suggest(engine) if examples and console else []
@@ -172,7 +167,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(form)
         speaks = console if number == 0 and first else None
-        with asyncio.Runner(loop_factory=_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 _serve(
                     settings,
@@ -214,9 +209,3 @@ def _bind(family: int, address: Any, *, shared: bool) -> socket.socket:
         one.close()
         raise
     return one
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()

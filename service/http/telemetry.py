@@ -112,13 +112,10 @@ class Metrics:
 
 
 def merge_workers(texts: Mapping[int, bytes]) -> bytes:
-    """Merge the metrics of several workers into one text; each series gets its `worker` label.
+    """Merge what each worker renders, by its number; each series gets its `worker` label.
 
     Workers are not summed up: a worker that is started again counts from 0, which a reader of the
     sums could not tell from a worker that has ended.
-
-    Args:
-        texts: what each worker renders, by its number.
     """
     merged: dict[str, Metric] = {}
     for number, text in sorted(texts.items()):

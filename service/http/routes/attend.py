@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.answers import AttendedOut, attended_out
+from service.http.schemas.answers import AttendedOut
 from service.http.schemas.attend import AttendIn
-from service.http.schemas.rendering import Json
+from service.http.schemas.rendering import Json, check_finite
 
 router = APIRouter(route_class=JsonRoute, tags=["attend"])
 
@@ -19,4 +19,5 @@ async def attend(body: AttendIn, context: Context) -> Response:
     """Score each key against the query, apply the softmax, and average the values by it."""
     attended = await context.engine.answers.attend(body.to_query(), context.stages)
     with context.stages("render"):
-        return Json(attended_out(attended))
+        check_finite("the context", attended.context)
+        return Json(attended)

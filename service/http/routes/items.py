@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from service.domain.errors import NotFound
-from service.domain.records import Item
 from service.http.limits import ITEMS_PATH, STREAM_TYPE, is_stream
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
@@ -21,7 +20,6 @@ from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
 from service.http.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
 from service.http.schemas.write import ItemsIn
-from service.stores.base import Store
 
 
 class _StreamRoute(JsonRoute):
@@ -75,7 +73,9 @@ async def page_items(page: Annotated[Page, Query()], context: Context) -> Respon
 async def get_item(item_id: PathId, context: Context) -> Response:
     """Read one item."""
     with context.stages("store"):
-        item = await stored_item(context.engine.store, item_id)
+        (item,) = await context.engine.store.get_items([item_id])
+    if item is None:
+        raise NotFound(f"no item {item_id!r}")
     return Json(item_out(item))
 
 
@@ -102,11 +102,3 @@ async def similar_items(
     answer = await context.engine.answers.similar(params.to_query(item_id), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
-
-
-async def stored_item(store: Store, item_id: str) -> Item:
-    """Read one item. Raises `NotFound`."""
-    (item,) = await store.get_items([item_id])
-    if item is None:
-        raise NotFound(f"no item {item_id!r}")
-    return item

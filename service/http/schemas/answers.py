@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.domain.queries import Answer, AttendResult, Contribution
+from service.domain.queries import Answer, Contribution
 from service.http.schemas.rendering import check_finite, fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
 
@@ -159,12 +159,3 @@ def _contribution(row: Contribution) -> dict[str, Any]:
     if row.without_exact is None:
         del out["without_exact"]
     return out
-
-
-def attended_out(attended: AttendResult) -> AttendResult:
-    """Return the values of an `AttendedOut`, which orjson writes as they are.
-
-    Raises `ArithmeticError` for a context of NaN or infinity.
-    """
-    check_finite("the context", attended.context)
-    return attended

@@ -7,6 +7,7 @@ parsed, so that an error names the field.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,15 +16,15 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
+    GetPydanticSchema,
     StringConstraints,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from service.domain.errors import Invalid
 from service.domain.names import NAME_PATTERN, NAME_RULE
-from service.domain.records import check_attributes, check_id, check_timestamp
+from service.domain.records import check_attributes, check_id
 from service.domain.timestamps import from_rfc3339
 from service.http.limits import segment
 
@@ -87,30 +88,26 @@ Attributes = Annotated[
 _PLAIN: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
 
 
-def _flat(lists: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _check_flat(members: dict[str, Any], *, lists: bool) -> dict[str, Any]:
     allowed = "a string, number, boolean or null" + (", or a list of these" if lists else "")
-
-    def check(members: dict[str, Any]) -> dict[str, Any]:
-        for name, value in members.items():
-            choices = value if lists and isinstance(value, list) else [value]
-            if any(isinstance(choice, list | dict) for choice in choices):
-                escaped = name.replace("~", "~0").replace("/", "~1")
-                raise Invalid(f"/{escaped}", f"must be {allowed}")
-        return members
-
-    return check
+    for name, value in members.items():
+        choices = value if lists and isinstance(value, list) else [value]
+        if any(isinstance(choice, list | dict) for choice in choices):
+            escaped = name.replace("~", "~0").replace("/", "~1")
+            raise Invalid(f"/{escaped}", f"must be {allowed}")
+    return members
 
 
 Options = Annotated[
     dict[str, Any],
     AfterValidator(check_attributes),
-    AfterValidator(_flat(lists=False)),
+    AfterValidator(partial(_check_flat, lists=False)),
     WithJsonSchema({"type": "object", "additionalProperties": _PLAIN}),
 ]
 Conditions = Annotated[
     dict[str, Any],
     AfterValidator(check_attributes),
-    AfterValidator(_flat(lists=True)),
+    AfterValidator(partial(_check_flat, lists=True)),
     WithJsonSchema(
         {
             "type": "object",
@@ -125,9 +122,7 @@ Conditions = Annotated[
 def _parse(text: object) -> int:
     if not isinstance(text, str):
         raise PydanticCustomError("timestamp", "must be a string: 2026-01-31T09:30:00Z")
-    micros = from_rfc3339(text)
-    check_timestamp(micros)
-    return micros
+    return from_rfc3339(text)
 
 
 Timestamp = Annotated[
@@ -162,28 +157,21 @@ _Row = Annotated[list[_Number], Field(fail_fast=True)]
 _Rows = Annotated[list[_Row], Field(fail_fast=True)]
 
 
-class _Array:
-    """Annotation of a field: nested lists of numbers in JSON, a float32 array in Python."""
+def _array(lists: Any, *checks: Callable[[Any], None]) -> GetPydanticSchema:
+    """Annotate a field: nested lists of numbers in JSON, a float32 array in Python."""
 
-    def __init__(self, lists: Any, *checks: Callable[[Any], None]) -> None:
-        self.lists = lists
-        self.checks = checks
-
-    def __get_pydantic_core_schema__(
-        self, _source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        # pydantic's own loop over the numbers, in Rust, is faster than numpy's conversion.
-        schema = handler.generate_schema(self.lists)
-        return core_schema.no_info_after_validator_function(self._convert, schema)
-
-    def _convert(self, numbers: Any) -> NDArray[np.float32]:
-        for check in self.checks:
+    def convert(numbers: Any) -> NDArray[np.float32]:
+        for check in checks:
             check(numbers)
         with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
             array = np.array(numbers, np.float32)
         if array.size and max(array.max(), -array.min()) > MAX_SIZE:
             raise PydanticCustomError("size", f"must hold numbers of at most {MAX_SIZE:g} in size")
         return array
+
+    # pydantic's own loop over the numbers, in Rust, is faster than numpy's conversion.
+    converted = Annotated[lists, AfterValidator(convert)]
+    return GetPydanticSchema(lambda _source, handler: handler.generate_schema(converted))
 
 
 def _check_rectangular(rows: list[list[float]]) -> None:
@@ -204,9 +192,9 @@ def _check_some(numbers: list[float]) -> None:
         raise PydanticCustomError("empty", "must hold at least one number")
 
 
-Numbers = Annotated[NDArray[np.float32], _Array(_Row)]  # [n], n >= 0
-Vector = Annotated[NDArray[np.float32], _Array(_Row, _check_some)]  # [d], d >= 1
-Matrix = Annotated[NDArray[np.float32], _Array(_Rows, _check_rectangular)]  # [n, d], or [0]
+Numbers = Annotated[NDArray[np.float32], _array(_Row)]  # [n], n >= 0
+Vector = Annotated[NDArray[np.float32], _array(_Row, _check_some)]  # [d], d >= 1
+Matrix = Annotated[NDArray[np.float32], _array(_Rows, _check_rectangular)]  # [n, d], or [0]
 
 
 def check_dims(vector: NDArray[np.float32] | None, dims: int, pointer: str) -> None:
