@@ -37,7 +37,7 @@ def attend_vectors(
     heads = query.heads or 1
     if target.shape[0] != memory.keys.shape[1]:
         raise Invalid(
-            "/query",
+            "/query" if query.vector is None else "/query/vector",
             f"the query has dimension {target.shape[0]}, the keys have {memory.keys.shape[1]}: "
             "they must agree",
         )

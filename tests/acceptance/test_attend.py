@@ -16,6 +16,7 @@ from tests.support.tiny import AT, GENRES, item_id
 Array = NDArray[np.float64]
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-5}
+ROWS = {"keys": [[1, 2]], "values": [[1]]}
 
 
 def scores(query: Array, keys: Array, scorer: str) -> Array:
@@ -221,8 +222,10 @@ def test_memory_without_visible_rows_gives_a_zero_context(vectors: httpx.Client)
         ({"memory": {"catalogue": True}, "query": {"vector": [1, 2]}}, "/query/vector"),
         ({"memory": {"catalogue": True}, "query": {"text": "x"}, "heads": 3}, "/heads"),
         ({"memory": {"user_id": "u0"}, "query": {"text": "x"}, "heads": 7}, "/heads"),
-        ({"memory": {"keys": [[1, 2]], "values": [[1]]}, "query": {"vector": [1]}}, "/query"),
-        ({"memory": {"keys": [[1, 2]], "values": [[1]]}, "query": {"text": "x"}}, "/query"),
+        ({"memory": ROWS, "query": {"vector": [1]}}, "/query/vector"),
+        ({"memory": ROWS, "query": {"vector": [1, 2]}, "heads": 2}, "/heads"),
+        ({"memory": ROWS, "query": {"vector": [1, 2]}, "heads": 3}, "/heads"),
+        ({"memory": ROWS, "query": {"text": "x"}}, "/query"),
     ],
 )
 def test_mismatched_query_is_refused_with_a_pointer(

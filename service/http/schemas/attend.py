@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -112,10 +112,12 @@ class AttendIn(Body):
     limit: Limit = 100
 
     def to_query(self) -> AttendQuery:
-        """Return the domain's value. Raises `Invalid` where shapes do not fit each other."""
+        """Return the domain's value. Raises `Invalid` where the memory's arrays disagree."""
         memory = self.memory.to_memory()
-        if isinstance(memory, VectorMemory):
-            memory = self._fitted(memory)
+        if isinstance(memory, VectorMemory) and not len(memory.keys):
+            width = 0 if self.query.vector is None else len(self.query.vector)
+            none = np.zeros((0, width), np.float32)
+            memory = replace(memory, keys=none, values=none[:, :0])
         return AttendQuery(
             memory,
             self.query.vector,
@@ -131,25 +133,3 @@ class AttendIn(Body):
             self.at,
             self.limit,
         )
-
-    def _fitted(self, memory: VectorMemory) -> VectorMemory:
-        """The memory, with no rows as [0, d]; raises `Invalid` unless query and heads fit it."""
-        vector = self.query.vector
-        if len(memory.keys) == 0:
-            width = 0 if vector is None else len(vector)
-            return VectorMemory(_no_rows(width), _no_rows(0), memory.bias, memory.visible)
-        if vector is not None and len(vector) != memory.keys.shape[1]:
-            raise Invalid(
-                "/query/vector",
-                f"has {len(vector)} dimensions where the keys have {memory.keys.shape[1]}",
-            )
-        for name, array in (("keys", memory.keys), ("values", memory.values)):
-            if array.shape[1] % (self.heads or 1):
-                raise Invalid(
-                    "/heads", f"{self.heads} does not divide the {array.shape[1]} of {name}"
-                )
-        return memory
-
-
-def _no_rows(width: int) -> NDArray[np.float32]:
-    return np.zeros((0, width), np.float32)
