@@ -38,27 +38,22 @@ class ClusterBuilder:
         on_built: Callable[[], object],
     ) -> None:
         """Build the clusters of a user's history, unless that is under way, and call `on_built`."""
+
+        def build() -> None:
+            try:
+                collapsed.adopt_clusters(*collapsed.build_clusters(snapshot))
+                on_built()
+            except Exception:  # noqa: BLE001 - without clusters every item is attended
+                _log.exception("the history of %r is attended item by item", user_id)
+            finally:
+                with self._lock:
+                    self._building.discard(user_id)
+
         with self._lock:
             if user_id not in self._building:
                 self._building.add(user_id)
-                self._worker.submit(self._build, user_id, snapshot, collapsed, on_built)
+                self._worker.submit(build)
 
     def close(self) -> None:
         """Build no more; what is being built is waited for."""
         self._worker.shutdown(cancel_futures=True)
-
-    def _build(
-        self,
-        user_id: str,
-        snapshot: Snapshot,
-        collapsed: CollapsedHistory,
-        on_built: Callable[[], object],
-    ) -> None:
-        try:
-            collapsed.adopt_clusters(*collapsed.build_clusters(snapshot))
-            on_built()
-        except Exception:  # noqa: BLE001 - without clusters every item is attended
-            _log.exception("the history of %r is attended item by item", user_id)
-        finally:
-            with self._lock:
-                self._building.discard(user_id)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -48,54 +47,47 @@ class ErrorAudit:
         options: AttentionOptions,
     ) -> None:
         """Perhaps compute an answer again, later. The arguments are those of its scores."""
-        if (
-            self.observer is None
-            or scores.relative_error is None
-            or not bool(scores.relative_error.any())
-        ):
+        observer, error = self.observer, scores.relative_error
+        if observer is None or error is None or not bool(error.any()):
             return
         if random.random() >= self._fraction or not self._free.acquire(blocking=False):
             return
-        self._worker.submit(
-            self._run, partial(self._compare, snapshot, user, rows[:_TARGETS], scores, options)
-        )
+
+        def compare() -> None:
+            try:
+                true = _true_errors(snapshot, user, rows[:_TARGETS], scores, options)
+                for pair in zip(true, error.tolist(), strict=False):
+                    observer(*pair)
+            except Exception:  # noqa: BLE001 - no request waits for it
+                _log.exception("an answer could not be compared with its exact one")
+            finally:
+                self._free.release()
+
+        self._worker.submit(compare)
 
     def close(self) -> None:
         """Compare no more answers."""
         self._worker.shutdown(cancel_futures=True)
 
-    def _run(self, compare: Callable[[], None]) -> None:
-        try:
-            compare()
-        except Exception:  # noqa: BLE001 - no request waits for it
-            _log.exception("an answer could not be compared with its exact one")
-        finally:
-            self._free.release()
 
-    def _compare(
-        self,
-        snapshot: Snapshot,
-        user: UserMemory,
-        rows: NDArray[np.int32] | NDArray[np.int64],
-        scores: Scores,
-        options: AttentionOptions,
-    ) -> None:
-        collapsed = user.collapsed
-        if (
-            collapsed is None
-            or scores.partial is None
-            or scores.relative_error is None
-            or self.observer is None
-        ):
-            return
-        with collapsed.lock:
-            if collapsed.count != user.collapsed_count:
-                return  # extended since: its exact answer is another
-            exact = score(snapshot, user, rows, replace(options, mode="exact")).partial
-        if exact is None:
-            return
-        found = scores.partial.context[:, : len(rows)]
-        away = (found - exact.context).norm(dim=-1)
-        errors = (away / exact.context.norm(dim=-1).clamp(min=1e-30)).amax(0)
-        for true, stated in zip(errors.tolist(), scores.relative_error.tolist(), strict=False):
-            self.observer(true, stated)
+def _true_errors(
+    snapshot: Snapshot,
+    user: UserMemory,
+    rows: NDArray[np.int32] | NDArray[np.int64],
+    scores: Scores,
+    options: AttentionOptions,
+) -> list[float]:
+    """The relative error of each of the first rows; [] where the history has been extended."""
+    collapsed = user.collapsed
+    if collapsed is None or scores.partial is None:
+        return []
+    with collapsed.lock:
+        if collapsed.count != user.collapsed_count:
+            return []  # its exact answer is another
+        exact = score(snapshot, user, rows, replace(options, mode="exact")).partial
+    if exact is None:
+        return []
+    found = scores.partial.context[:, : len(rows)]
+    away = (found - exact.context).norm(dim=-1)
+    errors: list[float] = (away / exact.context.norm(dim=-1).clamp(min=1e-30)).amax(0).tolist()
+    return errors

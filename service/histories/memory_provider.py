@@ -124,7 +124,9 @@ class MemoryProvider:
             return
         known, number = self._cache.derived(events.user_id, snapshot)
         current = known if known is not None and known.is_of(events, number) else None
-        may_collapse = len(events) >= LONG and _is_plain_softmax(requester)
+        # What is collapsed holds sums of exponentials at temperature 1.
+        plain = requester.temperature == 1 and not requester.hard
+        may_collapse = len(events) >= LONG and plain
         memory = None if current is None or may_collapse else current.memory_at(at)
         if memory is not None:
             self._memory_hits += 1
@@ -151,19 +153,16 @@ class MemoryProvider:
                 collapsed if older is None else older,
                 user if older is None else None,
             )
-            if self._cache.put_derived(snapshot, state) and older is not None:
-                self._build_clusters(events.user_id, snapshot, older)
+            is_kept = self._cache.put_derived(snapshot, state)
+            if is_kept and older is not None and older.needs_clusters:
+                account = partial(self._cache.remeasure, events.user_id)
+                self._clusters.submit(events.user_id, snapshot, older, account)
             yield user
 
     def stats(self) -> Mapping[str, float]:
         """Sizes and hits of the cache."""
-        cache = self._cache
         return {
-            "cached_histories": float(cache.users),
-            "cached_history_bytes": float(cache.nbytes),
-            "cached_memories": float(cache.derived_users),
-            "cached_memory_bytes": float(cache.derived_nbytes),
-            "long_histories": float(cache.count(lambda state: state.collapsed is not None)),
+            **self._cache.stats(),
             "long_histories_waiting_for_clusters": float(self._clusters.pending),
             "history_hits": float(self._event_hits),
             "history_misses": float(self._event_misses),
@@ -193,18 +192,6 @@ class MemoryProvider:
         if events.version:  # an unknown user costs the store nothing to read again
             self._cache.put_events(events)
         return events
-
-    def _build_clusters(
-        self, user_id: str, snapshot: Snapshot, collapsed: CollapsedHistory
-    ) -> None:
-        if collapsed.needs_clusters:
-            account = partial(self._cache.remeasure, user_id)
-            self._clusters.submit(user_id, snapshot, collapsed, account)
-
-
-def _is_plain_softmax(requester: Requester) -> bool:
-    """Whether a collapsed history can answer: it holds sums of exponentials at temperature 1."""
-    return requester.temperature == 1 and not requester.hard
 
 
 def _collapse(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -88,29 +87,21 @@ class UserCache:
         self._snapshot_number = 0
 
     @property
-    def users(self) -> int:
-        """Users whose events are held."""
-        return len(self._events)
-
-    @property
-    def derived_users(self) -> int:
-        """Users whose derived state is held."""
-        return len(self._derived)
-
-    @property
-    def derived_nbytes(self) -> int:
-        """Bytes of derived state."""
-        return int(self._derived.currsize)
-
-    @property
     def nbytes(self) -> int:
         """Bytes held."""
         return int(self._events.currsize + self._derived.currsize)
 
-    def count(self, is_counted: Callable[[DerivedState], bool]) -> int:
-        """Number of derived states that meet a condition."""
+    def stats(self) -> dict[str, float]:
+        """Users and bytes held, those of derived state apart."""
         with self._lock:
-            return sum(map(is_counted, self._derived.values()))
+            long = sum(state.collapsed is not None for state in self._derived.values())
+            return {
+                "cached_histories": len(self._events),
+                "cached_history_bytes": self.nbytes,
+                "cached_memories": len(self._derived),
+                "cached_memory_bytes": self._derived.currsize,
+                "long_histories": long,
+            }
 
     def events(self, user_id: str) -> EventColumns | None:
         """The events of a user, at whatever version they were put."""
