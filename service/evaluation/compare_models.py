@@ -15,7 +15,6 @@ from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
-from models.recommender.recommender import Recommender
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.training.train_and_publish import fit_model
@@ -72,28 +71,25 @@ def compare(
         progress: called as the trainings proceed.
     """
     table: Comparison = {}
-    for at, (name, make) in enumerate(_baselines(task).items()):
+    baselines = _baselines(task)
+    for at, (name, make) in enumerate(baselines.items()):
         if progress is not None:
-            progress(f"baseline: {name}", at, len(_baselines(task)), None)
+            progress(f"baseline: {name}", at, len(baselines), None)
         started = time.monotonic()
         ranker = make(task.train)
-        seconds = time.monotonic() - started
-        table[name] = row = ModelResults()
-        _judge(row, task, ranker, seconds, times=False)
+        _judge(table, name, task, ranker, time.monotonic() - started, times=False)
     for seed in range(first_seed, first_seed + seeds):
-        row = table.setdefault(HEED, ModelResults())
-        model, seconds = _train(task, content, preset, seed, progress)
-        _judge(row, task, ModelRanker(model, content), seconds, times=True)
+        done = fit_model(task.train, content, task.validation, preset, seed, progress)
+        _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
         if seed == first_seed and ablate:
             # The attention is trained last, the rest frozen: without it, the rest is unchanged.
-            alone = ModelRanker(model, content, attention=False)
-            row = table.setdefault(f"{HEED} without target attention", ModelResults())
-            _judge(row, task, alone, seconds, times=True)
+            alone = ModelRanker(done.model, content, attention=False)
+            _judge(table, f"{HEED} without target attention", task, alone, done.seconds)
     if ablate:
-        for name, changed, text, changed_task in _ablations(task, content, preset):
-            model, seconds = _train(changed_task, text, changed, first_seed, progress)
-            row = table.setdefault(f"{HEED} without {name}", ModelResults())
-            _judge(row, changed_task, ModelRanker(model, text), seconds, times=True)
+        for name, changed, text, other in _ablations(task, content, preset):
+            done = fit_model(other.train, text, other.validation, changed, first_seed, progress)
+            ranker = ModelRanker(done.model, text)
+            _judge(table, f"{HEED} without {name}", other, ranker, done.seconds)
     return table
 
 
@@ -137,20 +133,17 @@ def _timeless(task: EvaluationTask) -> EvaluationTask:
     return task._replace(train=log(task.train), validation=validation, test=cases(task.test))
 
 
-def _train(
-    task: EvaluationTask,
-    content: NDArray[np.float32],
-    preset: Preset,
-    seed: int,
-    progress: StageProgressCallback | None,
-) -> tuple[Recommender, float]:
-    done = fit_model(task.train, content, task.validation, preset, seed, progress)
-    return done.model, done.seconds
-
-
 def _judge(
-    row: ModelResults, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool
+    table: Comparison,
+    name: str,
+    task: EvaluationTask,
+    ranker: Ranker,
+    seconds: float,
+    *,
+    times: bool = True,
 ) -> None:
+    """Add the metrics of a model to its row, with and without the target's `times`."""
+
     def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
         return evaluate(
             ranker,
@@ -160,10 +153,10 @@ def _judge(
             use_target_time=use_target_time,
         )
 
+    row = table.setdefault(name, ModelResults(ranker=ranker))
     row.test.append(judged(task.test))
     if times:
         row.test_with_time.append(judged(task.test, use_target_time=True))
     if task.validation is not None:
         row.validation.append(judged(task.validation))
     row.seconds.append(seconds)
-    row.ranker = row.ranker or ranker

@@ -162,10 +162,8 @@ def results_json(row: ModelResults) -> dict[str, Any]:
     """Return the metrics of one model as JSON values."""
 
     def each(found: Sequence[RankingMetrics]) -> list[dict[str, float]]:
-        return [
-            {"hr": one.hr, "ndcg": one.ndcg, "mrr": one.mrr, "coverage": one.coverage}
-            for one in found
-        ]
+        names = ("hr", "ndcg", "mrr", "coverage")
+        return [{name: getattr(one, name) for name in names} for one in found]
 
     return {
         "test": each(row.test),

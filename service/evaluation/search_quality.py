@@ -23,7 +23,6 @@ from models.evaluation.metrics import (
 )
 from models.ranking.search import search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.datasets.base import JudgedQuery
 from service.datasets.rows import to_json_lines
@@ -37,11 +36,8 @@ from service.training.training_corpus import StageProgressCallback, encode_with_
 SearchMode = Literal["BM25 alone", "meaning alone", "both"]
 SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 
-SUCCESS_RANKS, _NDCG_RANKS, RECALL_RANKS = (
-    3,
-    10,
-    100,
-)  # ranks that count for success, for nDCG and for recall
+# Ranks that count for success, for nDCG and for recall.
+SUCCESS_RANKS, _NDCG_RANKS, RECALL_RANKS = 3, 10, 100
 _MIN_QUERIES = 20  # judged queries, with fewer of which nothing is fitted
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -82,19 +78,13 @@ def build_snapshot(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
-    *,
-    trained: TrainedModel | None = None,
 ) -> Snapshot:
-    """Build a snapshot of items as the service would search them, with or without a model.
-
-    Their embeddings are saved.
-    """
+    """Build a snapshot of items as the service would search them; their embeddings are saved."""
     empty = Catalogue.empty(embeddings.encoder.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.encoder.dimension) for item in items]
     catalogue = empty.updated(entries, [], encode_with_progress(embeddings, progress))
     embeddings.save()
-    version = UNTRAINED if trained is None else "trained"
-    return Snapshot.build(version, trained, catalogue, np.zeros(0, dtype=np.int64))
+    return Snapshot.build(UNTRAINED, None, catalogue, np.zeros(0, dtype=np.int64))
 
 
 def catalogue_digest(items: Iterable[Item]) -> str:

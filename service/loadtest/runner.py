@@ -136,9 +136,9 @@ async def _ramp(console: Console, options: Options, requests: Requests) -> dict[
             "rate": rate,
             "held": held,
             "within": within,
-            **{name: summary[name] for name in ("ended", "requests_per_second")},
-            **{name: summary["kinds"][ALL][name] for name in ("requests", "latency", "errors")},
+            "ended": recording.ended,
             "late": summary["generator"]["late"],
+            **summary["kinds"][ALL],
         }
         steps.append(step)
         terminal.show_step(console, step, slo)

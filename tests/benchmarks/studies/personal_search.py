@@ -125,7 +125,8 @@ def measure(
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
     trained = TrainedModel(done.model, ids, counts, embeddings.encoder.name, {}, types)
-    snapshot = build_snapshot(items, embeddings, told, trained=trained)
+    catalogue = build_snapshot(items, embeddings, told).catalogue
+    snapshot = Snapshot.build("trained", trained, catalogue, np.zeros(0, dtype=np.int64))
     validation, test = (
         cases_of(snapshot, holdout, ids, items) for holdout in (task.validation, task.test)
     )
