@@ -106,7 +106,7 @@ def main() -> None:
     except (HeedError, OSError) as error:
         # In two parts, since brackets in the message would be parsed as markup.
         err.print("[bold red]error:[/]", end=" ")
-        err.print(str(error), highlight=False, markup=False, soft_wrap=True)
+        err.print(str(error), markup=False, soft_wrap=True)
         raise SystemExit(1) from None
 
 

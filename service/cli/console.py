@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 # Without a terminal, tables get a fixed width.
-out = Console(width=None if sys.stdout.isatty() else 120)
-err = Console(stderr=True)
+out = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+err = Console(stderr=True, highlight=False)
 
 Data = Annotated[
     Path,

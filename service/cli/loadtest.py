@@ -130,9 +130,9 @@ def loadtest(
     write_json(json_file, report)
     if html is not None:
         html.write_text(render_page(report), encoding="utf-8")
-        out.print(f"{html} written.", highlight=False)
+        out.print(f"{html} written.")
     if report["ended"] == "silent":
-        err.print("[bold red]error:[/] the server stopped answering", highlight=False)
+        err.print("[bold red]error:[/] the server stopped answering")
         raise typer.Exit(1)
     if report["ended"] == "stopped":
         raise typer.Exit(130)

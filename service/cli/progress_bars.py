@@ -61,7 +61,7 @@ def _plain_lines(console: Console) -> StageProgressCallback:
         ended = training is not None and training.step == training.steps
         if stage != last or ended:
             note = _note(training) if ended and training is not None else ""
-            console.print(f"{stage}  {note}".rstrip(), highlight=False)
+            console.print(f"{stage}  {note}".rstrip())
         last = stage
 
     return print_line

@@ -66,7 +66,6 @@ def recommend_all(
     out.print(
         f"{listed.rows:,} rows for {listed.users:,} users written to {file} in "
         f"{listed.seconds:.1f} s, {rate:,.0f} users/s, model {listed.model_version}",
-        highlight=False,
         markup=False,
         soft_wrap=True,
     )
@@ -74,7 +73,6 @@ def recommend_all(
         out.print(
             f"Not every item was scored: recall@{limit} of doing so is {listed.recall:.3f} "
             f"({listed.sampled} users, drawn at random)",
-            highlight=False,
             soft_wrap=True,
         )
 

@@ -76,7 +76,7 @@ def evaluate_search(
             f"{quality.success.mean():.4f}",
         )
     out.print(table)
-    out.print(f"Texts are embedded by {read_by}.", highlight=False, soft_wrap=True)
+    out.print(f"Texts are embedded by {read_by}.", soft_wrap=True)
     both = found["both"]
     out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
     over = search_quality.differences(found)

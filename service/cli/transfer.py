@@ -140,7 +140,7 @@ def open_movielens(name: str, data: Path, dislikes_below: float | None = None) -
     """Print the licence of a MovieLens and open it, downloaded into the cache when missing."""
     from service.datasets.movielens import LICENCE, fetch
 
-    err.print(LICENCE, style="dim", highlight=False, soft_wrap=True)
+    err.print(LICENCE, style="dim", soft_wrap=True)
     with out.status(f"fetching {name}"):
         return fetch(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
 
@@ -160,15 +160,15 @@ def import_dataset(store: Any, source: Any) -> None:
 
 
 def _print_line(text: str) -> None:
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    out.print(text, markup=False, soft_wrap=True)
 
 
 def _print_skipped(skipped: Any) -> None:
     """Print a message for each of the first skipped rows, and the number of all."""
     for line in skipped.messages:
-        err.print(f"skipped {line}", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"skipped {line}", markup=False, soft_wrap=True)
     if skipped.count > len(skipped.messages):
-        err.print(f"skipped {skipped.count:,} rows in all", highlight=False)
+        err.print(f"skipped {skipped.count:,} rows in all")
 
 
 async def _put_users(store: Any, source: Any) -> int:
