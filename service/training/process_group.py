@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.multiprocessing.spawn import ProcessException, spawn
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from service.domain.errors import HeedError
@@ -77,52 +75,30 @@ def process_group(
         return
     with tempfile.TemporaryDirectory(prefix="heed-group-") as name, _threads(size) as threads:
         folder = Path(name)
-        context = multiprocessing.get_context("spawn")
-        others = [
-            context.Process(
-                target=_run_member, args=(folder, rank, size, threads, work, args), daemon=True
-            )
-            for rank in range(1, size)
-        ]
-        for other in others:
-            other.start()
+        others = spawn(  # type: ignore[no-untyped-call]
+            _run_member, (folder, size, threads, work, args), size - 1, join=False, daemon=True
+        )
         try:
-            _wait_for(others, folder)
-            _join_group(folder, 0, size)
-            yield DataParallelGroup(0, size)
-        except RuntimeError as error:
-            if code := _ended(others):
-                raise _broken(code) from error
-            raise
+            # All must have started: the rendezvous would wait for days for one that is dead.
+            while len(list(folder.glob("*.started"))) < size - 1:
+                others.join(_POLL)  # raises if one has failed
+            try:
+                _join_group(folder, 0, size)
+                yield DataParallelGroup(0, size)
+            except RuntimeError:
+                others.join(_EXIT_TIMEOUT)  # connections close before their process has ended
+                raise
+        except ProcessException as error:
+            raise ProcessGroupError(
+                f"a process of the training ended: {error}; if memory ran out, fewer processes "
+                "need less"
+            ) from error
         finally:
             if distributed.is_initialized():
                 distributed.destroy_process_group()
-            for other in others:
+            for other in others.processes:
                 other.join(_GRACE if sys.exception() is None else 0)
                 other.kill()
-
-
-def _wait_for(others: Sequence[BaseProcess], folder: Path) -> None:
-    """Wait until all processes have started: the rendezvous would wait for days for a dead one."""
-    while len(list(folder.glob("*.started"))) < len(others):
-        for other in others:
-            if other.exitcode is not None:
-                raise _broken(other.exitcode)
-        time.sleep(_POLL)
-
-
-def _ended(others: Sequence[BaseProcess]) -> int:
-    """Return the first nonzero exit code; connections close before their process has ended."""
-    for other in others:
-        other.join(_EXIT_TIMEOUT)
-    return next((other.exitcode for other in others if other.exitcode), 0)
-
-
-def _broken(code: int) -> ProcessGroupError:
-    return ProcessGroupError(
-        f"a process of the training ended with exit code {code}; if memory ran out, fewer "
-        "processes need less"
-    )
 
 
 @contextlib.contextmanager
@@ -151,14 +127,15 @@ def _join_group(folder: Path, rank: int, size: int) -> None:
 
 
 def _run_member(
+    index: int,
     folder: Path,
-    rank: int,
     size: int,
     threads: int,
     work: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
-    """Do the work of a spawned process."""
+    """Do the work of a spawned process, the index-th beside rank 0."""
+    rank = index + 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends this process
     torch.set_num_threads(threads)
     (folder / f"{rank}.started").touch()
