@@ -59,8 +59,8 @@ def fit(
     log: Interactions,
     content: NDArray[np.float32],
     *,
-    model_config: RecommenderConfig | None = None,
-    train_config: TrainConfig | None = None,
+    model_config: RecommenderConfig,
+    train_config: TrainConfig,
     validation: Holdout | None = None,
     seed: int = 0,
     progress: Callable[[TrainingProgress], None] | None = None,
@@ -78,9 +78,9 @@ def fit(
     Args:
         log: the training events.
         content: text embeddings of all items [log.n_items, d]; zero rows for items without text.
-        model_config: by default one for this number of items and this d. Its event types and
-            prediction task are replaced by those of the log and the validation cases.
-        train_config: hyperparameters; by default those of `TrainConfig`.
+        model_config: its event types and prediction task are replaced by those of the log and the
+            validation cases.
+        train_config: hyperparameters.
         validation: cases that choose the epoch; without them the last epoch is taken.
         seed: the same seed, data, thread count and world size give the same model.
         progress: called after every step, on rank zero alone.
@@ -93,19 +93,17 @@ def fit(
             `model_config` do not fit the log; if content is not finite or a weight not above 0.
         CheckpointError: if `resume` is damaged or of another training.
     """
-    width = model_config.content_dim if model_config else content.shape[-1]
+    width = model_config.content_dim
     if content.shape != (log.n_items, width):
         raise ValueError(f"content must be [{log.n_items}, {width}], got {list(content.shape)}")
     if not np.isfinite(content).all():
         raise ValueError("content must be finite")
-    model_config = model_config or RecommenderConfig(n_items=log.n_items, content_dim=width)
     if model_config.n_items != log.n_items:
         raise ValueError(f"the model has {model_config.n_items} items, the log {log.n_items}")
     model_config = model_config.with_event_types(
         log.n_types, dislike_type=log.dislike_type, has_dislikes=bool(log.disliked.any())
     )
     model_config = replace(model_config, **prediction_task(log, validation)._asdict())
-    train_config = train_config or TrainConfig()
     train_config = train_config.for_next_basket() if model_config.next_basket else train_config
     if np.any(log.weights <= 0):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")

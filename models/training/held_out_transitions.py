@@ -15,31 +15,30 @@ from models.data.row_sets import user_item_keys
 from models.recommender.cooccurrence import sum_pairs
 from models.recommender.transition_counts import (
     MAX_PAIR_DISTANCE,
-    SEQUENCE_WINDOW,
-    CooccurrenceWindow,
     TransitionCounts,
 )
 
 
-class OwnTransitions:
-    """The share of every user's own history in the transition counts."""
+class HeldOutTransitions:
+    """Transition counts at every position of a window, without the window's own user."""
 
-    def __init__(self, log: Interactions, window: CooccurrenceWindow = SEQUENCE_WINDOW) -> None:
-        n = log.n_items
+    def __init__(self, counts: TransitionCounts, log: Interactions) -> None:
+        """Prepare the counts of a log, which `counts` were counted from."""
+        self._items, self._counts, self._window = counts.items.long(), counts.counts, counts.window
+        n = max(log.n_items, 1)
         # Dense codes of (user, item), so that pairs of them fit an integer in any log.
         sources: NDArray[np.int64] = np.unique(
             user_item_keys(log.users, log.items, n), return_inverse=True
         )[1]
-        keys, self._counts = sum_pairs(
-            log, sources, np.arange(len(log)), MAX_PAIR_DISTANCE, window.power
+        keys, self._own_counts = sum_pairs(
+            log, sources, np.arange(len(log)), MAX_PAIR_DISTANCE, counts.window.power
         )
-        self._items: NDArray[np.int64] = keys % max(n, 1)
-        source = keys // max(n, 1)
+        source, self._own_items = np.divmod(keys, n)
         self._begin = np.searchsorted(source, sources, "left")  # [E]
         self._lengths = np.searchsorted(source, sources, "right") - self._begin
 
-    def starting_at(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the pairs that start at the items of some events [n].
+    def own_pairs(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the pairs that start at the items of some events [n], in their users' histories.
 
         Returns:
             tuple: index into `events`, following item and count, [pairs] each. No item comes twice
@@ -49,22 +48,8 @@ class OwnTransitions:
         index = np.repeat(np.arange(len(events)), lengths)
         within = np.arange(len(index)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = np.repeat(begin, lengths) + within
-        parts = index, self._items[at], self._counts[at]
+        parts = index, self._own_items[at], self._own_counts[at]
         return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
-
-
-class HeldOutTransitions:
-    """Transition counts at every position of a window, without the window's own user."""
-
-    def __init__(self, counts: TransitionCounts, log: Interactions) -> None:
-        """Prepare the counts of a log.
-
-        Args:
-            counts: counted from `log`.
-            log: the training log.
-        """
-        self._items, self._counts, self._window = counts.items.long(), counts.counts, counts.window
-        self._own = OwnTransitions(log, counts.window)
 
     def log_counts(
         self, items: Tensor, events: NDArray[np.int64], column: Tensor | None, width: int
@@ -82,9 +67,7 @@ class HeldOutTransitions:
         flat = items.reshape(-1)
         total = self._counts.new_zeros(batch * length, width + 1)
         columns = self._items[flat]
-        index, own, counts = (
-            part.to(items.device) for part in self._own.starting_at(events.reshape(-1))
-        )
+        index, own, counts = (part.to(items.device) for part in self.own_pairs(events.reshape(-1)))
         if column is not None:
             columns, own = column[columns], column[own]
         # A row has duplicates in the last, unread column only, so nothing needs adding up.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 _BASKET_BATCH_DIVISOR = 4
 
@@ -39,7 +38,3 @@ class TrainConfig:
             validate_every=1,
             batch_tokens=max(1, self.batch_tokens // _BASKET_BATCH_DIVISOR),
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)

@@ -84,19 +84,23 @@ def open_replacement(path: Path) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
-def try_lock(path: Path) -> int | None:
+def try_lock(path: Path, *, directory: bool = False) -> int | None:
     """Lock the file `path` (created when missing) exclusively; None if the lock is taken.
 
-    The returned descriptor is the lock: it is held until every copy is closed, explicitly or by the
-    end of the processes that have it, so that a lock never outlives its holders. Threads of one
-    process exclude each other as processes do.
+    With `directory`, it is a directory that exists. The returned descriptor is the lock: it is held
+    until every copy is closed, explicitly or by the end of the processes that have it, so that a
+    lock never outlives its holders. Threads of one process exclude each other as processes do.
     """
-    return _try_lock(path, os.O_RDWR | os.O_CREAT)
-
-
-def try_lock_directory(path: Path) -> int | None:
-    """As `try_lock`, on a directory that exists. Raises FileNotFoundError when it does not."""
-    return _try_lock(path, os.O_RDONLY | os.O_DIRECTORY)
+    flags = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -126,15 +130,3 @@ def translate_disk_full(detail: str) -> Iterator[None]:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise StoreFull(detail) from error
         raise
-
-
-def _try_lock(path: Path, flags: int) -> int | None:
-    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return descriptor

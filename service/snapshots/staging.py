@@ -49,7 +49,7 @@ class Staging:
         path = self._path / uuid.uuid4().hex
         with self.locked():  # no cleaner may see it before it is locked
             path.mkdir()
-            held = durable_files.try_lock_directory(path)
+            held = durable_files.try_lock(path, directory=True)
         try:
             with durable_files.translate_disk_full("the disk of the model registry is full"):
                 yield path
@@ -69,7 +69,7 @@ class Staging:
             for path in list(self._path.iterdir()):
                 # Gone, or no directory: the one was removed by its owner, the other is not ours.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    held = durable_files.try_lock_directory(path)
+                    held = durable_files.try_lock(path, directory=True)
                     if held is not None:
                         shutil.rmtree(path, ignore_errors=True)
                         os.close(held)

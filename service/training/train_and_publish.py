@@ -131,20 +131,10 @@ def fit_model(
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> TrainingResult:
-    """Call `models.training.fit.fit`, resuming from the checkpoint of the same training if any.
+    """Call `models.training.fit.fit` in each of the processes that share the work.
 
-    Args:
-        log: the events.
-        content: text embeddings of the items [N, D].
-        cases: validation cases.
-        preset: configuration of the model and of its training.
-        seed: of the training.
-        progress: called as the training proceeds.
-        checkpoint: file of the training's state.
-        processes: number of processes that share the work; by default the fastest number.
-
-    Raises:
-        ProcessGroupError: a process of the group ended early.
+    The arguments are as in `train`; content is [N, D]. Raises `ProcessGroupError` when a process of
+    the group ended early.
     """
     work = (log, content, cases, preset, seed)
     size = processes or process_count(
@@ -167,7 +157,7 @@ def _fit(
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
-    """Take part in the training; called in every process of the group."""
+    """Take part in a training, or in the rest of one whose checkpoint exists."""
 
     def on_step(step: TrainingProgress) -> None:
         if step.step % _TRIM_INTERVAL == 0:
@@ -190,12 +180,8 @@ def _fit(
             group=group,
         )
 
-    def read_checkpoint() -> bytes | None:
-        if checkpoint is None or not checkpoint.exists():
-            return None
-        return checkpoint.read_bytes()
-
-    data = group.broadcast(read_checkpoint)
+    exists = checkpoint is not None and checkpoint.exists()
+    data = group.broadcast(lambda: checkpoint.read_bytes() if checkpoint and exists else None)
     if data is not None:
         if progress is not None:
             progress("resuming from the checkpoint", 0, 0, None)

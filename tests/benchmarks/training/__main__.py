@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
 
@@ -97,7 +97,7 @@ def contestants(log: Interactions, dimension: int, python: Path) -> list[Contest
             HEED,
             sys.executable,
             ["-m", "tests.benchmarks.training.trainee", "heed"],
-            {"shape": shape.as_dict(), "config": preset.train_config.as_dict()},
+            {"shape": shape.as_dict(), "config": asdict(preset.train_config)},
         ),
         theirs(sasrec, size, "32-true"),
         theirs(f"{sasrec}, bfloat16", size, "bf16-mixed"),

@@ -6,7 +6,7 @@ import ast
 import io
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def test_sasrec_has_the_size_of_the_best_preset() -> None:
     shape = choose_preset(30, 9, "best").model_config(9, 8)
     wanted = contestants(log(), 8, Path("python"))
     assert wanted[0].spec["shape"] == shape.as_dict()
-    assert wanted[0].spec["config"] == choose_preset(30, 9, "best").train_config.as_dict()
+    assert wanted[0].spec["config"] == asdict(choose_preset(30, 9, "best").train_config)
     options = wanted[1].spec["options"]
     assert (options["n_factors"], options["n_blocks"]) == (shape.dim, shape.blocks)
     assert (options["n_heads"], options["session_max_len"]) == (shape.heads, shape.window)

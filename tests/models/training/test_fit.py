@@ -545,14 +545,6 @@ def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
         fit(log, np.zeros(shape, np.float32), model_config=tiny(10), train_config=QUICK)
 
 
-def test_without_a_shape_content_must_still_be_a_table() -> None:
-    """Without a model configuration, embeddings need one row per item."""
-    log = cycle(users=3, length=3, items=10)
-    for shape in ((9, 4), (10,)):
-        with pytest.raises(ValueError, match=r"content must be \[10, "):
-            fit(log, np.zeros(shape, np.float32), train_config=QUICK)
-
-
 def test_a_shape_of_another_number_of_items_is_refused() -> None:
     """A model configuration for another number of items is refused."""
     log = cycle(users=3, length=3, items=10)
@@ -562,10 +554,10 @@ def test_a_shape_of_another_number_of_items_is_refused() -> None:
 
 def test_content_must_be_finite() -> None:
     """Text embeddings with NaN are refused."""
-    wrong = content(10)
+    log, wrong = cycle(users=3, length=3, items=10), content(10)
     wrong[3, 2] = np.nan
     with pytest.raises(ValueError, match="content must be finite"):
-        fit(cycle(users=3, length=3, items=10), wrong, train_config=QUICK)
+        fit(log, wrong, model_config=tiny(10), train_config=QUICK)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0])

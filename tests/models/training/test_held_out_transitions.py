@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.recommender.transition_counts import count_transitions
-from models.training.held_out_transitions import HeldOutTransitions, OwnTransitions
+from models.training.held_out_transitions import HeldOutTransitions
 from tests.support.transition_logs import (
     ITEMS,
     Counts,
@@ -34,7 +34,7 @@ def own(log: Interactions, user: int) -> Counts:
 def test_own_pairs_are_those_of_the_user_alone(log: Interactions) -> None:
     """For each event, the counts of its item's followers in its user's history are returned."""
     events = np.random.default_rng(0).permutation(len(log))
-    place, column, count = OwnTransitions(log).starting_at(events)
+    place, column, count = HeldOutTransitions(count_transitions(log, 4), log).own_pairs(events)
     found = list(zip(place.tolist(), column.tolist(), strict=True))
     assert len(set(found)) == len(found)
     values = dict(zip(found, count.tolist(), strict=True))
