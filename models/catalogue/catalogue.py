@@ -185,13 +185,11 @@ class Catalogue:
         """Columns that follow from the texts of entries, which are at `rows`."""
         keys, names = keys_of_entries(entries, rows, self.keys.names, encode)
         content = np.zeros((len(rows), self.dimension), np.float32)
-        owners, begins = np.unique(keys.owners, return_index=True)
-        at = np.flatnonzero(np.isin(rows, owners))
-        if len(owners):
-            # The keys stand in the order of the rows, each item's side by side.
-            sums = np.add.reduceat(keys.vectors, np.sort(begins))
-            norms = np.linalg.norm(sums, axis=1, keepdims=True)
-            content[at] = sums / np.where(norms > 0, norms, 1.0)
+        # The keys stand in the order of the rows, each item's side by side.
+        at = np.flatnonzero(np.isin(rows, keys.owners))
+        sums = np.add.reduceat(keys.vectors, np.flatnonzero(np.diff(keys.owners, prepend=-1)))
+        norms = np.linalg.norm(sums, axis=1, keepdims=True)
+        content[at] = sums / np.where(norms > 0, norms, 1.0)
         has_content = self.has_content.copy()
         has_content[rows] = False
         has_content[rows[at]] = True
@@ -228,22 +226,22 @@ class Catalogue:
         }
 
     def _updated_postings(
-        self, touched: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
+        self, rows: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
     ) -> dict[str, NDArray[np.int32]]:
         """Move items from the postings of their old categories to those of the new ones."""
+        stays = np.ones(len(self), np.bool_)
+        stays[rows] = False
         postings = dict(self.postings)
-        left, joined = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-        for row, now in zip(touched.tolist(), categories, strict=True):
-            for name in self.categories[row]:
-                left[name].append(row)
-            for name in now:
+        for name in {name for names in self.categories.take(rows) for name in names}:
+            postings[name] = postings[name][stays[postings[name]]]
+        joined = defaultdict[str, list[int]](list)
+        for row, names in zip(rows.tolist(), categories, strict=True):
+            for name in names:
                 joined[name].append(row)
-        for name, rows in left.items():
-            postings[name] = postings[name][~np.isin(postings[name], rows)]
-        for name, rows in joined.items():
+        for name, added in joined.items():
             known = postings.get(name, np.zeros(0, dtype=np.int32))
-            postings[name] = np.concatenate([known, np.array(rows, dtype=np.int32)])
-        return {name: rows for name, rows in postings.items() if len(rows)}
+            postings[name] = np.concatenate([known, np.array(added, dtype=np.int32)])
+        return {name: listed for name, listed in postings.items() if len(listed)}
 
     def _updated_bm25(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64]

@@ -31,13 +31,7 @@ class EventEmbedding(nn.Module):
         self.log_weight_embedding = nn.Parameter(torch.zeros(dim))
 
     def forward(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
-        """Embed events.
-
-        Args:
-            vectors: item vectors, [..., dim].
-            types: int64 [...].
-            log_weights: [...].
-        """
+        """Embed events: item vectors [..., dim], types int64 [...] and log weights [...]."""
         if self.type_embedding is not None:
             table = pad(self.type_embedding, (0, 0, 0, 1))  # a row of zeros for unknown types
             vectors = vectors + embedding(_rows(types, len(self.type_embedding)), table)

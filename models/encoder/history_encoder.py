@@ -96,12 +96,9 @@ class HistoryEncoder(nn.Module):
         return EncoderCache(empty, empty, times, weight.new_zeros(first.dim))
 
     def append(self, cache: EncoderCache, events: Tensor, timestamps: Tensor) -> EncoderCache:
-        """Return the cache with more events, computing the new events alone.
+        """Return the cache with more events, oldest first, computing the new events alone.
 
-        Args:
-            cache: of the events before.
-            events: input vectors of the new events, oldest first, [n, dim].
-            timestamps: int64 microseconds [n].
+        Input vectors [n, dim], and timestamps in int64 microseconds [n].
         """
         if not len(timestamps):
             return cache
@@ -116,12 +113,7 @@ class HistoryEncoder(nn.Module):
         return EncoderCache(keys[:, :, 0], values[:, :, 0], times[0], newest)
 
     def user_state(self, cache: EncoderCache, request_time: int = NO_REQUEST_TIME) -> Tensor:
-        """Compute the user state h [dim] of all cached events; zero if there are none.
-
-        Args:
-            cache: of the user's events.
-            request_time: microseconds, or `NO_REQUEST_TIME`.
-        """
+        """Compute the user state h [dim] of all cached events; zero if there are none."""
         if not len(cache):
             return torch.zeros_like(cache.newest)
         times = cache.timestamps[None]

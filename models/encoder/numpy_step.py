@@ -77,13 +77,7 @@ class NumpyEncoder:
         self._blocks = [_Block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
 
     def append(self, cache: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
-        """Return the cache with one more event.
-
-        Args:
-            cache: of the events before.
-            event: the input vector [dim].
-            timestamp: microseconds.
-        """
+        """Return the cache with one more event: its input vector [dim], and microseconds."""
         blocks, heads, old, size = cache.keys.shape
         shape = (blocks, heads, old + 1, size)
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)

@@ -19,35 +19,25 @@ _FAR = 512  # the least distance in the last bucket
 
 
 def position_bucket(distance: Tensor) -> Tensor:
-    """Bucket a distance in events: exact below 16, then three per octave, at most 31.
+    """Bucket distances [...] in events: exact below 16, then three per octave, at most 31.
 
-    Args:
-        distance: integers of any shape, 0 = the newest event; negative counts as 0.
+    0 is the newest event; a negative distance counts as 0.
     """
     table = POSITION_BUCKET_OF.to(distance.device)
     return table[distance.clamp(0, len(table) - 1)]
 
 
 def age_bucket(age: Tensor) -> Tensor:
-    """Bucket an age in microseconds: 0 for age 0, then 1.4 per octave of seconds, at most 39.
+    """Bucket ages [...] in microseconds: 0 for age 0, then 1.4 per octave of seconds, at most 39.
 
-    Args:
-        age: integers of any shape; negative (a clock that ran backwards) counts as 0.
-
-    Returns:
-        Tensor: int32, of the same shape.
+    A negative age (a clock that ran backwards) counts as 0. Returns int32.
     """
     edges = AGE_EDGES.to(age.device)
     return torch.bucketize(age.contiguous(), edges, right=True, out_int32=True)
 
 
 def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
-    """Bucket position and age together: int32 in [0, BUCKETS), position-major.
-
-    Args:
-        distance: integers, broadcastable against `age`.
-        age: integers in microseconds.
-    """
+    """Bucket position and age together: int32 in [0, BUCKETS), position-major."""
     return age_bucket(age) + (position_bucket(distance) * AGE_BUCKETS).int()
 
 

@@ -38,9 +38,8 @@ class Reason(NamedTuple):
     weight: float  # mean over heads
     contribution: float  # signed; all rows' sum to attention + transitions
     without: float  # the score had this row not been there, attention and transitions recomputed
-    without_exact: float | None = (
-        None  # the same with the sequence part: see `models.ranking.leave_one_out`
-    )
+    # The same with the sequence part: see `models.ranking.leave_one_out`.
+    without_exact: float | None = None
 
 
 @torch.inference_mode()

@@ -47,19 +47,12 @@ class FieldMatches:
         return int(np.count_nonzero(self.allowed_keys[self.places]))
 
     def bias(
-        self,
-        places: RowIndices,
-        personal: NDArray[np.float32] | None,
-        temperature: float,
+        self, places: RowIndices, personal: NDArray[np.float32] | None, temperature: float
     ) -> Tensor:
         """Return the biases of some keys [K], in units of the cosine; -inf hides a key.
 
-        `attend` divides scores and biases by the temperature, on which biases must not depend.
-
-        Args:
-            places: of the keys.
-            personal: [N], logits that are added to the keys of each item.
-            temperature: that the softmax will divide by.
+        `personal` [N] are logits that are added to the keys of each item. `attend` divides scores
+        and biases by the temperature, on which biases must not depend.
         """
         fields = self.catalogue.keys
         biases = self.parameters.fields

@@ -61,8 +61,8 @@ def recommend(
     allowed[excluded] = False
     count = int(np.count_nonzero(allowed))
     if not len(user):
-        open_rows = np.flatnonzero(allowed)
-        rows = popular_first(snapshot, open_rows)[: max(limit, CANDIDATES if diversity else limit)]
+        ranked = popular_first(snapshot, np.flatnonzero(allowed))
+        rows = ranked[: max(limit, CANDIDATES if diversity else limit)]
     elif options.mode == "exact" or count * _cost(user, options) <= EXACT_WORK:
         rows = np.flatnonzero(allowed)
     else:
@@ -106,17 +106,15 @@ def candidates(
             beside = user.collapsed.mean_context()
     query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias, beside)
     alone = query[:-1]  # the last is 1, times the prior
-    first = snapshot.indexed_items if snapshot.index is not None else 0
+    first = snapshot.indexed_items  # 0 without an index
     found = np.zeros(0, dtype=np.int64)
     if snapshot.index is not None:
         inside = snapshot.index.search(alone[None].numpy(), count, allow=allowed[:first])[0]
         found = inside[inside >= 0]
     open_rows = np.flatnonzero(allowed[first:]) + first
     if len(open_rows) > count:
-        near = (
-            snapshot.cow_tables.candidate_keys(slice(first, None)) @ alone
-            + snapshot.tables.prior[first:]
-        )
+        near = snapshot.cow_tables.candidate_keys(slice(first, None)) @ alone
+        near += snapshot.tables.prior[first:]
         near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     counted = _counted(snapshot, user, count)
@@ -125,10 +123,8 @@ def candidates(
 
 def _cost(user: UserMemory, options: AttentionOptions) -> float:
     """Return the cost of attending for one target, in rows."""
-    rows = len(user.memory)
-    return (
-        rows if user.collapsed is None else rows + min(len(user.collapsed), options.crossover.many)
-    )
+    older = 0 if user.collapsed is None else min(len(user.collapsed), options.crossover.many)
+    return len(user.memory) + older
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:

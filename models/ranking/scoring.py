@@ -36,12 +36,10 @@ class Scores(NamedTuple):
     mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
     mode: Literal["exact", "coarse"]  # coarse: clusters stood for some rows of a long history
     memory_rows: int  # rows of the memory
-    relative_error: Tensor | None = (
-        None  # [T] of contexts, relative, at 99 %, largest of heads; None = 0
-    )
-    rows_scanned: float | None = (
-        None  # rows attended one by one, mean of targets and heads; None = all
-    )
+    # [T] of contexts, relative, at 99 %, largest of heads; None = 0
+    relative_error: Tensor | None = None
+    # Rows attended one by one, mean of targets and heads; None = all.
+    rows_scanned: float | None = None
     partial: PartialSoftmax | None = None  # long history: attention of all heads and targets
 
 
@@ -54,11 +52,8 @@ def score(
 ) -> Scores:
     """Score targets, rows [T] of the catalogue, by attending over the user's memory.
 
-    Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
-        targets: item rows [T].
-        options: the softmax, and when clusters stand for the older events of a long history.
+    `user` is from `build_memory` with the same snapshot. `options` say, beside the softmax, when
+    clusters stand for the older events of a long history.
     """
     if not len(targets):
         none = torch.zeros(0)
@@ -119,10 +114,8 @@ def _attend_exact(
 ) -> Tensor:
     """Return the attention part [T]."""
     tables = snapshot.tables
-    query, output = (
-        gather_rows(tables.queries, targets),
-        gather_rows(tables.outputs, targets),
-    )  # (H, T, d)
+    query = gather_rows(tables.queries, targets)  # (H, T, d)
+    output = gather_rows(tables.outputs, targets)
     keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
     bias = user.bias[:, None]  # (H, 1, m)
     visible = exclude_self(targets, user.rows) if options.exclude_self else None  # (T, m)

@@ -32,11 +32,15 @@ def transition_matrix(log: Interactions, *, window: int, power: float) -> Tensor
     by_item = np.argsort(log.items, kind="stable")
     edges = np.concatenate(([0], np.cumsum(log.item_counts())))  # [n + 1] rows of by_item
     keys, counts = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
-    for first, last in _chunks(edges, max(1, CHUNK // window)):
+    first = 0
+    while first < n:  # so many items that their events are about a chunk, or a single one
+        size = edges[first] + max(1, CHUNK // window)
+        last = max(first + 1, int(np.searchsorted(edges, size, side="right")) - 1)
         events = by_item[edges[first] : edges[last]]
         chunk_keys, chunk_counts = sum_pairs(log, log.items, events, window, power)
         keys.append(chunk_keys)
         counts.append(chunk_counts)
+        first = last
     indices = np.stack(np.divmod(np.concatenate(keys), max(n, 1)))
     values = torch.from_numpy(np.concatenate(counts))
     return torch.sparse_coo_tensor(
@@ -76,14 +80,3 @@ def sum_pairs(
     weights = np.concatenate(([0.0], np.arange(1.0, window + 1) ** -power))[distance[order]]
     sums = np.add.reduceat(weights, starts) if len(starts) else weights
     return keys[starts], sums.astype(np.float32)
-
-
-def _chunks(edges: NDArray[np.int64], size: int) -> list[tuple[int, int]]:
-    """Split the items into ranges of about `size` events each, or of a single item."""
-    items, out, first = len(edges) - 1, [], 0
-    while first < items:
-        last = int(np.searchsorted(edges, edges[first] + size, side="right")) - 1
-        last = min(max(last, first + 1), items)
-        out.append((first, last))
-        first = last
-    return out

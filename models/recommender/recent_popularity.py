@@ -33,8 +33,8 @@ class RecentPopularity:
         step = (times - self._first) // self._step
         steps = int(step.max(initial=0)) + 2
         order = np.argsort(step, kind="stable")
-        edges = np.searchsorted(step[order], np.arange(steps + 1))
-        by_step = [items[order[edges[at] : edges[at + 1]]] for at in range(steps)]
+        edges = np.searchsorted(step[order], np.arange(1, steps))
+        by_step = np.split(items[order], edges)
         decays = [0.5 ** (self._step / (days * DAY)) for days in HALF_LIVES]
         tables = [_decayed_popularity(by_step, log.n_items, decay) for decay in decays]
         self._tables = torch.from_numpy(np.stack(tables)).to(device)

@@ -144,7 +144,7 @@ class BM25Index:
             stem for words in parsed.terms for word in words for stem in self._terms.stems(word)
         }
         return [
-            (token.char_offset_from, token.char_offset_to or token.char_offset_from)
+            (token.char_offset_from, token.char_offset_to)
             for token in self._terms.stem_tokens(text)
             if token.text in stems
         ]

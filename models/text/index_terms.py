@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import tantivy
 
@@ -40,27 +39,25 @@ class IndexTerms:
         self._stems, self._words = analyser(stemmed=True), analyser(stemmed=False)
         self.letters = frozenset(own for each in letters for own in self._words.analyze(each))
 
-    def words(self, text: str) -> list[Any]:
+    def words(self, text: str) -> list[tantivy.Token]:
         """Return the words of a text as tantivy's tokens, with their offsets in characters."""
-        tokens: list[Any] = self._words.pre_tokenize(fold_sigma(text)).tokens
-        return tokens
+        return self._words.pre_tokenize(fold_sigma(text)).tokens
 
     def stems(self, text: str) -> list[str]:
         """Return the stems of a text in their order."""
-        return list(self._stems.analyze(fold_sigma(text)))
+        return self._stems.analyze(fold_sigma(text))
 
-    def stem_tokens(self, text: str) -> list[Any]:
+    def stem_tokens(self, text: str) -> list[tantivy.Token]:
         """Return the stems of a text as tantivy's tokens, with their offsets in characters."""
-        tokens: list[Any] = self._stems.pre_tokenize(fold_sigma(text)).tokens
-        return tokens
+        return self._stems.pre_tokenize(fold_sigma(text)).tokens
 
     def stem_frequency(self, stem: str) -> int:
         """Count the documents that have a stem in any field."""
-        return int(self._searcher.doc_freq("stems", stem))
+        return self._searcher.doc_freq("stems", stem)
 
     def title_frequency(self, word: str) -> int:
         """Count the documents that have a word in their title."""
-        return int(self._searcher.doc_freq("titles", word))
+        return self._searcher.doc_freq("titles", word)
 
     def title_words(self, prefix: str) -> list[str]:
         """Return the words of titles that begin with a prefix, the most frequent first."""

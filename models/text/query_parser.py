@@ -52,7 +52,7 @@ class QueryParser:
             start, plain = part.start(1 if quoted else 2), part[1 if quoted else 2]
             starred = not quoted and plain.endswith("*")
             tokens = self._terms.words(plain)
-            phrase, phrased = "", 0
+            corrected, done = "", 0
             for at, token in enumerate(tokens):
                 word, last = token.text, at == len(tokens) - 1 and not quoted
                 ends = last and (starred or part.end() == len(query))
@@ -60,17 +60,15 @@ class QueryParser:
                 words.append(alternatives)
                 if alternatives != (word,):
                     corrections[word] = alternatives
-                if alternatives[0] == word:
-                    continue
-                begin = token.char_offset_from
-                end = begin if token.char_offset_to is None else token.char_offset_to
-                other = _match_case(alternatives[0], plain[begin:end])
-                text += query[copied : start + begin] + other
-                phrase += plain[phrased:begin] + other
-                copied, phrased = start + end, end
-            phrase += plain[phrased:]
-            if quoted and self._terms.stems(phrase):
-                phrases.append(phrase)
+                if alternatives[0] != word:
+                    begin, end = token.char_offset_from, token.char_offset_to
+                    corrected += plain[done:begin] + _match_case(alternatives[0], plain[begin:end])
+                    done = end
+            corrected += plain[done:]
+            text += query[copied:start] + corrected
+            copied = part.end(1 if quoted else 2)
+            if quoted and self._terms.stems(corrected):
+                phrases.append(corrected)
         text = re.sub('[*"]', " ", text + query[copied:])
         return ParsedQuery(
             " ".join(text.split()) if corrections else text,
