@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.field_keys import NewKeys
-from models.index.mips import normalize_rows
+from models.index.unit_vectors import normalize_rows
 
 Vectors = NDArray[np.float32]
 Encode = Callable[[Sequence[str]], Vectors]

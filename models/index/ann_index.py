@@ -18,7 +18,7 @@ import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and 
 from numpy.typing import NDArray
 
 from models.index import faiss_structures
-from models.index.mips import Floats
+from models.index.unit_vectors import Floats
 
 import faiss  # isort: skip
 

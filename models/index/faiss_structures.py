@@ -11,7 +11,7 @@ import numpy as np
 import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
 from numpy.typing import NDArray
 
-from models.index.mips import Floats
+from models.index.unit_vectors import Floats
 
 import faiss  # isort: skip
 

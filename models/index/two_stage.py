@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.attention.attend import check_temperature
 from models.attention.kv_memory import KeyValueMemory
 from models.attention.memory_query import MemoryQuery
 from models.attention.scorers import Scorer, cosine, scaled_dot
 from models.attention.softmax_mass import estimate_mass
 from models.index.ann_index import CoarseIndex, IndexKind, build_index
-from models.index.mips import Floats, normalize_rows
+from models.index.unit_vectors import Floats, normalize_rows
 
 _OVERSAMPLE = 4  # rows fetched for each one wanted, where the index does not order by the score
 
@@ -83,7 +82,6 @@ def attend_retrieved(
     Raises ValueError, naming the argument, when shapes do not fit or k < 1.
     """
     lookup = MemoryQuery(query, memory, score)
-    check_temperature(temperature)
     targets, heads, n = query.shape[0], memory.heads, len(memory)
     if k < 1:
         raise ValueError(f"k: must be at least 1, got {k}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from models.index import faiss_structures
 from models.index.ann_index import CoarseIndex, IndexKind, Mask, RowArray, build_index
-from models.index.mips import Floats
+from models.index.unit_vectors import Floats
 from tests.support.reference import recall
 
 import faiss  # isort: skip  # after torch, which models.index.ann_index imports first

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.history.user_memory import build_memory
-from models.index.mips import normalize_rows
+from models.index.unit_vectors import normalize_rows
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender, content_only_model

@@ -1,4 +1,4 @@
-"""Maximum inner product search: vectors of unit length, whose inner product is their cosine."""
+"""Vectors of unit length, whose inner product is their cosine."""
 
 from __future__ import annotations
 
