@@ -1,16 +1,13 @@
 """Key-value memory: rows of (key, value), row i being one record in every head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValueMemory:
-    """Frozen rows; a merge returns a new memory and leaves both as they were.
+    """Frozen rows.
 
     keys: [n, H, d_k]. values: [n, H, d_v]. bias: added to every score of a row, [n] or, per head,
     [H, n]; -inf hides the row; None = zero.
@@ -55,26 +52,3 @@ class KeyValueMemory:
     def head_bias(self, head: int) -> Tensor | None:
         """The row bias [n] of one head."""
         return self.bias if self.bias is None or self.bias.dim() == 1 else self.bias[head]
-
-    def merge(self, other: KeyValueMemory) -> KeyValueMemory:
-        """Concatenate these rows and the other's. A missing bias counts as zero.
-
-        Raises ValueError when heads or dimensions differ.
-        """
-        for name, a, b in (("keys", self.keys, other.keys), ("values", self.values, other.values)):
-            if a.shape[1:] != b.shape[1:]:
-                raise ValueError(
-                    f"{name}: [heads, d] is {list(b.shape[1:])}, "
-                    f"this memory has {list(a.shape[1:])}: they must agree"
-                )
-        bias = None
-        if self.bias is not None or other.bias is not None:
-            bias = torch.cat([self._full_bias(), other._full_bias()], dim=1)
-        return KeyValueMemory(
-            torch.cat([self.keys, other.keys]), torch.cat([self.values, other.values]), bias
-        )
-
-    def _full_bias(self) -> Tensor:
-        """The bias of every head [H, n], zero where there is none."""
-        bias = self.keys.new_zeros(len(self)) if self.bias is None else self.bias
-        return bias.expand(self.heads, -1)

@@ -45,16 +45,14 @@ class LongAttention(NamedTuple):
 
 def concat_targets(parts: Iterable[LongAttention]) -> LongAttention:
     """Concatenate results over targets."""
-    every = list(parts)
+    attention, mass, error, scanned, partials = zip(*parts, strict=True)
+    contexts, logsumexps = zip(*partials, strict=True)
     return LongAttention(
-        torch.cat([part.attention for part in every]),
-        torch.cat([part.mass for part in every]),
-        torch.cat([part.error for part in every]),
-        torch.cat([part.scanned for part in every]),
-        PartialSoftmax(
-            torch.cat([part.partial.context for part in every], 1),
-            torch.cat([part.partial.logsumexp for part in every], 1),
-        ),
+        torch.cat(attention),
+        torch.cat(mass),
+        torch.cat(error),
+        torch.cat(scanned),
+        PartialSoftmax(torch.cat(contexts, 1), torch.cat(logsumexps, 1)),
     )
 
 
@@ -154,14 +152,14 @@ def expand_top_events(
         collapsed.advance_to(user.at)
         history = collapsed.history
         own = int((history.rows == target).sum()) if options.exclude_self else 0
-        events, bias = collapsed.top_events(query, outputs, whole.logsumexp, top + own)
+        events, event_bias = collapsed.top_events(query, outputs, whole.logsumexp, top + own)
     if options.exclude_self:
         others = history.rows[events] != target
-        events, bias = events[others][:top], bias[:, others][:, :top]
+        events, event_bias = events[others][:top], event_bias[:, others][:, :top]
     rows = torch.from_numpy(history.rows[events].astype(np.int64))
     keys = gather_rows(snapshot.tables.keys, rows)  # (H, E, d)
     values = gather_rows(snapshot.tables.values, rows)
-    biases = torch.from_numpy(bias)
+    biases = torch.from_numpy(event_bias)
     scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
     # Shares of one softmax: what neither the newer nor these events hold is the remainder's.
     total, context = whole.logsumexp, whole.context[:, 0]  # (H, 1), (H, d)
@@ -175,17 +173,18 @@ def expand_top_events(
     if history.types is not None:
         types[:-1] = torch.from_numpy(history.types[events].astype(np.int64))
     nothing = torch.zeros(len(keys), 1, keys.shape[2])
-    biases = torch.cat([biases, total + left.log()], 1)
-    more = KeyValueMemory(
-        torch.cat([keys, nothing], 1).transpose(0, 1),
-        torch.cat([values, (context / left)[:, None]], 1).transpose(0, 1),
-        bias=biases,
+    keys, values = torch.cat([keys, nothing], 1), torch.cat([values, (context / left)[:, None]], 1)
+    bias = torch.cat([user.bias, biases, total + left.log()], 1)
+    memory = KeyValueMemory(
+        torch.cat([user.memory.keys, keys.transpose(0, 1)]),
+        torch.cat([user.memory.values, values.transpose(0, 1)]),
+        bias,
     )
     forever = torch.full((count,), FARTHEST)
     return replace(
         user,
-        memory=user.memory.merge(more),
-        bias=torch.cat([user.bias, biases], 1),
+        memory=memory,
+        bias=bias,
         rows=torch.cat([user.rows, rows, torch.tensor([-1])]),
         source=np.concatenate([user.source, events, [REMAINDER]]),
         distance=torch.cat([user.distance, forever]),
