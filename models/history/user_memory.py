@@ -80,29 +80,23 @@ class EncodedHistory(NamedTuple):
         return self.events.nbytes + self.state.nbytes
 
 
-@torch.inference_mode()
 def encode(
-    snapshot: Snapshot, history: UserHistory, before: EncodedHistory | None = None
-) -> EncodedHistory | None:
-    """Encode the newest events that can be attended; None without an encoder.
-
-    Args:
-        snapshot: the model and the catalogue.
-        history: what the requester did.
-        before: from an earlier call with the same model. Where it read a beginning of the same
-            events, and the same inputs, only the rest is computed; else it is ignored.
-    """
-    return _encode(snapshot, history, *attendable_events(snapshot, history), before)
-
-
-def _encode(
     snapshot: Snapshot,
     history: UserHistory,
     source: NDArray[np.int64],
     rows: Tensor,
     before: EncodedHistory | None,
 ) -> EncodedHistory | None:
-    """Encode the events whose positions and item rows `attendable_events` gives."""
+    """Encode the newest events that can be attended; None without an encoder.
+
+    Args:
+        snapshot: the model and the catalogue.
+        history: what the requester did.
+        source: positions of the events that can be attended, from `attendable_events`.
+        rows: their item rows.
+        before: from an earlier call with the same model. Where it read a beginning of the same
+            events, and the same inputs, only the rest is computed; else it is ignored.
+    """
     encoder = snapshot.model.encoder
     if encoder is None:
         return None
@@ -193,7 +187,7 @@ def build_memory(
     age = (at - times).clamp(min=0)
 
     if user_state is None:
-        encoded = _encode(snapshot, history, source, rows, encoded)
+        encoded = encode(snapshot, history, source, rows, encoded)
         user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
     recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.cooccurrence_window.depth + 1]

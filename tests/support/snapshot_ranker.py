@@ -10,7 +10,7 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.history.user_history import UserHistory
-from models.history.user_memory import UserMemory, build_memory, encode
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 from tests.support.small import UserEvents, events_of
 
@@ -73,7 +73,7 @@ def requester(snapshot: Snapshot, events: UserEvents, asked: int | None = None) 
 
 def _untold(snapshot: Snapshot, history: UserHistory) -> Tensor | None:
     """h_u asked at no time; None where there is nothing to read."""
-    encoder, read = snapshot.model.encoder, encode(snapshot, history)
+    encoder, read = snapshot.model.encoder, build_memory(snapshot, history, 0).encoded
     if encoder is None or read is None or not len(read.state):
         return None
     with torch.inference_mode():

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.history.user_history import UserHistory
-from models.history.user_memory import EncodedHistory, encode
+from models.history.user_memory import EncodedHistory, attendable_events, encode
 from models.recommender.artifact import TrainedModel
 from models.training.presets import PRESET_NAMES, choose_preset
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
@@ -69,18 +70,18 @@ def _grown(name: str, rounds: int) -> AppendResult:
     window = model.config.window
     step = window_start(window + 1, window)
     whole = _past(EVENTS + step)
-    before = encode(snapshot, _first(whole, EVENTS))
+    before = _encode(snapshot, _first(whole, EVENTS))
     longer = _first(whole, EVENTS + 1)
 
     def run() -> None:
         kept: EncodedHistory | None = before
         for length in range(EVENTS + 1, EVENTS + step + 1):
-            kept = encode(snapshot, _first(whole, length), kept)
+            kept = _encode(snapshot, _first(whole, length), kept)
 
     timed = alternate(
         {
-            "again": lambda: encode(snapshot, longer),
-            "append": lambda: encode(snapshot, longer, before),
+            "again": lambda: _encode(snapshot, longer),
+            "append": lambda: _encode(snapshot, longer, before),
             "run": run,
         },
         rounds,
@@ -103,3 +104,10 @@ def _past(events: int) -> UserHistory:
 
 def _first(history: UserHistory, events: int) -> UserHistory:
     return UserHistory(history.rows[:events], history.timestamps[:events], history.weights[:events])
+
+
+@torch.inference_mode()
+def _encode(
+    snapshot: Snapshot, history: UserHistory, before: EncodedHistory | None = None
+) -> EncodedHistory | None:
+    return encode(snapshot, history, *attendable_events(snapshot, history), before)

@@ -14,7 +14,7 @@ from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.event_types import MASKED, UNKNOWN
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory, encode
+from models.history.user_memory import build_memory
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.recommend import recommend
@@ -118,7 +118,8 @@ def test_appending_equals_encoding_anew(
     cut = data.draw(st.integers(0, events))
     part = replace(made, rows=made.rows[:cut], timestamps=made.timestamps[:cut],
                    weights=made.weights[:cut], types=made.types[:cut])  # type: ignore[index]  # fmt: skip
-    grown = build_memory(snapshot, made, AT, encoded=encode(snapshot, part))
+    before = build_memory(snapshot, part, AT).encoded
+    grown = build_memory(snapshot, made, AT, encoded=before)
     anew = build_memory(snapshot, made, AT)
     np.testing.assert_allclose(grown.user_state, anew.user_state, atol=1e-5)
 
@@ -128,7 +129,7 @@ def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> N
     liked, disliked = (
         past([3, 4], [0, DAY], types=np.array([VIEW, kind], np.int32)) for kind in (VIEW, DISLIKE)
     )
-    kept = encode(snapshot, liked)
+    kept = build_memory(snapshot, liked, AT).encoded
     found = build_memory(snapshot, disliked, AT, encoded=kept)
     assert torch.equal(found.user_state, build_memory(snapshot, disliked, AT).user_state)
     assert not torch.equal(found.user_state, build_memory(snapshot, liked, AT).user_state)

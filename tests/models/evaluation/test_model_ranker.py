@@ -10,7 +10,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory, encode
+from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel, window_start
@@ -57,7 +57,7 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
         made = UserHistory(each.items, each.timestamps, each.weights, types=known)
         summary = None
         if gap is None:
-            read = encode(snapshot, made)
+            read = build_memory(snapshot, made, 0).encoded
             assert read is not None
             with torch.inference_mode():
                 summary = model.encoder.user_state(read.state)

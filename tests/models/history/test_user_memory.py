@@ -11,13 +11,21 @@ from hypothesis import strategies as st
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
-from models.history.user_memory import EncodedHistory, build_memory, encode
+from models.history.user_memory import EncodedHistory, attendable_events, build_memory
+from models.history.user_memory import encode as encode_events
 from models.ranking.scoring import score
 from tests.support.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, appends, drawn_snapshot
 from tests.support.reference_model import ReferenceModel, window_start
 from tests.support.small import DAY, SECOND, past, random_model, random_past
 from tests.support.small import encode as encode_texts
 from tests.support.small import snapshot as small_snapshot
+
+
+@torch.inference_mode()
+def encode(
+    snapshot: Snapshot, history: UserHistory, before: EncodedHistory | None = None
+) -> EncodedHistory | None:
+    return encode_events(snapshot, history, *attendable_events(snapshot, history), before)
 
 
 @pytest.fixture(scope="module")
