@@ -160,18 +160,12 @@ class CollapsedHistory:
             order: see `attend_clusters`.
             use_clusters: where there are any.
         """
-        if not len(self):
-            zero = torch.zeros_like(recent.logsumexp)
-            return ClusteredAttention(recent, zero, zero, recent.logsumexp.clone(), zero)
         held = len(self.clusters) if use_clusters and self.clusters is not None else 0
         if held < len(self):
             recent = merge_partials(recent, attend_blocks(query, self._blocks(held)))
-        one_by_one = float(len(self) - held)
+        one_by_one = len(self) - held
         if self.clusters is None or not held:
-            zero = torch.zeros_like(recent.logsumexp)
-            return ClusteredAttention(
-                recent, zero, zero + one_by_one, recent.logsumexp.clone(), zero
-            )
+            return ClusteredAttention.exact(recent, one_by_one)
         tail = attend_clusters(
             self.clusters, query, recent_partial=recent, max_error=max_error, order=order
         )
@@ -204,8 +198,6 @@ class CollapsedHistory:
     def mean_context(self) -> PartialSoftmax:
         """The mean of the values, by their weights: attention of a zero query, [H, 1, d_v]."""
         heads, _, width = self._tables.values.shape
-        if not len(self):
-            return PartialSoftmax.empty(heads, 1, width)
         nothing = torch.zeros(heads, 1, self._tables.keys.shape[2])
         recent = PartialSoftmax.empty(heads, 1, width)
         # Of the mean the moments of clusters are exact.

@@ -85,11 +85,10 @@ class ItemWeights:
         inside = rows[rows < len(self._places)]
         return bool((self._places[inside] >= 0).any() or np.isin(rows, self._missing).any())
 
-    def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places of item rows [n], -1 for items without events."""
-        inside = rows < len(self._places)
-        places = self._places.take(rows, mode="clip").astype(np.int64)
-        return np.where(inside, places, -1)
+    def places(self, rows: NDArray[np.integer]) -> NDArray[np.int32]:
+        """The places of item rows [n], -1 for rows of no item and items without events."""
+        inside = (rows >= 0) & (rows < len(self._places))
+        return np.where(inside, self._places.take(rows, mode="clip"), -1)
 
     def log_weights(self, places: NDArray[np.int64] | slice) -> Tensor:
         """Log of the weights at some places, [H, n]."""
@@ -186,12 +185,9 @@ class ItemWeights:
 
     def _event_places(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
         """The place of each event's item; -1 for events that cannot be attended."""
-        rows = self.history.rows[events]
-        places = self._places.take(rows, mode="clip")
-        hidden = (rows < 0) | (rows >= len(self._places))
+        places = self.places(self.history.rows[events])
         if self.history.types is not None:
-            hidden |= self.history.types[events] == MASKED
-        places[hidden] = -1
+            places[self.history.types[events] == MASKED] = -1
         return places
 
     def _columns(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from functools import cache, partial
 import torch
 
 from models.attention.clustered.cluster_tree import ClusterTree, KVTable
-from models.attention.clustered.clustered_attention import attend_all_rows, attend_clusters
+from models.attention.clustered.clustered_attention import attend_clusters
 from models.history.attention_options import MANY_TARGETS, Crossover
 
 _ROWS = 16_384
@@ -38,7 +38,7 @@ def measure() -> Crossover:
         query = 0.1 * normal(_HEADS, targets, _WIDTH)
         ratio = _ratio(
             partial(attend_clusters, clusters, query, max_error=math.inf),
-            partial(attend_all_rows, clusters, query),
+            partial(attend_clusters, clusters, query, max_error=0),
         )
         crossings.append(_ROWS * ratio)
     return Crossover(*crossings)

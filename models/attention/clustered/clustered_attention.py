@@ -56,11 +56,6 @@ def attend_clusters(
     return found
 
 
-def attend_all_rows(tree: ClusterTree, query: Tensor) -> PartialSoftmax:
-    """Attend over every row of a tree, one by one: the reference."""
-    return attend_blocks(query, tree.blocks(slice(None)))
-
-
 def _refine(
     tree: ClusterTree,
     head: int,
@@ -124,5 +119,4 @@ def _attend_all(
     tree: ClusterTree, heads: slice, query: Tensor, recent_partial: PartialSoftmax
 ) -> ClusteredAttention:
     partial = merge_partials(recent_partial, attend_blocks(query, tree.blocks(heads)))
-    zero = torch.zeros_like(partial.logsumexp)
-    return ClusteredAttention(partial, zero, zero + len(tree), partial.logsumexp.clone(), zero)
+    return ClusteredAttention.exact(partial, len(tree))

@@ -42,34 +42,33 @@ def balanced_partition(
     spare = torch.arange(clusters * size - n) * n // max(1, clusters * size - n)
     source = torch.cat([torch.arange(n), spare])
     order = torch.arange(clusters * size)[None]
-    metric = torch.eye(d) if metric is None else metric
+    root = torch.eye(d)
+    if metric is not None:
+        values, axes = torch.linalg.eigh(metric)
+        root = (axes * values.clamp(min=0).sqrt()) @ axes.mT
     for _ in range(clusters.bit_length() - 1):
         count, width = order.shape
         halves = torch.empty(2 * count, width // 2, dtype=torch.int64)
         step = max(1, _BLOCK // (width * d))
         for at in range(0, count, step):
             block = order[at : at + step]
-            halves[2 * at : 2 * (at + len(block))] = _halve(points, source, block, metric)
+            halves[2 * at : 2 * (at + len(block))] = _halve(points, source, block, root)
         order = halves
     rows = torch.where(order < n, order, -1)
     return rows.numpy()
 
 
-def _halve(points: Tensor, source: Tensor, order: Tensor, metric: Tensor) -> Tensor:
-    """Cut clusters [c, m] into twice as many of half the size, [2c, m / 2]."""
+def _halve(points: Tensor, source: Tensor, order: Tensor, root: Tensor) -> Tensor:
+    """Cut clusters [c, m] into twice as many of half the size, [2c, m / 2].
+
+    root: of the metric, M^½.
+    """
     sample = points[source[order[:, :: max(1, order.shape[1] // _SAMPLE)]]]
     sample = sample - sample.mean(1, keepdim=True)
     # The direction v of largest vᵀΣv, with v as long as the metric's root says: of M^½ Σ M^½.
-    root = _matrix_root(metric)
     _, axes = torch.linalg.eigh(root @ (sample.mT @ sample) @ root)
     across = root @ axes[:, :, -1:]  # (c, d, 1)
     along = (points[source[order]] @ across)[:, :, 0]
     half = order.shape[1] // 2
     parted = torch.from_numpy(np.argpartition(along.numpy(), half - 1, axis=1))
     return order.gather(1, parted).view(-1, half)
-
-
-def _matrix_root(metric: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(metric)
-    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
-    return root

@@ -43,6 +43,12 @@ class ClusteredAttention(NamedTuple):
     exact_logsumexp: Tensor
     clusters_needed: Tensor
 
+    @classmethod
+    def exact(cls, partial: PartialSoftmax, scanned: int) -> ClusteredAttention:
+        """Attention over rows that were all attended one by one, `scanned` of them not recent."""
+        zero = torch.zeros_like(partial.logsumexp)
+        return cls(partial, zero, zero + scanned, partial.logsumexp.clone(), zero)
+
 
 def attend_by_moments(
     tree: ClusterTree,

@@ -34,11 +34,6 @@ class Moments(NamedTuple):
     spread: Tensor
     squares: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(part.nbytes for part in self)
-
 
 class MomentSums(NamedTuple):
     """Sums of C clusters about an origin that all share: before dividing, so that they add up.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.attention.clustered.cluster_tree import MIN_CLUSTER_SIZE, ClusterTree, KVTable
-from models.attention.clustered.clustered_attention import attend_all_rows, attend_clusters
+from models.attention.clustered.clustered_attention import attend_clusters
 from models.attention.clustered.moment_expansion import ClusteredAttention, attend_by_moments
 from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks, merge_partials
 
@@ -119,7 +119,7 @@ def test_no_error_attends_every_row() -> None:
     assert float(errors(found, made.exact()).max()) < 1e-5
     assert float(found.error.max()) == 0
     assert torch.equal(found.scanned, torch.full_like(found.scanned, 5_000))
-    every = attend_all_rows(made.tree(), made.query)
+    every = attend_blocks(made.query, made.tree().blocks(slice(None)))
     torch.testing.assert_close(every.context, found.partial.context)
 
 
