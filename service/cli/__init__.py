@@ -17,7 +17,7 @@ from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, train
-from service.cli.transfer import exports, import_dataset, imports, open_movielens
+from service.cli.transfer import export, import_dataset, imports, open_movielens
 from service.cli.versions import versions
 from service.domain.errors import HeedError
 from service.runtime.data_layout import MODELS_FOLDER
@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
-app.add_typer(exports, name="export")
+app.command("export", no_args_is_help=True)(export)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("benchmark")(benchmark)

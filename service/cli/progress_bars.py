@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
@@ -18,16 +18,6 @@ from service.cli.row_bars import columns
 from service.training.training_corpus import StageProgressCallback
 
 _MESSAGE_INTERVAL = 0.5  # seconds between two messages
-
-
-@contextmanager
-def report_progress(console: Console, *, as_json: bool) -> Iterator[StageProgressCallback]:
-    """Yield a `StageProgressCallback`: JSON lines on stdout for a job, a bar for a person."""
-    if as_json:
-        yield _json_lines()
-        return
-    with stage_bars(console) as show:
-        yield show
 
 
 @contextmanager
@@ -67,7 +57,8 @@ def _plain_lines(console: Console) -> StageProgressCallback:
     return print_line
 
 
-def _json_lines() -> StageProgressCallback:
+def json_lines() -> StageProgressCallback:
+    """Return a callback that writes progress to stdout as JSON lines, as jobs read it."""
     latest = ("", 0.0)
 
     def write(stage: str, done: int, total: int, training: Training | None) -> None:
@@ -84,8 +75,7 @@ def _json_lines() -> StageProgressCallback:
             if training.validation is not None:
                 found = training.validation
                 message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
+        typer.echo(json.dumps(message))
 
     return write
 

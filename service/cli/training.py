@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from contextlib import nullcontext
 from typing import Annotated, Literal
 
 import typer
@@ -72,10 +72,9 @@ def train(
     if not process_group.is_rank_zero():
         out.quiet, json_progress = True, False
     # In a job, stdout is for messages.
-    with (
-        open_store(data) as store,
-        progress_bars.report_progress(out, as_json=json_progress) as progress,
-    ):
+    bars = progress_bars.stage_bars(out)
+    shown = nullcontext(progress_bars.json_lines()) if json_progress else bars
+    with open_store(data) as store, shown as progress:
         try:
             vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
             corpus = training_corpus.read_store(store, vectors, progress)
@@ -95,14 +94,13 @@ def train(
             )
         except HeedError as error:
             if json_progress:
-                sys.stdout.write(json.dumps({"error": error.detail}) + "\n")
+                typer.echo(json.dumps({"error": error.detail}))
                 raise typer.Exit(1) from None
             raise
     if not result:  # rank 0 reports it
         return
     if json_progress:
-        sys.stdout.write(json.dumps({"result": result}) + "\n")
-        sys.stdout.flush()
+        typer.echo(json.dumps({"result": result}))
         return
     metrics = result["metrics"]
     out.print(

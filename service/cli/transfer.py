@@ -15,7 +15,6 @@ imports = typer.Typer(
     help="Import a public data set or your own files. Importing twice changes nothing.",
     no_args_is_help=True,
 )
-exports = typer.Typer(help="Write stored records as JSONL that import reads.", no_args_is_help=True)
 
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Report bad rows and go on, instead of stopping.")
@@ -29,7 +28,6 @@ DislikesBelow = Annotated[
     typer.Option("--dislikes-below", help="Store ratings below this number as dislikes."),
 ]
 FileArgument = Annotated[Path, typer.Argument(help="JSONL, CSV or Parquet; .gz and .xz too.")]
-Exported = Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")]
 
 _BATCH = 1_000  # profiles stored concurrently
 
@@ -115,22 +113,21 @@ def import_users(file: FileArgument, data: Data = DATA, skip_bad: SkipBad = Fals
 # ---------------------------------------------------------------------------------- export
 
 
-@exports.command("items")
-def export_items(file: Exported, data: Data = DATA) -> None:
-    """The catalogue, in the format of `heed import items`."""
-    _export(file, data, "items")
+def export(
+    what: Annotated[
+        Literal["items", "events", "users"],
+        typer.Argument(help="The catalogue, all histories, or all profiles."),
+    ],
+    file: Annotated[Path, typer.Argument(help="NAME.jsonl, .jsonl.gz or .jsonl.xz")],
+    data: Data = DATA,
+) -> None:
+    """Write stored records as JSONL, in the format that [bold]heed import[/] reads."""
+    from service.datasets.files import export_records
 
-
-@exports.command("events")
-def export_events(file: Exported, data: Data = DATA) -> None:
-    """All histories, in the format of `heed import events`."""
-    _export(file, data, "events")
-
-
-@exports.command("users")
-def export_users(file: Exported, data: Data = DATA) -> None:
-    """All profiles, in the format of `heed import users`."""
-    _export(file, data, "users")
+    with open_store(data) as store, out.status(f"writing {what}"):
+        scans = {"items": store.scan_items, "events": store.scan_events, "users": store.scan_users}
+        count = export_records(file, scans[what]())
+    _print_line(f"{count:,} {what} written to {file}")
 
 
 # ---------------------------------------------------------------------------------- the parts
@@ -186,15 +183,6 @@ async def _put_users(store: Any, source: Any) -> int:
 def _import(source: Any, data: Path) -> None:
     with open_store(data) as store:
         import_dataset(store, source)
-
-
-def _export(file: Path, data: Path, what: str) -> None:
-    from service.datasets.files import export_records
-
-    with open_store(data) as store, out.status(f"writing {what}"):
-        scans = {"items": store.scan_items, "events": store.scan_events, "users": store.scan_users}
-        count = export_records(file, scans[what]())
-    _print_line(f"{count:,} {what} written to {file}")
 
 
 def _dims() -> int:

@@ -31,11 +31,11 @@ def test_messages_say_how_long_it_will_take(
     """JSON messages have step, loss, remaining time and validation, as jobs read them."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with progress_bars.report_progress(Console(file=io.StringIO()), as_json=True) as told:
-        told("reading events", 7, 0, None)
-        told("training", 1, 6, progress(1, 1, left=math.nan))
-        now[0] = 10.0
-        told("training", 4, 6, progress(2, 2, judged=True))
+    told = progress_bars.json_lines()
+    told("reading events", 7, 0, None)
+    told("training", 1, 6, progress(1, 1, left=math.nan))
+    now[0] = 10.0
+    told("training", 4, 6, progress(2, 2, judged=True))
     first, second, third = capsys.readouterr().out.splitlines()
     assert json.loads(first) == {"stage": "reading events", "step": 7, "steps": 0}
     expected: dict[str, Any] = {
@@ -59,11 +59,11 @@ def test_messages_come_twice_a_second_at_most(
     """At most two messages per second are written, plus each stage's first and last."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with progress_bars.report_progress(Console(file=io.StringIO()), as_json=True) as told:
-        for stage in ("one", "two"):
-            for step in range(1, 11):
-                told(stage, step, 10, None)
-                now[0] += 0.2
+    told = progress_bars.json_lines()
+    for stage in ("one", "two"):
+        for step in range(1, 11):
+            told(stage, step, 10, None)
+            now[0] += 0.2
     messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for stage in ("one", "two"):
         assert [m["step"] for m in messages if m["stage"] == stage] == [1, 4, 7, 10]
@@ -72,7 +72,7 @@ def test_messages_come_twice_a_second_at_most(
 def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
     """A pipe gets one line per stage and per epoch, with loss and validation."""
     out = Console(file=io.StringIO(), width=200)
-    with progress_bars.report_progress(out, as_json=False) as told:
+    with progress_bars.stage_bars(out) as told:
         told("reading events", 10, 0, None)
         told("reading events", 20, 0, None)
         for epoch in (1, 2):
@@ -90,7 +90,7 @@ def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
 def test_a_terminal_gets_a_bar() -> None:
     """A terminal gets a bar with percentage, epoch, loss and validation."""
     out = Console(file=io.StringIO(), width=200, force_terminal=True)
-    with progress_bars.report_progress(out, as_json=False) as told:
+    with progress_bars.stage_bars(out) as told:
         told("reading events", 12_345, 0, None)
         told("training", 3, 6, progress(2, 1, judged=True))
     assert isinstance(out.file, io.StringIO)
