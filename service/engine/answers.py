@@ -32,15 +32,15 @@ from service.domain.queries import (
     VectorMemory,
 )
 from service.domain.stage_clock import StageClock
-from service.engine.attend import attend_catalogue, attend_user, attend_vectors, item_vector
+from service.engine.attend import attend_catalogue, attend_user, attend_vectors
 from service.engine.compose import Parts
 from service.engine.explain import explain_items
 from service.engine.highlight import highlights
 from service.engine.naming import name_reasons, name_rows
 from service.engine.recommend import allowed_items, recommend_items
-from service.engine.score import ItemRows, score_answer
+from service.engine.score import ItemRows, item_row, score_answer
 from service.engine.search import RERANKED, SearchOutcome, search_answer, search_items
-from service.engine.similar_items import similar_items, spaces_to_compare
+from service.engine.similar_items import similar_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import LONG
 
@@ -63,23 +63,15 @@ class _Request(NamedTuple):
 
 
 class Answers:
-    """Answers requests from the live snapshot and from events never older than the store.
+    """Answers requests from the live snapshot and from events never older than the store."""
 
-    Args:
-        parts: of the service.
-        clock: the time of requests that name none, microseconds UTC.
-    """
-
-    def __init__(
-        self, parts: Parts, clock: Callable[[], int] = lambda: time.time_ns() // 1_000
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._store = parts.store
         self._live = parts.live
         self._memories = parts.memories
         self._embeddings = parts.embeddings
         self._executor = parts.executor
         self._search_parameters = parts.search_parameters
-        self._clock = clock
 
     async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
         """Score targets. Raises `NotFound` naming the first target that has no vector."""
@@ -151,8 +143,7 @@ class Answers:
         """
         with stages("store"):
             snapshot = await self._live.current()
-        spaces = spaces_to_compare(query, snapshot)
-        answer = await self._compute(stages, lambda: similar_items(query, snapshot, spaces))
+        answer = await self._compute(stages, lambda: similar_items(query, snapshot))
         return replace(answer, degraded=self._live.degraded)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
@@ -161,15 +152,16 @@ class Answers:
             snapshot = await self._live.current()
         target: int | NDArray[np.float32]
         if query.item_id is not None:
-            target, vector = item_vector(snapshot, query.item_id)
+            target = item_row(snapshot, query.item_id)
         elif query.text is not None:
-            target = vector = self._embeddings.query(query.text)
+            target = self._embeddings.query(query.text)
         elif query.vector is not None:
-            target = vector = query.vector
+            target = query.vector
         else:
             raise Invalid("/query", "one of vector, item_id and text must be given")
         memory, exact_up_to = query.memory, self._memories.exact_up_to
         if isinstance(memory, VectorMemory):
+            vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
             return await self._compute(
                 stages, lambda: attend_vectors(query, memory, vector, exact_up_to)
             )
@@ -195,7 +187,7 @@ class Answers:
     # ------------------------------------------------------------------ the parts
 
     async def _open(self, requester: Requester, stages: StageClock) -> _Request:
-        at = self._clock() if requester.at is None else requester.at
+        at = time.time_ns() // 1_000 if requester.at is None else requester.at
         with stages("store"):
             # The events first: their items are then in the catalogue that is read after them.
             events = await self._memories.load(requester, at)

@@ -18,7 +18,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_K, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.index.two_stage import attend_retrieved, index_heads
-from service.domain.errors import Invalid, NotFound
+from service.domain.errors import Invalid
 from service.domain.queries import AttendQuery, AttendResult, ScorerName, VectorMemory
 
 Vector = NDArray[np.float32]
@@ -60,11 +60,7 @@ def attend_user(
 ) -> AttendResult:
     """Attend over every row of a user's memory through the model's projections.
 
-    Args:
-        query: the request.
-        snapshot: the model.
-        user: from `build_memory` with the same snapshot.
-        target: an item row, or a vector of the content space.
+    The target is an item row, or a vector of the content space.
 
     Raises:
         Invalid: when another number of heads than the model's is requested, or a vector is not of
@@ -89,11 +85,7 @@ def attend_catalogue(
 ) -> AttendResult:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
 
-    Args:
-        query: the request.
-        snapshot: the catalogue.
-        target: an item row, or a vector of the content space.
-        exact_up_to: see `attend_vectors`.
+    The target is an item row, or a vector of the content space.
 
     Raises:
         Invalid: where dimensions do not fit.
@@ -119,18 +111,6 @@ def attend_catalogue(
     found = _attend(query, _split(vector[None], heads), memory, exact_up_to, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
     return replace(found, ids=ids)
-
-
-def item_vector(snapshot: Snapshot, item_id: str) -> tuple[int, Vector]:
-    """An item's row and its content vector.
-
-    Raises:
-        NotFound: when the catalogue has no such item.
-    """
-    rows = snapshot.catalogue.rows([item_id])
-    if not snapshot.is_scorable(rows).all():
-        raise NotFound(f"no item {item_id!r} with a vector")
-    return int(rows[0]), snapshot.catalogue.content[rows[0]]
 
 
 def _attend(

@@ -14,14 +14,7 @@ from service.stores.base import Store
 async def name_reasons(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
 ) -> list[tuple[Contribution, ...]]:
-    """Name the events and interests behind the reasons of some items.
-
-    Args:
-        store: knows the ids of stored events.
-        snapshot: knows items' titles.
-        events: the requester's, which the reasons' sources count.
-        reasons: of each item.
-    """
+    """Name the requester's events and interests behind the reasons of each of some items."""
     sources = [reason.source for each in reasons for reason in each if reason.source >= 0]
     event_ids = await _event_ids(store, events, sources)
     return [

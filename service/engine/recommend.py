@@ -23,14 +23,9 @@ def recommend_items(
     events: EventColumns,
     options: AttentionOptions,
 ) -> Ranked:
-    """Rank the best items for a requester.
+    """Rank the best items for a requester; without those of their events where the query says so.
 
-    Args:
-        query: how many items, and which not.
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
-        events: of the requester; their items are excluded where the query says so.
-        options: the softmax and the retrieval of rows.
+    The memory is from `build_memory` with the same snapshot.
     """
     excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
     if query.exclude_seen:

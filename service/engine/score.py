@@ -1,4 +1,4 @@
-"""The answer to a request for scores, and to one for recommendations."""
+"""The rows that are scored, and the answer to a request for scores or recommendations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.ranking.scoring import Scores
+from service.domain.errors import NotFound
 from service.domain.queries import Answer, AnswerItem, Contribution, Requester
 
 ItemRows = NDArray[np.int32] | NDArray[np.int64]
+
+
+def item_row(snapshot: Snapshot, item_id: str) -> int:
+    """Return the row of an item that can be scored. Raises `NotFound`."""
+    rows = snapshot.catalogue.rows([item_id])
+    if not snapshot.is_scorable(rows).all():
+        raise NotFound(f"no item {item_id!r} in the catalogue")
+    return int(rows[0])
 
 
 def score_answer(
@@ -21,14 +30,9 @@ def score_answer(
     scores: Scores,
     explanations: Sequence[tuple[Contribution, ...]],
 ) -> Answer:
-    """Make the answer of items with their scores, part by part.
+    """Make the answer of item rows [L] with their scores, part by part.
 
-    Args:
-        requester: says whether explanations are wanted.
-        snapshot: the model and the catalogue.
-        rows: item rows [L], in the order of the answer.
-        scores: of these rows.
-        explanations: of each item; none where none are wanted.
+    There are no explanations where the requester wants none.
     """
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"

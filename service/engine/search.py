@@ -127,14 +127,7 @@ def search_answer(
     outcome: SearchOutcome,
     explanations: Sequence[tuple[Contribution, ...]],
 ) -> Answer:
-    """Make the answer to a search.
-
-    Args:
-        requester: who asked; without a user or a history there is nobody to explain by.
-        snapshot: the catalogue.
-        outcome: from `search_items`.
-        explanations: its reasons, with names.
-    """
+    """Make the answer to a search; without a user or a history there is nobody to explain by."""
     found, scores, catalogue = outcome.found, outcome.scores, snapshot.catalogue
     masses = scores.mass.tolist()
     items: list[AnswerItem] = [

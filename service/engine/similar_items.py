@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import similar, spaces_of
-from service.domain.errors import Invalid, NotFound
+from service.domain.errors import Invalid
 from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space
 from service.engine.recommend import allowed_items
+from service.engine.score import item_row
 
 _LACKS: dict[Space, str] = {
     "content": "has neither a text nor an embedding",
@@ -14,34 +15,25 @@ _LACKS: dict[Space, str] = {
 }
 
 
-def spaces_to_compare(query: SimilarQuery, snapshot: Snapshot) -> tuple[Space, ...]:
-    """Choose where to compare the item: in the requested space, or wherever it has a key.
+def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
+    """Find the items most similar to one, in the requested space or wherever it has a key.
 
     Raises:
         NotFound: where there is no such item.
         Invalid: where it has no key in the requested space.
     """
-    rows = snapshot.catalogue.rows([query.item_id])
-    if not snapshot.is_scorable(rows).all():
-        raise NotFound(f"no item {query.item_id!r} in the catalogue")
-    row = int(rows[0])
-    there = spaces_of(snapshot, row)
-    if query.space is None:
-        return there
-    if query.space not in there:
-        raise Invalid(
-            "/space",
-            f"must be {there[0]!r} or 'both' here: item {query.item_id!r} {_LACKS[query.space]}",
-        )
-    return (query.space,)
-
-
-def similar_items(query: SimilarQuery, snapshot: Snapshot, spaces: tuple[Space, ...]) -> Answer:
-    """Find the items most similar to one; `spaces` from `spaces_to_compare`."""
-    catalogue = snapshot.catalogue
+    catalogue, row = snapshot.catalogue, item_row(snapshot, query.item_id)
+    spaces = spaces_of(snapshot, row)
+    if query.space is not None:
+        if query.space not in spaces:
+            lacks = _LACKS[query.space]
+            raise Invalid(
+                "/space", f"must be {spaces[0]!r} or 'both' here: item {query.item_id!r} {lacks}"
+            )
+        spaces = (query.space,)
     found = similar(
         snapshot,
-        catalogue.row(query.item_id),
+        row,
         limit=query.limit,
         allowed=allowed_items(snapshot, query.filter),
         spaces=spaces,

@@ -96,10 +96,6 @@ class EventReader:
         self._types = Vocabulary()
         self._epochs = count(1)
 
-    async def version(self, user_id: str) -> int:
-        """The version of a user in the store; 0 for an unknown user."""
-        return await self._store.version(user_id)
-
     async def read(self, user_id: str, known: EventColumns | None = None) -> EventColumns:
         """Read all events of a user, or those after `known` where they were only appended to."""
         if known is not None and len(known):

@@ -34,10 +34,7 @@ class HistoryAssembler:
     ) -> EventColumns:
         """Merge the events of a session into the stored ones, in time order.
 
-        Args:
-            stored: `EMPTY` where there are none.
-            session: sent with the request.
-            at: the request's time; session events without a time happened just then.
+        Session events without a time happened at the request's, `at`.
         """
         # Not added to the vocabularies: requests must not make the process grow.
         own = list(dict.fromkeys(event.type for event in session))
@@ -61,13 +58,7 @@ class HistoryAssembler:
     def history(
         self, snapshot: Snapshot, events: EventColumns, visible: EventFilter
     ) -> UserHistory:
-        """Assemble what a request attends to.
-
-        Args:
-            snapshot: the model's event types, and the categories of items.
-            events: of the requester.
-            visible: which of the events may be attended.
-        """
+        """Assemble what a request attends to: of the events, those that are visible."""
         if events is EMPTY:
             return UserHistory.empty()
         profile_rows, profile_content = self._profile(snapshot, events.interests)

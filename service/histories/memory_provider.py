@@ -58,6 +58,7 @@ class MemoryProvider:
         self.exact_up_to = exact_up_to
         self.audit = ErrorAudit(audit_fraction)
         self._max_error = max_error
+        self._store = store
         self._reader = EventReader(store, vocabulary)
         self._assembler = HistoryAssembler(vocabulary, embeddings)
         self._cache = UserCache(max_bytes)
@@ -88,12 +89,7 @@ class MemoryProvider:
         )
 
     async def load(self, requester: Requester, at: int) -> EventColumns:
-        """Load the stored events and merge those of the session into them.
-
-        Args:
-            requester: a user, a session or both.
-            at: the request's time, microseconds UTC.
-        """
+        """Load the stored events and merge those of the session into them, at microseconds UTC."""
         events = EMPTY
         if requester.user_id is not None:
             events = await self._stored(requester.user_id)
@@ -111,14 +107,7 @@ class MemoryProvider:
     def memory(
         self, snapshot: Snapshot, requester: Requester, events: EventColumns, at: int
     ) -> Iterator[UserMemory]:
-        """The memory of a requester, as it is until the block ends.
-
-        Args:
-            snapshot: the model and the catalogue.
-            requester: decides which events are attended, and how.
-            events: from `load`.
-            at: the request's time, microseconds UTC.
-        """
+        """Yield a requester's memory of `events`, from `load`, as it is until the block ends."""
         if events is not EMPTY and (events.version == 0 or requester.visible != _ALL_EVENTS):
             yield build_memory(snapshot, self.history(snapshot, events, requester), at)
             return
@@ -177,7 +166,7 @@ class MemoryProvider:
 
     async def _stored(self, user_id: str) -> EventColumns:
         """The stored events of a user as of now; without any for an unknown user."""
-        version = await self._reader.version(user_id)
+        version = await self._store.version(user_id)
         known = self._cache.events(user_id)
         if known is not None and known.version == version:
             self._event_hits += 1

@@ -43,13 +43,7 @@ class CatalogueUpdates:
         return len(self._deferred)
 
     def apply(self, catalogue: Catalogue, changes: CatalogueChanges, *, defer: bool) -> Catalogue:
-        """Return the catalogue after changes of the store.
-
-        Args:
-            catalogue: the catalogue before them.
-            changes: from the store.
-            defer: whether texts may be left for `encode_deferred`.
-        """
+        """Return the catalogue after changes; `defer` may leave texts for `encode_deferred`."""
         entries = self._entries(changes.upserted)
         with self._lock:
             for item_id in (*changes.deleted, *(entry.item_id for entry in entries)):

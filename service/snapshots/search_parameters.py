@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
         encoder: the name of the encoder that searches are read with.
 
     Raises:
-        Corrupt: naming the file, where it is not what `keep` wrote.
+        Corrupt: naming the file, where it is not what `save_search_parameters` wrote.
     """
     kept = _read_parameters(path)
     if kept and encoder not in kept:
@@ -44,14 +43,12 @@ def save_search_parameters(path: Path, encoder: str, fitted: SearchParameters) -
     """Save the parameters of a text encoder; those of other encoders stay as they are.
 
     Raises:
-        Corrupt: as `parameters`.
+        Corrupt: as `load_search_parameters`.
         StoreFull: the disk is full.
     """
-    every = {
-        name: each.as_dict() for name, each in {**_read_parameters(path), encoder: fitted}.items()
-    }
+    every = {**_read_parameters(path), encoder: fitted}
     with durable_files.open_replacement(path) as file:
-        file.write(json.dumps(every, indent=1).encode() + b"\n")
+        file.write(orjson.dumps(every, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _read_parameters(path: Path) -> Mapping[str, SearchParameters]:
