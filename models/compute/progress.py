@@ -13,8 +13,8 @@ ProgressCallback = Callable[[int, int], None]
 class Stopwatch:
     """Measures elapsed time in seconds of `time.monotonic`, and estimates what remains."""
 
-    def __init__(self, started: float | None = None) -> None:
-        self._started = time.monotonic() if started is None else started
+    def __init__(self) -> None:
+        self._started = time.monotonic()
         self._offset: tuple[float, float] | None = None  # share and time at the first estimate
 
     @property

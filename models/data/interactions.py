@@ -154,10 +154,6 @@ class Interactions:
             self.dislike_type,
         )
 
-    def head(self, lengths: NDArray[np.int64]) -> Interactions:
-        """Select each user's `lengths[u]` oldest events, or all if there are fewer."""
-        return self.where(self.positions < np.repeat(lengths, self.lengths))
-
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

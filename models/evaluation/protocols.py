@@ -42,7 +42,7 @@ def protocol_a(log: Interactions) -> EvaluationTask:
     keep = k_core(log, 5)
     if not keep.any():
         raise ValueError("no users and items have five events each: there is nothing to compare")
-    items, small = _renumbered(log, keep)
+    items, small = _renumbered(log.where(keep))
     split = leave_one_out(small)
     return EvaluationTask("A", items, split.train, split.validation, split.test, exclude_seen=True)
 
@@ -52,7 +52,7 @@ def protocol_b(log: Interactions) -> EvaluationTask:
 
     The protocol of HSTU's code (Zhai et al. 2024): the newest `MAX_SEEN_B` events count as seen.
     """
-    items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
+    items, small = _renumbered(log)
     split = leave_one_out(small)
     history = split.test.history
     return EvaluationTask(
@@ -89,7 +89,7 @@ def _time_split_task(
     The other users are trained on up to the test: items are seasonal, and a served model has seen
     the latest events.
     """
-    items, small = _renumbered(log, np.ones(len(log), dtype=np.bool_))
+    items, small = _renumbered(log)
     at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
     before, test = _first_basket(small, at, new_only=exclude_seen)
     at = time_quantile(before, _SPLIT_QUANTILE)
@@ -121,17 +121,15 @@ def _first_basket(log: Interactions, at: int, *, new_only: bool) -> tuple[Intera
     )
 
 
-def _renumbered(
-    log: Interactions, keep: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], Interactions]:
-    """Select events and renumber their items and users; returns the old item rows and the log."""
-    users, items = np.unique(log.users[keep]), np.unique(log.items[keep])
+def _renumbered(log: Interactions) -> tuple[NDArray[np.int64], Interactions]:
+    """Leave out items and users without events; returns the old item rows and the new log."""
+    users, items = np.unique(log.users), np.unique(log.items)
     small = Interactions.from_columns(
-        np.searchsorted(users, log.users[keep]),
-        np.searchsorted(items, log.items[keep]),
-        log.timestamps[keep],
-        log.weights[keep],
-        log.types[keep],
+        np.searchsorted(users, log.users),
+        np.searchsorted(items, log.items),
+        log.timestamps,
+        log.weights,
+        log.types,
         n_users=len(users),
         n_items=len(items),
         dislike_type=log.dislike_type,

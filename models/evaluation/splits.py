@@ -126,7 +126,7 @@ def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions
     last = np.zeros(log.n_users, dtype=np.int64)
     liked = ~log.disliked
     np.maximum.at(last, log.users[liked], log.positions[liked])
-    rest = log.head(np.where(held, last, log.lengths))
+    rest = log.where(~held[log.users] | (log.positions < last[log.users]))
     users = np.flatnonzero(held).astype(np.int32)
     events = log.offsets[users] + last[users]
     return rest, Holdout(users, log.items[events], log.timestamps[events], rest)

@@ -35,12 +35,7 @@ class Preset:
     train_config: TrainConfig
 
     def model_config(self, items: int, content: int) -> RecommenderConfig:
-        """Return the configuration for a catalogue.
-
-        Args:
-            items: size of the catalogue.
-            content: dimension of the text embeddings.
-        """
+        """Return the configuration for so many items, with text embeddings of `content` numbers."""
         return RecommenderConfig(
             n_items=items,
             content_dim=content,
@@ -58,12 +53,12 @@ class Preset:
 def choose_preset(
     events: int, items: int, name: str | None = None, *, epochs: int | None = None
 ) -> Preset:
-    """Choose the preset for a log.
+    """Choose the preset for a log of so many events and items.
 
     Args:
-        events: number of events in the log.
-        items: number of items in the log.
-        name: `quick` or `best`; None takes quick up to `SMALL` events and best beyond.
+        events: number of events.
+        items: number of items.
+        name: `quick` or `best`; None takes quick up to `SMALL_LOG` events and best beyond.
         epochs: instead of the preset's own number.
 
     Raises:

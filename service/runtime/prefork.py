@@ -6,6 +6,7 @@ from one socket, of a burst of 60 one worker 54.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -129,16 +130,13 @@ class PreforkServer:
         """
         ended: list[tuple[_Slot, int, int]] = []
         slots = {slot.pid: slot for slot in self._slots if slot.pid}
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return ended
-            if not pid:
-                return ended
-            if pid in slots:
-                slots[pid].pid = 0
-                ended.append((slots[pid], pid, os.waitstatus_to_exitcode(status)))
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = child
+                if pid in slots:
+                    slots[pid].pid = 0
+                    ended.append((slots[pid], pid, os.waitstatus_to_exitcode(status)))
+        return ended
 
     def _stop(self) -> None:
         """Send SIGTERM to all workers, wait, and kill those that do not end within the grace."""

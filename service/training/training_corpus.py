@@ -82,10 +82,9 @@ def read_dataset(dataset: Dataset, embeddings: EmbeddingCache) -> TrainingCorpus
         )
         for event in dataset.events()
     ]
-    columns = zip(*rows, strict=True) if rows else [()] * 5
-    kinds = (np.int32, np.int32, np.int32, np.int64, np.float32)
-    arrays = (np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))
-    log = LogColumns(list(users.ids), list(items.ids), list(types.ids), *arrays)
+    table = np.array(rows, "i4, i4, i4, i8, f4")
+    columns = (table[name] for name in table.dtype.names or ())
+    log = LogColumns(list(users.ids), list(items.ids), list(types.ids), *columns)
     return _corpus(log, dataset.items(), embeddings)
 
 

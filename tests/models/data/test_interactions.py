@@ -46,7 +46,7 @@ def test_dislikes_are_events_of_their_type() -> None:
     log = Interactions.from_columns(*columns, n_users=2, n_items=3, dislike_type=1)
     assert log.disliked.tolist() == [True, False, True, False]
     assert sequences(log.liked()) == [[2], [2]]
-    assert log.liked().dislike_type == log.head(log.lengths).dislike_type == 1
+    assert log.liked().dislike_type == log.where(~log.disliked).dislike_type == 1
     plain = Interactions.from_columns(*columns, n_users=2, n_items=3)
     assert not plain.disliked.any()
     assert sequences(plain.liked()) == sequences(plain)
@@ -87,9 +87,8 @@ def test_unknown_users_are_refused(log: Interactions) -> None:
             log.gather([0, user])
 
 
-def test_head_and_where_select_events(log: Interactions) -> None:
-    """Shorter histories stay whole, and users without events left keep their rows."""
-    assert sequences(log.head(np.array([9, 1, 0, 3, 1]))) == [[1, 2, 0], [4], [], [], [1]]
+def test_where_selects_events(log: Interactions) -> None:
+    """Selected events keep their order, and users without events left keep their rows."""
     assert sequences(log.where(log.items != 0)) == [[1, 2], [4, 3, 2], [5], [], [1, 5]]
 
 
