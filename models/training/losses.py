@@ -39,7 +39,7 @@ class TrainingStep(NamedTuple):
 
 
 class TrainingLosses:
-    """Losses of batches of windows over one log.
+    """Losses of batches of windows over one log, each a `models.training.stage.LossFunction`.
 
     Tensors are made on the model's device; on another device than the CPU, call it under
     `torch.device(...)` as a context.
@@ -54,11 +54,8 @@ class TrainingLosses:
     ) -> None:
         """Count what the losses need of the log.
 
-        Args:
-            model: on the device of the training, with its statistics loaded.
-            log: the training log.
-            content: text embeddings [N, D].
-            config: hyperparameters.
+        The model has its statistics loaded and lies on the device of the training; content is the
+        text embeddings [N, D].
         """
         self._model, self._log, self._config = model, log, config
         self._device = device = model.prior.device
@@ -80,14 +77,7 @@ class TrainingLosses:
         self._dtype = product_dtype(device)
 
     def sequence(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
-        """Compute the mean cross-entropy of sequence + transitions + prior.
-
-        Args:
-            windows: (first event, end) [n, 2].
-
-        Returns:
-            tuple: the loss, and the sum of the target weights.
-        """
+        """Compute the mean cross-entropy of sequence + transitions + prior."""
         step = self.draw(windows)
         batch = step.batch
         with autocast(self._device, self._dtype):
@@ -111,12 +101,6 @@ class TrainingLosses:
 
         With an encoder only the target attention gets a gradient. Each window is trained on its
         own targets and on a sample of the items that the rest of the score ranks high there.
-
-        Args:
-            windows: (first event, end) [n, 2].
-
-        Returns:
-            tuple: the loss, and the sum of the target weights.
         """
         model = self._model
         attention = model.cross_attention

@@ -18,12 +18,7 @@ OPTIONS: Mapping[str, int | tuple[str, ...]] = {
 
 
 def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Sequence[str]:
-    """Return the command that trains on a data directory and publishes without activating.
-
-    Args:
-        data: the data directory, absolute.
-        encoder: name of the text encoder.
-        options: a subset of `OPTIONS`.
+    """Return the command that trains on an absolute directory and publishes without activating.
 
     Raises:
         Invalid: at `/options/NAME`, for an unknown option or a value that is not allowed.

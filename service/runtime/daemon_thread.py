@@ -12,12 +12,7 @@ T = TypeVar("T")
 
 
 def run_in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run work that takes minutes and cannot be stopped; return the future of its result.
-
-    Args:
-        work: called on the new thread.
-        name: of the thread.
-    """
+    """Run work that takes minutes and cannot be stopped; return the future of its result."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from now on only the awaiting side can be cancelled
 
