@@ -10,8 +10,8 @@ and the formats of times, cells and messages would still be written here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -129,6 +129,7 @@ class FieldType(NamedTuple):
 
 TEXT = FieldType(_unchanged, str)  # ids too: the checks of records know their rules
 NUMBER = FieldType(_number, _number_cell)
+RATING = FieldType(_rating, _number_cell)
 FLAG = FieldType(_unchanged, _flag_cell)
 NAMES = FieldType(_names, _names_cell)
 OBJECT = FieldType(_unchanged, _json_cell)
@@ -142,7 +143,7 @@ class RecordSchema(Generic[R]):
 
     build: Callable[..., R]
     check: Callable[[R], None]
-    required: tuple[str, ...]
+    required: Sequence[str]
     fields: Mapping[str, FieldType]
 
     @property
@@ -162,15 +163,15 @@ class RecordSchema(Generic[R]):
         Raises:
             Invalid: at the field that breaks a rule.
         """
-        fields = self.fields
-        if not row.keys() <= fields.keys():
+        types = self.fields
+        if not row.keys() <= types.keys():
             self.refuse_unknown(row)
         values = {}
         name = ""
         try:
             for name, value in row.items():
                 if value is not None:
-                    kind = fields[name]
+                    kind = types[name]
                     values[name] = value if kind is TEXT else kind.parse(value, times)
         except ValueError as error:  # an Invalid is one
             problem = error.detail if isinstance(error, Invalid) else str(error)
@@ -199,21 +200,39 @@ class RecordSchema(Generic[R]):
         return row
 
 
-EVENT: RecordSchema[Event] = RecordSchema(
-    Event,
-    check_event,
-    ("user_id", "item_id"),
-    {
-        "event_id": TEXT,
-        "user_id": TEXT,
-        "item_id": TEXT,
-        "type": TEXT,
-        "weight": NUMBER,
-        "timestamp": TIME,
-        "key": VECTOR,
-        "value": VECTOR,
-    },
-)
+# A name has the same type in all records; every other field is text.
+TYPES = {
+    "weight": NUMBER,
+    "rating": RATING,
+    "gain": RATING,
+    "timestamp": TIME,
+    "published_at": TIME,
+    "hidden": FLAG,
+    "tags": NAMES,
+    "categories": NAMES,
+    "interests": NAMES,
+    "attributes": OBJECT,
+    "embedding": VECTOR,
+    "key": VECTOR,
+    "value": VECTOR,
+}
+
+
+def _schema(record: type[R], check: Callable[[R], None]) -> RecordSchema[R]:
+    """Return the schema of a record class; fields without a default are required."""
+    required = [
+        field.name
+        for field in fields(record)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
+    types = {field.name: TYPES.get(field.name, TEXT) for field in fields(record)}
+    return RecordSchema(record, check, required, types)
+
+
+EVENT = _schema(Event, check_event)
+ITEM = _schema(Item, check_item)
+USER = _schema(User, check_user)
+JUDGMENT = _schema(Judgment, check_judgment)
 
 
 def rated_events(below: float) -> RecordSchema[Event]:
@@ -223,40 +242,7 @@ def rated_events(below: float) -> RecordSchema[Event]:
         event = Event(**fields)
         return replace(event, type=DISLIKE) if rating < below else event
 
-    return replace(
-        EVENT, build=build, fields={**EVENT.fields, "rating": FieldType(_rating, _number_cell)}
-    )
-
-
-ITEM: RecordSchema[Item] = RecordSchema(
-    Item,
-    check_item,
-    ("item_id",),
-    {
-        "item_id": TEXT,
-        "title": TEXT,
-        "description": TEXT,
-        "tags": NAMES,
-        "categories": NAMES,
-        "attributes": OBJECT,
-        "embedding": VECTOR,
-        "hidden": FLAG,
-        "published_at": TIME,
-    },
-)
-USER: RecordSchema[User] = RecordSchema(
-    User,
-    check_user,
-    ("user_id",),
-    {"user_id": TEXT, "attributes": OBJECT, "interests": NAMES},
-)
-
-JUDGMENT: RecordSchema[Judgment] = RecordSchema(
-    Judgment,
-    check_judgment,
-    ("query", "item_id"),
-    {"query": TEXT, "item_id": TEXT, "gain": FieldType(_rating, _number_cell)},
-)
+    return replace(EVENT, build=build, fields={**EVENT.fields, "rating": RATING})
 
 
 def shortened(value: object) -> str:

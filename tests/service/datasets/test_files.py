@@ -272,7 +272,7 @@ BAD_EVENTS = [
     ('{"user_id":"u","item_id":"i","timestamp":978300760}', "timestamp: .* times=s, ms or us"),
     ('{"user_id":"u","item_id":"i","timestamp":"2000-12-31T22:12:40"}', "timestamp: .* its zone"),
     ('{"user_id":"u","item_id":"i","timestamp":1.5}', "timestamp: must be an RFC 3339 time, not"),
-    ('{"user_id":"u","item_id":"i","when":1}', "when: is unknown; allowed are event_id, user_id"),
+    ('{"user_id":"u","item_id":"i","when":1}', "when: is unknown; allowed are user_id, item_id"),
     ('{"user_id":"u","item_id":"i","key":[]}', "key: must be one row of at least one number"),
     ('{"user_id":"u","item_id":"i","key":[1,"2"]}', "key: must be a list of numbers"),
     ('{"user_id":"u","item_id":"i","key":[1e300]}', "key: must hold finite numbers only"),
@@ -317,7 +317,7 @@ def test_a_bad_line_of_csv_names_place_field_and_rule(
 @pytest.mark.parametrize(
     ("header", "problem"),
     [
-        ("user_id,item", "column item: is unknown; allowed are event_id, user_id, item_id"),
+        ("user_id,item", "column item: is unknown; allowed are user_id, item_id, event_id"),
         ("user_id", "column item_id: is required; there are user_id"),
         ("user_id,item_id,user_id", "column user_id: must not occur twice"),
         ("", "column user_id: is required; there are none"),
