@@ -43,16 +43,14 @@ def vector_bytes(vector: Vector) -> bytes:
     return vector.astype("<f4", copy=False).tobytes()
 
 
-def vector_from(data: bytes) -> Vector:
-    """Decode the read-only vector that `vector_bytes` encoded."""
-    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+def vector_from(data: bytes | None) -> Vector | None:
+    """Decode the read-only vector that `vector_bytes` encoded; None stays None."""
+    return None if data is None else np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
 def vectors_from(key: bytes | None, value: bytes | None) -> EventVectors:
     """Decode the vectors of an event from its two blobs."""
-    return EventVectors(
-        None if key is None else vector_from(key), None if value is None else vector_from(value)
-    )
+    return EventVectors(vector_from(key), vector_from(value))
 
 
 # ------------------------------------------------------------------------------ documents

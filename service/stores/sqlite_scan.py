@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import islice, starmap
+from typing import Any
 
 import apsw
 import numpy as np
@@ -77,25 +78,23 @@ def scan_events(connect: Connect, reads: Reads, rows: int = 10_000) -> Iterator[
 
 def scan_items(connect: Connect) -> Iterator[Item]:
     """`Store.scan_items`."""
-    with closing(connect()) as connection:
-        for row in connection.execute(
-            "SELECT item_id, document, embedding FROM items"
-            " WHERE document IS NOT NULL ORDER BY item_id"
-        ):
-            yield item_from(*row)
+    query = (
+        "SELECT item_id, document, embedding FROM items WHERE document IS NOT NULL ORDER BY item_id"
+    )
+    return starmap(item_from, _rows(connect, query))
 
 
 def scan_users(connect: Connect) -> Iterator[User]:
     """`Store.scan_users`."""
-    with closing(connect()) as connection:
-        for row in connection.execute(
-            "SELECT user_id, profile FROM users WHERE profile IS NOT NULL ORDER BY user_id"
-        ):
-            yield user_from(*row)
+    query = "SELECT user_id, profile FROM users WHERE profile IS NOT NULL ORDER BY user_id"
+    return starmap(user_from, _rows(connect, query))
 
 
 def scan_user_ids(connect: Connect) -> Iterator[str]:
     """`Store.scan_user_ids`."""
+    return (user_id for (user_id,) in _rows(connect, "SELECT user_id FROM users ORDER BY user_id"))
+
+
+def _rows(connect: Connect, query: str) -> Iterator[tuple[Any, ...]]:
     with closing(connect()) as connection:
-        for (user_id,) in connection.execute("SELECT user_id FROM users ORDER BY user_id"):
-            yield user_id
+        yield from connection.execute(query)
