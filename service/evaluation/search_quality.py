@@ -106,13 +106,7 @@ def evaluate_search(
 ) -> SearchQuality:
     """Search for each query and compare the ranking with the judgments.
 
-    Args:
-        snapshot: of the catalogue.
-        encode: maps a query to its embedding [D].
-        judged: the queries.
-        mode: which of the two retrievers search.
-        parameters: of the search.
-        depth: number of ranks retrieved, the cut-off of recall.
+    `encode` maps a query to its embedding [D]; `depth` ranks are retrieved, the cut-off of recall.
     """
     if mode == "meaning alone":
         parameters = replace(parameters, lexical=0.0)
@@ -158,13 +152,7 @@ def tune_parameters(
 ) -> TuningResult:
     """Fit the parameters by coordinate ascent on half of the queries; evaluate on the rest.
 
-    Args:
-        snapshot: of the catalogue.
-        encode: maps a query to its embedding [D].
-        judged: the queries.
-        start: initial parameters.
-        seed: of the split into halves.
-        progress: called after each step.
+    `encode` maps a query to its embedding [D]; `seed` is of the split into halves.
 
     Raises:
         Invalid: there are too few queries.

@@ -35,12 +35,7 @@ async def sample_memory(http: httpx.Client, interval: float, readings: Readings)
     """Append the resident memory of all workers now and then, until cancelled.
 
     Memory that workers share is counted for each of them. A server without the metric is asked
-    once.
-
-    Args:
-        http: client of the service.
-        interval: seconds between two readings, each of which takes the server some milliseconds.
-        readings: to append to.
+    once. Each reading takes the server some milliseconds.
     """
     started = time.monotonic()
     while True:

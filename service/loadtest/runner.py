@@ -166,17 +166,22 @@ async def _send(
 ) -> Recording:
     """Load at a rate behind a progress bar, until its end or a signal."""
     load = OpenLoop(options, draw_schedule(rate, options), requests.encode, slo)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, load.stop)
     seconds = options.warmup + options.duration
-    with terminal.progress(console, label) as progress:
+    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, load.stop)
+    try:
+        with terminal.progress(console, label) as progress:
 
-        def on_tick() -> None:
-            note = f"{load.in_flight:,} in flight, {load.answered:,} answered"
-            note += f", [red]{load.failed:,} failed[/]" if load.failed else ""
-            progress(min(load.now, seconds), seconds, note)
+            def on_tick() -> None:
+                note = f"{load.in_flight:,} in flight, {load.answered:,} answered"
+                note += f", [red]{load.failed:,} failed[/]" if load.failed else ""
+                progress(min(load.now, seconds), seconds, note)
 
-        return await load.run(on_tick)
+            return await load.run(on_tick)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 def _clean(

@@ -60,12 +60,7 @@ def ask(http: httpx.Client, method: str, path: str, **given: Any) -> Any:
 
 
 def draw_sample(http: httpx.Client, users: int, seed: int) -> Sample:
-    """Sample the first 20,000 users and items of a service.
-
-    Args:
-        http: client of the service.
-        users: at most how many.
-        seed: of the draws.
+    """Sample at most `users` of the first 20,000 users of a service, its items and their titles.
 
     Raises:
         NotFound: when the service has no items, or no users.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 import uvloop
 from rich.console import Console
@@ -221,6 +223,24 @@ def test_a_key_goes_with_every_request_and_into_no_report() -> None:
         assert found["load"]["kinds"][ALL]["errors"] == {}
         assert fake.deleted
         assert "s3cret" not in shown + json.dumps(found) + render_page(found)
+
+
+def test_ctrl_c_ends_the_removal_and_names_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt after the load stops the DELETEs, and the report lists the paths left."""
+    real = httpx.Client.delete
+
+    def interrupted(http: httpx.Client, path: str) -> httpx.Response:
+        answer = real(http, path)
+        signal.raise_signal(signal.SIGINT)
+        return answer
+
+    monkeypatch.setattr(httpx.Client, "delete", interrupted)
+    with faking() as fake:
+        found, shown = ran(fake, mix="events=1")
+        assert len(fake.deleted) == 1
+    written = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
+    assert sorted(found["cleaning"]["left"]) == sorted(f"/v1/users/{user}" for user in written)
+    assert "could not be deleted" in shown
 
 
 # ------------------------------------------------------------------------------ ramp
