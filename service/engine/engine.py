@@ -131,7 +131,7 @@ class Engine:
         """Sizes, counts and hits, for gauges."""
         counts = await self.store.counts()
         return {
-            **{name: float(value) for name, value in counts.items()},
+            **counts,
             "catalogue_rows": float(len(self.live.snapshot.catalogue)),
             **self.parts.memories.stats(),
         }
@@ -151,13 +151,7 @@ async def open_engine(
 ) -> Engine:
     """Open an engine on the settings' data directory, ready to answer.
 
-    The arguments are those of `compose`.
-
-    Raises:
-        Corrupt: naming the file of the store, of the model or of the search parameters that fails
-            its checks.
-        ModelRejected: when the current model does not fit this service.
-        Invalid: when there is no such text encoder, or its dimension is not the configured one.
+    The arguments are those of `compose`. Raises what it and `LiveSnapshot.open` raise.
     """
     engine = Engine(compose(settings, encoder=encoder, preloaded=preloaded))
     try:

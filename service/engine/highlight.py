@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from service.domain.queries import HighlightSpan
@@ -41,11 +41,11 @@ def marked(text: str, spans: Spans) -> tuple[HighlightSpan, ...]:
     )
 
 
-def snippet(text: str, spans: Spans, width: int = WIDTH) -> tuple[HighlightSpan, ...]:
+def snippet(text: str, spans: Spans) -> tuple[HighlightSpan, ...]:
     """The part of a text with the most different marked words, with an ellipsis where it is cut."""
-    if len(text) <= width:
+    if len(text) <= WIDTH:
         return marked(text, spans)
-    start, end = _window(text, spans, width)
+    start, end = _window(text, spans)
     inside = [(a - start, b - start) for a, b in spans if start <= a and b <= end]
     parts = list(marked(text[start:end], inside))
     if start > 0:
@@ -55,24 +55,18 @@ def snippet(text: str, spans: Spans, width: int = WIDTH) -> tuple[HighlightSpan,
     return tuple(parts)
 
 
-def _window(text: str, spans: Spans, width: int) -> tuple[int, int]:
+def _window(text: str, spans: Spans) -> tuple[int, int]:
     """Where to cut, between words: the first of the best places."""
+    # The beginning, and a little before each marked word.
+    starts = [0, *(min(max(0, start - WIDTH // 5), len(text) - WIDTH) for start, _ in spans)]
 
-    def worth(start: int) -> int:
-        inside = {text[a:b].casefold() for a, b in spans if start <= a and b <= start + width}
-        return len(inside)
+    def different_words(start: int) -> int:
+        return len({text[a:b].casefold() for a, b in spans if start <= a and b <= start + WIDTH})
 
-    best = max(_starts(text, spans, width), key=lambda start: (worth(start), -start))
+    best = max(starts, key=different_words)
     start = 0 if best == 0 else text.find(" ", best - 1) + 1
-    end = min(len(text), start + width)
+    end = min(len(text), start + WIDTH)
     if end < len(text):
         cut = text.rfind(" ", start, end)
         end = cut if cut > start else end
     return start, end
-
-
-def _starts(text: str, spans: Spans, width: int) -> Iterable[int]:
-    """The beginning, and a little before each marked word."""
-    yield 0
-    for start, _ in spans:
-        yield min(max(0, start - width // 5), len(text) - width)

@@ -15,7 +15,7 @@ async def name_reasons(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
 ) -> list[tuple[Contribution, ...]]:
     """Name the requester's events and interests behind the reasons of each of some items."""
-    sources = [reason.source for each in reasons for reason in each if reason.source >= 0]
+    sources = [reason.source for each in reasons for reason in each]
     event_ids = await _event_ids(store, events, sources)
     return [
         tuple(_contribution(snapshot, events, reason, event_ids) for reason in each)
@@ -25,7 +25,7 @@ async def name_reasons(
 
 async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> tuple[str, ...]:
     """The ids of memory rows by their sources: of events, and the interests of profile entries."""
-    event_ids = await _event_ids(store, events, [source for source in sources if source >= 0])
+    event_ids = await _event_ids(store, events, sources)
     return tuple(
         events.interests[-1 - source] if source < 0 else event_ids.get(source) or ""
         for source in sources
@@ -36,13 +36,13 @@ async def _event_ids(
     store: Store, events: EventColumns, sources: Sequence[int]
 ) -> Mapping[int, str | None]:
     """Ids of those events that are stored, by their place in the columns."""
-    stored = [source for source in dict.fromkeys(sources) if events.seqs[source] > 0]
+    stored = [at for at in dict.fromkeys(sources) if at >= 0 and events.seqs[at] > 0]
     if not stored:
         return {}
     ids = await store.event_ids(
         events.user_id,
-        [int(events.seqs[source]) for source in stored],
-        [int(events.timestamps[source]) for source in stored],
+        events.seqs[stored].tolist(),
+        events.timestamps[stored].tolist(),
     )
     return dict(zip(stored, ids, strict=True))
 

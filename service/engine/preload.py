@@ -25,11 +25,7 @@ def preload(settings: Settings) -> PreloadedSnapshot:
     A fork copies only the thread that asks for it: a lock that another held would stay held for
     ever, and a pool would wait for threads that are not there. SQLite's locks do not survive one.
 
-    Raises:
-        Corrupt: naming the file of the store or of the model that fails its checks.
-        ModelRejected: when the current model does not fit this service.
-        Invalid: when there is no such text encoder, or its dimension is not the configured one.
-        Unavailable: when a thread does not end.
+    Raises what `compose` and `LiveSnapshot.open` raise; `Unavailable` when a thread does not end.
     """
     # Tokenizers would start threads of their own, which never end.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

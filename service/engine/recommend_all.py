@@ -81,10 +81,7 @@ async def write_lists(
         encoder: of texts; by default the one that the settings name.
         progress: called with how many users are done, of how many.
 
-    Raises:
-        Corrupt: naming the file of the store or of the model that fails its checks.
-        ModelRejected: when the current model does not fit.
-        Invalid, Unavailable, StoreFull: as `service.datasets.table`.
+    Raises what `compose`, `LiveSnapshot.open` and `service.datasets.tables.open_table` raise.
     """
     encoder = encoder or open_encoder(settings.encoder)
     # Each user has one turn: nothing that is kept would be used again.

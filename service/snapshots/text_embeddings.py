@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -44,13 +44,10 @@ class EmbeddingCache:
         # As on disk, so that a restart changes no answer.
         self._vectors = CowArray(np.zeros((0, encoder.dimension), dtype=np.float16))
         self._saved = 0
-        self._query = lru_cache(maxsize=4_096)(self._encode_one)
+        # Returns the unit vector [D] of a query; the latest few thousand are cached.
+        self.query: Callable[[str], Vectors] = lru_cache(maxsize=4_096)(self._encode_one)
         if path is not None:
             self._load(path)
-
-    def query(self, text: str) -> Vectors:
-        """Return the unit vector [D] of a query; the latest few thousand are cached."""
-        return self._query(text)
 
     def encode(self, texts: Sequence[str], progress: ProgressCallback | None = None) -> Vectors:
         """Return unit vectors [n, D] of item texts; texts encoded before are not encoded again.
