@@ -119,10 +119,11 @@ def context_only(
     visible: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Compute the context [..., Q, V] of `attend` by the fused kernel, which stores no weights.
+    """Compute the context [H, Q, V] of `attend` by the fused kernel, which stores no weights.
 
+    query [H, Q, d], keys [H, K, d], values [H, K, V]; `bias` and `visible` broadcast to [H, Q, K].
     The score is the scaled dot product. Temperatures the kernel would overflow on take the
-    reference path. Arguments and errors as for `attend`.
+    reference path. Errors as for `attend`.
     """
     check_temperature(temperature)
     if temperature < _FUSED_MIN_TEMPERATURE or keys.shape[-2] == 0:
@@ -144,18 +145,11 @@ def context_only(
             mask = mask.masked_fill(dead, 0.0)
         else:
             dead = None
-    batch = np.broadcast_shapes(
-        query.shape[:-2],
-        keys.shape[:-2],
-        values.shape[:-2],
-        () if mask is None else mask.shape[:-2],
-    )
-    lead = (1,) * (2 - len(batch))  # the fused CPU kernel exists for four dimensions only
-    q, k, v = (x.expand(*lead, *batch, *x.shape[-2:]) for x in (query, keys, values))
-    if mask is not None:
-        mask = mask.expand(*lead, *batch, query.shape[-2], keys.shape[-2])
-    context = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    context = context.reshape(*batch, *context.shape[-2:])
+        mask = mask.expand(*query.shape[:-1], keys.shape[-2])[None]
+    # The fused CPU kernel exists for four dimensions only.
+    context = functional.scaled_dot_product_attention(
+        query[None], keys[None], values[None], attn_mask=mask, scale=scale
+    )[0]
     return context if dead is None else context.masked_fill(dead, 0.0)
 
 

@@ -27,14 +27,8 @@ def plain_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attend by the scaled dot product, holding all scores at once.
 
-    Args:
-        query: [H, T, d].
-        keys: [H, n, d].
-        values: [H, n, d_v].
-        bias: [H, 1 or T, n], finite.
-
-    Returns:
-        tuple: contexts [H, T, d_v] and the log-sum-exp of the scores [H, T].
+    query [H, T, d], keys [H, n, d], values [H, n, d_v] and a finite bias [H, 1 or T, n] give
+    contexts [H, T, d_v] and the log-sum-exp of the scores [H, T].
     """
     scores = (query @ keys.mT).mul_(query.shape[-1] ** -0.5).add_(bias)
     logsumexp = scores.logsumexp(-1)
@@ -51,8 +45,6 @@ def select_kernel(operators: Any) -> Kernel:
     def fused_attention(
         query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if not query.is_cpu:
-            return plain_attention(query, keys, values, bias)
         mask = bias[None].expand(1, *query.shape[:2], -1)
         found = operator(
             query[None], keys[None], values[None], attn_mask=mask, scale=query.shape[-1] ** -0.5

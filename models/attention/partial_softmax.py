@@ -52,14 +52,9 @@ class KVBlock(NamedTuple):
 
 
 def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
-    """Attend exactly by the scaled dot product over rows that come in blocks.
+    """Attend by queries [H, T, d] over blocks of rows, exactly, by the scaled dot product.
 
-    Args:
-        query: [H, T, d].
-        blocks: at least one, of the same heads and at least one row.
-
-    Raises:
-        ValueError: when there is no block.
+    Raises ValueError when there is no block.
     """
     total: PartialSoftmax | None = None
     for block in blocks:

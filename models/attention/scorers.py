@@ -34,12 +34,11 @@ def cosine(query: Tensor, keys: Tensor) -> Tensor:
     and no gradient. Raises ValueError when the last dimensions differ.
     """
     check_width(query, keys)
-    if not (torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)):
-        # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
-        lengths = torch.linalg.vector_norm(keys, dim=-1)
-        least, most = _LENGTHS
-        if bool(((lengths > least) & (lengths < most)).all()):
-            return (normalize(query) @ keys.mT).div_(lengths.unsqueeze(-2))
+    # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
+    lengths = torch.linalg.vector_norm(keys, dim=-1)
+    least, most = _LENGTHS
+    if bool(((lengths > least) & (lengths < most)).all()):
+        return (normalize(query) @ keys.mT).div_(lengths.unsqueeze(-2))
     return normalize(query) @ normalize(keys).mT
 
 

@@ -46,7 +46,6 @@ def estimate_mass(
     return mass_from_sample(inside, outside, rest, temperature=temperature, hard=hard)
 
 
-@torch.no_grad()
 def mass_from_sample(
     inside: Tensor,
     outside: Tensor,

@@ -151,14 +151,9 @@ class CollapsedHistory:
         order: int = 2,
         use_clusters: bool = True,
     ) -> ClusteredAttention:
-        """Attend over these events and the newer ones.
+        """Attend by queries [H, T, d] over these events and the `recent` ones.
 
-        Args:
-            query: [H, T, d].
-            recent: attention over the newer ones.
-            max_error: see `attend_clusters`.
-            order: see `attend_clusters`.
-            use_clusters: where there are any.
+        For `max_error` and `order` see `attend_clusters`.
         """
         held = len(self.clusters) if use_clusters and self.clusters is not None else 0
         if held < len(self):

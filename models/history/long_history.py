@@ -80,17 +80,11 @@ def attend_long(
     targets: Tensor,
     options: AttentionOptions,
 ) -> LongAttention:
-    """Attend over the older events and the newer ones.
-
-    Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
-        collapsed: the user's.
-        targets: item rows [T].
-        options: the softmax, at temperature 1 and not hard; and when clusters are used.
+    """Attend by targets [T] over the older events and the newer ones.
 
     Raises:
-        ValueError: for another softmax, whose sums a collapsed history does not hold.
+        ValueError: for another softmax than that at temperature 1, whose sums a collapsed history
+            does not hold.
     """
     if options.hard or options.temperature != 1:
         raise ValueError("options: a collapsed history is attended by the softmax at temperature 1")

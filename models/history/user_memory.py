@@ -235,12 +235,9 @@ def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> 
 def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
     """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
     inside = (history.rows >= 0) & (history.rows < len(snapshot.has_vector))
-    # Without any item there is nothing to take from.
-    attendable = (
-        snapshot.has_vector.take(history.rows, mode="clip") & inside
-        if inside.any()
-        else inside.copy()
-    )
+    attendable = inside.copy()
+    if inside.any():  # without any item there is nothing to take from
+        attendable &= snapshot.has_vector.take(history.rows, mode="clip")
     for event in history.vectors:
         attendable[event] = True
     if history.visible is not None:

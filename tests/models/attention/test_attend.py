@@ -281,7 +281,8 @@ def test_a_target_that_sees_nothing_gets_nothing(
     assert found.weights[0].sum().item() == pytest.approx(1)
     outputs = [found.context.sum() + found.weights.square().sum()]
     if not hard and score is scaled_dot:
-        fused = context_only(query, keys, values, temperature=temperature, **hidden)
+        each = (part[None] for part in (query, keys, values))
+        fused = context_only(*each, temperature=temperature, **hidden)[0]
         assert (fused[1] == 0).all()
         outputs.append(fused.sum())
     for output in outputs:
