@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 T = TypeVar("T")
-N = TypeVar("N", bound=np.number[Any])
 
 _COALESCED = 1 << 16  # elements: smaller tensors are reduced as one, since a message has a cost
 
@@ -61,14 +60,13 @@ class DataParallelGroup:
                 tensor.copy_(part.view_as(tensor))
         return total
 
-    def all_reduce_sum(self, array: NDArray[N]) -> NDArray[N]:
+    def all_reduce_sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sum of an array over all ranks."""
         if self.world_size == 1:
             return array
-        total = torch.from_numpy(array).cpu().clone()
-        distributed.all_reduce(total)
-        summed: NDArray[N] = total.numpy()
-        return summed
+        total = array.copy()
+        distributed.all_reduce(torch.from_numpy(total))
+        return total
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """Call `make` on rank zero and return its result on every rank.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,13 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 T = TypeVar("T", bound=np.integer[Any])
 
 DISLIKE = "dislike"  # name of the event type that marks an item as not liked
-
-
-class GatheredEvents(NamedTuple):
-    """The concatenated events of a batch of users: event `events[i]` belongs to `batch[i]`."""
-
-    batch: NDArray[np.int64]  # [N] row of the batch, not of the log
-    events: NDArray[np.int64]  # [N] position in the log's columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +116,14 @@ class Interactions:
         """[n_items] the number of events of each item."""
         return np.bincount(self.items, minlength=self.n_items)
 
-    def gather(self, users: ArrayLike, *, last: int | None = None) -> GatheredEvents:
+    def gather(
+        self, users: ArrayLike, *, last: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Concatenate the events of `users` [B] (repeats allowed), the `last` newest of each.
 
-        Events of one user are oldest first.
-
-        Raises IndexError for a user outside [0, n_users).
+        Returns the row of the batch that each event belongs to, and its position in the log's
+        columns, [N] each; events of one user are oldest first. Raises IndexError for a user outside
+        [0, n_users).
         """
         rows = np.asarray(users, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.n_users):
@@ -139,7 +134,7 @@ class Interactions:
             lengths = np.minimum(lengths, last)
         batch = np.repeat(np.arange(len(rows)), lengths)
         within = np.arange(len(batch)) - np.repeat(_offsets(lengths)[:-1], lengths)
-        return GatheredEvents(batch, np.repeat(ends - lengths, lengths) + within)
+        return batch, np.repeat(ends - lengths, lengths) + within
 
     def where(self, keep: NDArray[np.bool_]) -> Interactions:
         """Select the events whose `keep` [E] is True. Users and items keep their rows."""

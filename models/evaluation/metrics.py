@@ -29,7 +29,7 @@ class PairedDifference(NamedTuple):
 
 def hits(ranks: Ranks, k: int = 10) -> CaseValues:
     """Return [M] 1 if the target is among the first k; the mean is HR@k, here also recall@k."""
-    return (ranks < _cutoff(k)).astype(np.float64)
+    return (ranks < k).astype(np.float64)
 
 
 def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
@@ -38,7 +38,7 @@ def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
     With one relevant item the ideal gain is 1, so the gain is its own normalisation
     (Järvelin & Kekäläinen 2002).
     """
-    return np.where(ranks < _cutoff(k), discounts(ranks), 0.0)
+    return np.where(ranks < k, discounts(ranks), 0.0)
 
 
 def reciprocal_ranks(ranks: Ranks) -> CaseValues:
@@ -87,7 +87,7 @@ def graded_ndcg(ranking: Sequence[str], relevance: Mapping[str, float], k: int =
     Gains are linear; unjudged ids gain nothing; the ideal is the best order of all judged ids.
     A query without a relevant id scores 0. Raises ValueError for an id that is ranked twice.
     """
-    top = list(ranking[: _cutoff(k)])
+    top = list(ranking[:k])
     if len(set(top)) < len(top):
         raise ValueError("an id is ranked twice")
     ideal = sorted((max(gain, 0.0) for gain in relevance.values()), reverse=True)[:k]
@@ -99,7 +99,7 @@ def graded_ndcg(ranking: Sequence[str], relevance: Mapping[str, float], k: int =
 def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100) -> float:
     """Return the share of the relevant ids (judged above 0) among the first k; 0 without any."""
     relevant = {name for name, gain in relevance.items() if gain > 0}
-    retrieved = relevant.intersection(ranking[: _cutoff(k)])
+    retrieved = relevant.intersection(ranking[:k])
     return len(retrieved) / len(relevant) if relevant else 0.0
 
 
@@ -110,11 +110,5 @@ def first_relevant_rank(
 
     The mean of `hits` over these ranks is success@k.
     """
-    top = ranking[: _cutoff(k)]
+    top = ranking[:k]
     return next((at for at, name in enumerate(top) if relevance.get(name, 0.0) > 0), k)
-
-
-def _cutoff(k: int) -> int:
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    return k

@@ -39,7 +39,6 @@ class TrainingProgress:
     step: int  # of the epoch, from 1
     steps: int
     loss: float  # mean of the epoch so far
-    seconds: float  # since the start
     remaining: float  # seconds, at the pace so far
     validation: RankingMetrics | None  # the latest
 
@@ -250,10 +249,7 @@ class _TrainingRun:
         if self._progress is None:
             return
         remaining = self._stopwatch.remaining((epoch - 1 + step / steps) / epochs)
-        seconds = self._stopwatch.seconds
-        self._progress(
-            TrainingProgress(epoch, epochs, step, steps, loss, seconds, remaining, self._latest)
-        )
+        self._progress(TrainingProgress(epoch, epochs, step, steps, loss, remaining, self._latest))
 
     def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
         return evaluate(

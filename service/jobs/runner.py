@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds between two checks of the process and of requests to cancel
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
+_NICE = 10  # increment to this process's niceness for the training, which keeps requests fast
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -41,7 +42,6 @@ class JobRunner:
         on_success: awaited after a training succeeded and before its job is `succeeded`, so that
             clients that see this state see the new version too. Its exceptions fail the job.
         threads: threads of the training's numerical libraries.
-        nice: increment to the niceness of this process for the training, which keeps requests fast.
         grace: seconds between SIGTERM and SIGKILL.
         keep: number of jobs kept.
     """
@@ -53,7 +53,6 @@ class JobRunner:
         *,
         on_success: Callable[[Job], Awaitable[None]] | None = None,
         threads: int = 1,
-        nice: int = 10,
         grace: float = 10.0,
         keep: int = 100,
     ) -> None:
@@ -61,7 +60,6 @@ class JobRunner:
         self._argv = argv
         self._on_success = on_success
         self._threads = threads
-        self._nice = nice
         self._grace = grace
         self._store = JobStore(self._root, keep)
         self._live: dict[str, Job] = {}  # the job that this process runs
@@ -155,7 +153,7 @@ class JobRunner:
                 on_stderr=on_stderr,
                 environment={**threads, "PYTHONUNBUFFERED": "1"},
                 inherit=[lock],
-                nice=self._nice,
+                nice=_NICE,
             )
         except (OSError, ValueError) as error:
             return self._live[job_id].with_error(f"it could not be started: {error}", _now())

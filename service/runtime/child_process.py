@@ -36,8 +36,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         on_stdout: Callable[[str], None],
         on_stderr: Callable[[str], None],
         environment: Mapping[str, str],
-        inherit: Sequence[int] = (),
-        nice: int = 0,
+        inherit: Sequence[int],
+        nice: int,
     ) -> Self:
         """Start `argv`, without a shell, in a session of its own.
 

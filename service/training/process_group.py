@@ -73,12 +73,15 @@ def process_group(
     if size < 2:
         yield SINGLE_PROCESS
         return
-    with tempfile.TemporaryDirectory(prefix="heed-group-") as name, _threads(size) as threads:
+    with tempfile.TemporaryDirectory(prefix="heed-group-") as name:
         folder = Path(name)
+        before = torch.get_num_threads()
+        threads = max(1, before // size)
         others = spawn(  # type: ignore[no-untyped-call]
             _run_member, (folder, size, threads, work, args), size - 1, join=False, daemon=True
         )
         try:
+            torch.set_num_threads(threads)
             # All must have started: the rendezvous would wait for days for one that is dead.
             while len(list(folder.glob("*.started"))) < size - 1:
                 others.join(_POLL)  # raises if one has failed
@@ -94,23 +97,12 @@ def process_group(
                 "need less"
             ) from error
         finally:
+            torch.set_num_threads(before)
             if distributed.is_initialized():
                 distributed.destroy_process_group()
             for other in others.processes:
                 other.join(_GRACE if sys.exception() is None else 0)
                 other.kill()
-
-
-@contextlib.contextmanager
-def _threads(size: int) -> Iterator[int]:
-    """Divide the threads of this process among `size`; yield the share of each."""
-    before = torch.get_num_threads()
-    share = max(1, before // size)
-    torch.set_num_threads(share)
-    try:
-        yield share
-    finally:
-        torch.set_num_threads(before)
 
 
 def _backend() -> str:

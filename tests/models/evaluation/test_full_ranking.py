@@ -147,8 +147,6 @@ def test_broken_scores_are_refused_by_name() -> None:
         evaluate(Table(bad), HOLDOUT)
     with pytest.raises(ValueError, match=r"Table: scores must be \[5, 6\], got \[5, 4\]"):
         evaluate(Table(np.zeros((5, 4))), HOLDOUT)
-    with pytest.raises(ValueError, match="k must be at least 1"):
-        evaluate(Table(SCORES), HOLDOUT, k=0)
 
 
 def brute_force(table: NDArray[np.float32], holdout: Holdout, k: int) -> tuple[list[int], float]:

@@ -31,14 +31,6 @@ def test_hits_and_gains_by_hand() -> None:
     assert discounts(np.array([0, 2, 6])) == pytest.approx([1, 1 / 2, 1 / 3])
 
 
-@pytest.mark.parametrize("metric", [hits, ndcg_gains])
-def test_a_cutoff_below_one_is_refused(metric: object) -> None:
-    """A cutoff k below 1 is refused."""
-    assert callable(metric)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        metric(RANKS, 0)
-
-
 def test_standard_error_of_a_share() -> None:
     """The error of a mean of zeros and ones is sqrt(p (1 - p) / (n - 1)); one case has none."""
     worth = hits(np.array([0] * 30 + [50] * 70))

@@ -509,7 +509,7 @@ def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
 
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_progress_is_reported_after_every_step(blocks: int) -> None:
-    """Epochs and steps count from 1, seconds never fall, the latest validation is shown."""
+    """Epochs and steps count from 1, and the latest validation is shown."""
     split = leave_one_out(cycle(users=20, length=8, items=10))
     told: list[TrainingProgress] = []
     config = replace(QUICK, epochs=3, attention_batch_tokens=30)
@@ -522,7 +522,6 @@ def test_progress_is_reported_after_every_step(blocks: int) -> None:
         assert [p.step for p in mine] == list(range(1, mine[0].steps + 1))
         assert len(mine) > 1
     assert {p.epochs for p in told} == {len(epochs)}
-    assert sorted(p.seconds for p in told) == [p.seconds for p in told]
     assert all(math.isfinite(p.loss) and p.loss > 0 for p in told)
     assert [p.validation is None for p in told] == [p.epoch == 1 for p in told]
     assert [record["loss"] for record in fitted.history] == [

@@ -22,7 +22,7 @@ FOUND = RankingMetrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))
 
 def progress(epoch: int, step: int, *, left: float = 3.5, judged: bool = False) -> TrainingProgress:
     """Of three epochs with two steps each."""
-    return TrainingProgress(epoch, 3, step, 2, 1.5, 10.0, left, FOUND if judged else None)
+    return TrainingProgress(epoch, 3, step, 2, 1.5, left, FOUND if judged else None)
 
 
 def test_messages_say_how_long_it_will_take(

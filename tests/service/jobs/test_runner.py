@@ -247,10 +247,10 @@ say(result={"nice": os.getpriority(os.PRIO_PROCESS, 0), "session": os.getsid(0) 
             "descriptors": len(os.listdir("/proc/self/fd"))})
 """
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    job = ended(tmp_path, code.replace("OWN", str(own)), nice=7, threads=3)
+    job = ended(tmp_path, code.replace("OWN", str(own)), threads=3)
     # Three streams, the lock, and the listing's own.
     assert job.result == {
-        "nice": min(19, own + 7),
+        "nice": min(19, own + 10),
         "session": True,
         "threads": "3",
         "stdin": "",
