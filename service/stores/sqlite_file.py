@@ -30,29 +30,13 @@ READ_TIMEOUT_MS = 250  # readers wait only for a recovery, and may run on an eve
 # Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
 OLDEST_SQLITE = (3, 51, 3)
 
-# Separate from the other tables, since a benchmark measures a database of this table alone.
-EVENTS = """\
-CREATE TABLE events ( -- clustered, so that a history is one short range
-  user_no   INTEGER NOT NULL,
-  timestamp INTEGER NOT NULL,
-  seq       INTEGER NOT NULL,
-  item_no   INTEGER NOT NULL,
-  type_no   INTEGER NOT NULL,
-  weight    REAL NOT NULL,
-  event_id  TEXT NOT NULL,
-  digest    INTEGER NOT NULL,
-  PRIMARY KEY (user_no, timestamp, seq)
-) STRICT, WITHOUT ROWID;
-CREATE UNIQUE INDEX events_by_id ON events (event_id);
-"""
-
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
 # `items` and `types` are never deleted (a deleted item only loses its document), so that processes
 # may cache the numbers; rows of `users` are deleted, so that none may.
 #
 # `state` has one row. Its clock issues all versions, one tick for each transaction with a change,
 # so that no version is issued twice.
-SCHEMA = f"""
+SCHEMA = """
 CREATE TABLE state (
   only      INTEGER PRIMARY KEY CHECK (only = 1),
   clock     INTEGER NOT NULL,
@@ -86,7 +70,19 @@ CREATE TABLE types (
   type    TEXT NOT NULL UNIQUE
 ) STRICT;
 
-{EVENTS}
+CREATE TABLE events ( -- clustered, so that a history is one short range
+  user_no   INTEGER NOT NULL,
+  timestamp INTEGER NOT NULL,
+  seq       INTEGER NOT NULL,
+  item_no   INTEGER NOT NULL,
+  type_no   INTEGER NOT NULL,
+  weight    REAL NOT NULL,
+  event_id  TEXT NOT NULL,
+  digest    INTEGER NOT NULL,
+  PRIMARY KEY (user_no, timestamp, seq)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX events_by_id ON events (event_id);
+
 CREATE TABLE vectors ( -- apart, so that rows without any stay small
   user_no INTEGER NOT NULL,
   seq     INTEGER NOT NULL,
@@ -94,7 +90,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   value   BLOB,
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
-"""  # noqa: S608  # all of it is written here
+"""
 
 
 class DatabaseFile:

@@ -83,18 +83,9 @@ class Writes:
             user = users[event.user_id]
             user_no, seq = user
             user[1] += 1
-            rows.append(
-                (
-                    user_no,
-                    timestamp,
-                    seq,
-                    items[event.item_id],
-                    types[event.type],
-                    event.weight,
-                    next(names) if event.event_id is None else event.event_id,
-                    digest,
-                )
-            )
+            item_no, type_no = items[event.item_id], types[event.type]
+            event_id = next(names) if event.event_id is None else event.event_id
+            rows.append((user_no, timestamp, seq, item_no, type_no, event.weight, event_id, digest))
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
         rows.sort()  # rows that are adjacent in the table are written together

@@ -16,7 +16,7 @@ from service.domain.errors import Unavailable
 from service.domain.records import Event
 from service.domain.timestamps import to_rfc3339
 from service.stores.encoding import body_digest
-from service.stores.sqlite_file import EVENTS
+from service.stores.sqlite_file import SCHEMA
 from service.stores.writer import CHECKPOINT_PAGES
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.http_client import encode_post
@@ -211,7 +211,7 @@ def _database(path: Path) -> apsw.Connection:
         ("wal_autocheckpoint", CHECKPOINT_PAGES),
     ):
         connection.pragma(name, value)
-    connection.execute(EVENTS)
+    connection.execute(SCHEMA)
     return connection
 
 
