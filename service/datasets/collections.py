@@ -123,11 +123,7 @@ class Cranfield(Dataset):
 
 
 def open_collection(path: Path, split: str) -> Dataset:
-    """Open the collection in a folder, recognised by its files.
-
-    Args:
-        path: the folder.
-        split: of BEIR's judgments.
+    """Open the collection in a folder, recognised by its files; `split` is of BEIR's judgments.
 
     Raises:
         Invalid: the folder contains no known collection.

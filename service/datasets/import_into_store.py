@@ -29,10 +29,7 @@ async def import_dataset(
 ) -> ImportResult:
     """Store all items, then all events; rows that are already stored change nothing.
 
-    Args:
-        store: to import into.
-        source: the data set.
-        progress: called with "items" or "events" and the number of rows handled, after each batch.
+    After each batch `progress` is called with "items" or "events" and the number of rows handled.
     """
     started = time.monotonic()
     items = stored = duplicates = 0

@@ -5,12 +5,11 @@ upper case.
 """
 
 import re
-from datetime import UTC, datetime
+
+from service.domain.timestamps import EPOCH, MICROSECOND
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 NAME_RULE = "1 to 64 of a-z, 0-9, '_' and '-', the first a letter or digit"
-
-_SECOND = 1_000_000
 
 
 def is_name(text: str) -> bool:
@@ -22,10 +21,7 @@ def timestamped_name(created: int) -> str:
     """Return a name such as `20260101t120000-ab12cd` that sorts by time.
 
     The hex digits are the microseconds within the second, so that names sort within it too.
-
-    Args:
-        created: microseconds since the epoch, UTC.
+    `created` is in microseconds since the epoch, UTC.
     """
-    seconds, micros = divmod(created, _SECOND)
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return f"{moment:%Y%m%dt%H%M%S}-{micros:06x}"
+    moment = EPOCH + created * MICROSECOND
+    return f"{moment:%Y%m%dt%H%M%S}-{moment.microsecond:06x}"
