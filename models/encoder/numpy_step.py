@@ -5,8 +5,6 @@ The matrix products of one event are so small that torch's call overhead exceeds
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -54,8 +52,7 @@ class _Block:
         heads, _, size = keys.shape
         query, gate = both[: heads * size].reshape(heads, size), both[heads * size :]
         context = attend_one(query, keys, values, self.table.take(bucket, 1)).reshape(-1)
-        added: Array = _sigmoid(gate) * (self.out @ context)
-        return added
+        return _sigmoid(gate) * (self.out @ context)
 
     def feed_forward(self, x: Array) -> Array:
         """Return the residual stream after the gated SwiGLU."""
@@ -63,8 +60,7 @@ class _Block:
         hidden = self.down.shape[1]
         left, right = projected[:hidden], projected[hidden : 2 * hidden]
         gate = projected[2 * hidden :]
-        updated: Array = x + _sigmoid(gate) * (self.down @ (left * _sigmoid(left) * right))
-        return updated
+        return x + _sigmoid(gate) * (self.down @ (left * _sigmoid(left) * right))
 
 
 class NumpyEncoder:
@@ -106,8 +102,7 @@ def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
     scores -= np.maximum.reduce(scores, 1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= np.add.reduce(scores, 1, keepdims=True)
-    context: Array = (scores[:, None] @ values)[:, 0]
-    return context
+    return (scores[:, None] @ values)[:, 0]
 
 
 def _sigmoid(x: Array) -> Array:
@@ -120,5 +115,4 @@ def _affine(layer: nn.Linear) -> tuple[Array, Array]:
 
 
 def _array(weight: Tensor) -> Array:
-    array: NDArray[Any] = weight.detach().cpu().numpy().astype(np.float32)
-    return array
+    return weight.detach().cpu().numpy().astype(np.float32)

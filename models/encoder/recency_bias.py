@@ -93,8 +93,7 @@ class RecencyBias(nn.Module):
 
     def table(self) -> Tensor:
         """Return the bias of every bucket of `recency_bucket`, [H, BUCKETS]."""
-        sums: Tensor = (self.position[:, :, None] + self.age[:, None, :]).flatten(1) + self.joint
-        return sums
+        return (self.position[:, :, None] + self.age[:, None, :]).flatten(1) + self.joint
 
     def forward(self, distance: Tensor, age: Tensor) -> Tensor:
         """Return the bias [H, ...] for distances in events and ages in microseconds [...]."""

@@ -190,8 +190,7 @@ def _top_keys(
     """Return the places of the k largest cosines among the allowed keys."""
     cosines = unit_cosines(query, torch.from_numpy(vectors))[0]
     cosines.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
-    places: RowIndices = torch.topk(cosines, k).indices.numpy()
-    return places
+    return torch.topk(cosines, k).indices.numpy()
 
 
 def _scaled_hits(

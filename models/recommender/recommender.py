@@ -228,9 +228,8 @@ class Recommender(nn.Module):
             counts: of the targets [..., S, T]: 2F and, if the model `counts_repeats`, the user's
                 own counts.
         """
-        scale = self.transition_scale(user_state)[..., None]
-        scores: Tensor = (scale * torch.log1p(counts)).sum(-2)
-        return scores
+        scale: Tensor = self.transition_scale(user_state)[..., None]
+        return (scale * torch.log1p(counts)).sum(-2)
 
 
 def content_only_model(dimension: int) -> Recommender:

@@ -64,8 +64,7 @@ class TransitionCounts(NamedTuple):
         else:
             rows = torch.arange(len(total))
         best, at = torch.topk(total[rows], min(count, len(rows)))
-        items: Tensor = rows[at[best > 0]]
-        return items
+        return rows[at[best > 0]]
 
     def shares(self, recent: Tensor, target: int) -> Tensor:
         """Return what each recent item adds to F(target), [min(n, depth)]."""

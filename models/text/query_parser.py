@@ -56,7 +56,7 @@ class QueryParser:
             for at, token in enumerate(tokens):
                 word, last = token.text, at == len(tokens) - 1 and not quoted
                 ends = last and (starred or part.end() == len(query))
-                alternatives = self._alternatives(word, ends=ends, starred=last and starred)
+                alternatives = self._alternatives(word, ends, last and starred)
                 words.append(alternatives)
                 if alternatives != (word,):
                     corrections[word] = alternatives
@@ -78,7 +78,7 @@ class QueryParser:
         )
 
 
-def _alternatives(terms: IndexTerms, word: str, *, ends: bool, starred: bool) -> tuple[str, ...]:
+def _alternatives(terms: IndexTerms, word: str, ends: bool, starred: bool) -> tuple[str, ...]:
     """Return the words that a word may stand for, the most frequent first."""
     known = 0 if starred else sum(map(terms.stem_frequency, terms.stems(word)))
     if known:
