@@ -25,14 +25,16 @@ class CowArray(Generic[T]):
 
     Args:
         array: the rows, which nothing may write to from now on.
+        mapped: the file that holds them, if any.
+        version: their version in that file.
     """
 
     __slots__ = ("_mapped", "_version", "array")
 
-    def __init__(self, array: NDArray[T]) -> None:
-        self.array = array
-        self._mapped: MappedRows | None = None
-        self._version = 0
+    def __init__(
+        self, array: NDArray[T], mapped: MappedRows | None = None, version: int = 0
+    ) -> None:
+        self.array, self._mapped, self._version = array, mapped, version
 
     def __len__(self) -> int:
         return len(self.array)
@@ -64,6 +66,4 @@ class CowArray(Generic[T]):
         if mapped is None or not mapped.follows(self._version, len(at)):
             mapped = MappedRows(self.array)
         array, version = mapped.updated(at, rows, more)
-        new = CowArray(array)
-        new._mapped, new._version = mapped, version
-        return new
+        return CowArray(array, mapped, version)

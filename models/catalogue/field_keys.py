@@ -87,11 +87,7 @@ class FieldKeys:
         return self._log_frequency.array
 
     def positions_of(self, rows: NDArray[np.int64]) -> tuple[Positions, NDArray[np.int64]]:
-        """Return the places of the keys of some items, item by item, and the item of each key.
-
-        Args:
-            rows: item rows [n].
-        """
+        """Return the places of the keys of items [n], item by item, and the item of each key."""
         firsts, counts = self._spans.array[rows].T
         begins = np.cumsum(counts) - counts  # of each item's keys in what is returned
         places = np.repeat(firsts - begins, counts) + np.arange(int(counts.sum()))

@@ -144,9 +144,7 @@ class MappedRows:
             self._capacity = capacity
         size = max(1, self._capacity * self._each)
         mapping = mmap.mmap(self._number, size, access=mmap.ACCESS_COPY)
-        count = self._capacity * int(np.prod(self._shape, dtype=np.int64))
-        room = np.frombuffer(mapping, dtype=self._dtype, count=count)
-        self._room = room.reshape(self._capacity, *self._shape)
+        self._room = np.ndarray((self._capacity, *self._shape), self._dtype, mapping)
         if self._base is not None and self._shared:
             number = self._base._number  # noqa: SLF001
             _map_over(self._room.ctypes.data, self._shared, number)

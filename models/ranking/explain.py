@@ -82,9 +82,8 @@ def explain(
     visible = torch.ones(len(user), dtype=torch.bool)
     if options.exclude_self:
         visible = user.rows != target
-    visible = visible.expand(user.memory.heads, len(user))
     found = attend(
-        query, keys, gain[..., None], bias=user.bias[:, None], visible=visible[:, None],
+        query, keys, gain[..., None], bias=user.bias[:, None], visible=visible,
         temperature=options.temperature, hard=options.hard,
     )  # fmt: skip
     weights = found.weights[:, 0]  # (H, m)
@@ -143,7 +142,7 @@ def _without(
 ) -> Tensor:
     """Return the attention part [J] without each of the rows [J], the other rows moved up.
 
-    query [H, 1, d], gain [H, m] and visible [H, m] of one target.
+    query [H, 1, d], gain [H, m] and visible [m] of one target.
     """
     # Deleting event j moves the events before it one place nearer to the present: their biases
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
@@ -155,14 +154,13 @@ def _without(
     # The bias of a row that stands for many is not its own: what moves is the difference.
     moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
     shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)
-    left = visible[:, None].expand(len(rows), -1, 1, -1).clone()
-    left.scatter_(-1, rows[:, None, None, None].expand(-1, left.shape[1], 1, 1), False)
+    left = visible & (torch.arange(len(user)) != rows[:, None])  # (J, m)
     return attend(
         query,
         user.memory.keys.transpose(0, 1),
         gain[..., None],
         bias=shifted,
-        visible=left,
+        visible=left[:, None, None],
         temperature=options.temperature,
         hard=options.hard,
     ).context.sum((1, 2, 3))

@@ -91,13 +91,9 @@ def search(
 def personal_bias(
     snapshot: Snapshot, scores: Scores, rows: RowIndices, weight: float = 1.0
 ) -> NDArray[np.float32]:
-    """Return the logits [N] that a memory adds to items: its standardised scores.
+    """Return the logits [N] that a memory adds to items: its standardised scores of rows [P].
 
-    Args:
-        snapshot: the catalogue.
-        scores: of `rows`, from `score`.
-        rows: item rows [P]; other items get 0, the mean.
-        weight: logits of one standard deviation.
+    `weight` is in logits of one standard deviation. Other items get 0, the mean.
     """
     bias = np.zeros(len(snapshot.catalogue), dtype=np.float32)
     total = scores.total.numpy()

@@ -66,14 +66,9 @@ def similar(
     allowed: NDArray[np.bool_],
     spaces: Sequence[Space] = SPACES,
 ) -> SimilarItems:
-    """Rank the items by their similarity to one.
+    """Rank the allowed items [N] by their similarity to the one at `row`, which is not ranked.
 
-    Args:
-        snapshot: the model and the catalogue.
-        row: the query item, which is not ranked itself.
-        limit: the most items.
-        allowed: bool [N], the items that may be returned.
-        spaces: to compare in; spaces in which the item has no key are skipped.
+    Spaces in which the item has no key are skipped.
     """
     used = [space for space in spaces_of(snapshot, row) if space in spaces]
     others = snapshot.catalogue.servable.copy()

@@ -174,10 +174,7 @@ class Recommender(nn.Module):
     def event_inputs(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
         """Compute the encoder's inputs [..., dim] from item vectors, event types and weights.
 
-        Args:
-            vectors: item vectors, [..., dim].
-            types: int64 [...], rows of the model's types or `models.encoder.event_types.UNKNOWN`.
-            log_weights: [...].
+        `types` int64 [...] are rows of the model's types or `models.encoder.event_types.UNKNOWN`.
         """
         if self.event_embedding is None:
             return vectors
