@@ -28,7 +28,6 @@ from service.loadtest.schedule import PREPARED, draw_schedule
 from service.loadtest.workload import Requests, ask, delete_all, draw_sample, open_http
 
 _READINGS = 60  # of the server's memory
-_COUNTS = ("items", "users", "events")  # of the service, by its metrics
 
 
 def run(console: Console, options: Options) -> dict[str, Any]:
@@ -46,6 +45,7 @@ def run(console: Console, options: Options) -> dict[str, Any]:
         with console.status("reading items and users"):
             sample = draw_sample(http, options.users, options.seed)
         requests = Requests(shares, sample, options)
+        counts = {k: v for k, v in read_metrics(http).items() if k.startswith("heed_")}
         report: dict[str, Any] = {
             "started": to_rfc3339(int(time.time() * 1e6)),
             "options": options.as_dict(),
@@ -59,7 +59,7 @@ def run(console: Console, options: Options) -> dict[str, Any]:
                 "heed": __version__,
             },
             "data": {
-                **{name: read_metrics(http).get(f"heed_{name}") for name in _COUNTS},
+                **{name.removeprefix("heed_"): int(count) for name, count in counts.items()},
                 "sampled_users": len(sample.users),
                 "sampled_items": len(sample.items),
                 "queries": len(sample.queries),

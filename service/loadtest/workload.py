@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -92,7 +92,7 @@ class Requests:
         Invalid: when the mix has searches and no item has a title.
     """
 
-    def __init__(self, kinds: Iterable[str], sample: Sample, options: Options) -> None:
+    def __init__(self, kinds: Collection[str], sample: Sample, options: Options) -> None:
         if "search" in kinds and not sample.queries:
             raise Invalid("--mix", "no item has a title to search for; leave search out")
         self.run = secrets.token_hex(4)
