@@ -6,6 +6,7 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 
@@ -80,8 +81,10 @@ def compose(
     search_parameters = load_search_parameters(settings.data / SEARCH_FILE, embeddings.encoder.name)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
+    # Together, the workers compute on not many more threads than there are cores.
+    share = min(4, ceil((os.cpu_count() or 1) / settings.workers))
     executor = ThreadPoolExecutor(
-        threads or compute_threads(settings.workers),
+        threads or share,
         thread_name_prefix="heed-compute",
         # A pool thread starts with OpenMP's default; requests run beside each other instead.
         initializer=torch.set_num_threads,
@@ -105,8 +108,3 @@ def compose(
         audit_fraction=settings.audit_fraction,
     )
     return Parts(settings, store, registry, embeddings, live, memories, search_parameters, executor)
-
-
-def compute_threads(workers: int) -> int:
-    """Threads that compute in each of so many processes: together not many more than cores."""
-    return max(1, min(4, -(-(os.cpu_count() or 1) // workers)))

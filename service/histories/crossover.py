@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import cache, partial
+from statistics import median
+from timeit import timeit
 
 import torch
 
@@ -46,12 +47,5 @@ def measure() -> Crossover:
 
 def _ratio(first: Callable[[], object], second: Callable[[], object]) -> float:
     """The median ratio of the time of the first to that of the second."""
-    ratios = []
-    for _ in range(_ROUNDS + 1):
-        seconds = []
-        for each in (first, second):
-            started = time.perf_counter()
-            each()
-            seconds.append(time.perf_counter() - started)
-        ratios.append(seconds[0] / seconds[1])
-    return sorted(ratios[1:])[_ROUNDS // 2]  # without the first, which warms up
+    ratios = [timeit(first, number=1) / timeit(second, number=1) for _ in range(_ROUNDS + 1)]
+    return median(ratios[1:])  # without the first, which warms up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +45,9 @@ class EventColumns:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        size = self.rows.nbytes + self.timestamps.nbytes + self.seqs.nbytes + self.types.nbytes
-        size += _OVERHEAD
-        if self.weights is not None:
-            size += self.weights.nbytes
-        for pair in self.vectors.values():
-            size += sum(vector.nbytes for vector in pair if vector is not None)
-        return size
+        columns = (self.rows, self.timestamps, self.seqs, self.types, self.weights)
+        arrays = chain(columns, *self.vectors.values())
+        return _OVERHEAD + sum(array.nbytes for array in arrays if array is not None)
 
     @property
     def interests(self) -> tuple[str, ...]:

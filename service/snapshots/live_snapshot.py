@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.snapshot import INDEX_FROM, Snapshot
+from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.data.vocabulary import Vocabulary
+from models.history.user_history import UserHistory
+from models.history.user_memory import build_memory
+from models.ranking.scoring import score
+from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
-from service.domain.errors import HeedError
+from service.domain.errors import HeedError, ModelRejected
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
-from service.snapshots.model_loading import load_snapshot
 from service.snapshots.registry import PointerToken, Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
@@ -218,14 +221,29 @@ class LiveSnapshot:
         return new
 
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
-        return load_snapshot(
-            self._registry,
-            version,
-            catalogue,
-            self._served.counts,
-            encoder=self._embeddings.encoder.name,
-            index_from=self._index_from,
-        )
+        """Load a model version, None being the untrained model, and build its snapshot.
+
+        Raises:
+            NotFound: when there is no such version.
+            Corrupt: naming the file that fails its checks.
+            ModelRejected: when it does not fit this service, or its scores are not finite.
+        """
+        counts, index_from = self._served.counts, self._index_from
+        if version is None:
+            return Snapshot.build(UNTRAINED, None, catalogue, counts, index_from=index_from)
+        files, encoder = self._registry.load(version), self._embeddings.encoder.name
+        try:
+            trained = TrainedModel.from_files(files)
+            if trained.text_encoder != encoder:
+                raise ValueError(
+                    f"it reads vectors of {trained.text_encoder}, not of {encoder}: "
+                    "train again with heed train, or set HEED_ENCODER to what it was trained with"
+                )
+            snapshot = Snapshot.build(version, trained, catalogue, counts, index_from=index_from)
+            _warm_up(snapshot)
+        except ValueError as error:
+            raise ModelRejected(f"model {version}: {error}") from error
+        return snapshot
 
     async def _count_popularity(self) -> None:
         """Count the events of each item, and give rows to items that only events name."""
@@ -238,3 +256,15 @@ class LiveSnapshot:
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
         counts[rows] = counted
         self._served.counts, self._counted_at = counts, tick
+
+
+def _warm_up(snapshot: Snapshot) -> None:
+    """Score once. Raises ValueError where the scores are not finite."""
+    rows = np.flatnonzero(snapshot.has_vector)[:50].astype(np.int32)
+    if not len(rows):
+        return
+    times = np.zeros(len(rows), dtype=np.int64)
+    history = UserHistory(rows, times, np.ones(len(rows), dtype=np.float32))
+    totals = score(snapshot, build_memory(snapshot, history, 0), rows).total
+    if not np.isfinite(totals.numpy()).all():
+        raise ValueError("its scores are not finite")
