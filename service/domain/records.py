@@ -143,7 +143,7 @@ def _utf8_size(value: str, pointer: str) -> int:
         ) from None
 
 
-def check_timestamp(value: int, pointer: str = "") -> None:
+def _check_timestamp(value: int, pointer: str) -> None:
     """Raise `Invalid` unless `value` is microseconds UTC that RFC 3339 can express."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid(pointer, f"must be integer microseconds, not {type(value).__name__}")
@@ -220,7 +220,7 @@ def check_event(event: Event) -> None:
     check_id(event.type, "/type")
     check_weight(event.weight, "/weight")
     if event.timestamp is not None:
-        check_timestamp(event.timestamp, "/timestamp")
+        _check_timestamp(event.timestamp, "/timestamp")
     if event.key is not None:
         _check_vector(event.key, "/key")
     if event.value is not None:
@@ -245,7 +245,7 @@ def check_item(item: Item) -> None:
     if not isinstance(item.hidden, bool):
         raise Invalid("/hidden", "must be true or false")
     if item.published_at is not None:
-        check_timestamp(item.published_at, "/published_at")
+        _check_timestamp(item.published_at, "/published_at")
 
 
 def check_items(items: Iterable[Item]) -> None:
