@@ -1,7 +1,7 @@
 """Baseline rankers: popularity, personal repeats, item transitions and EASE.
 
-Each is fitted with `fit(log)`, ignores dislikes, is deterministic, and satisfies
-`models.evaluation.full_ranking.Ranker`.
+Each is fitted with `fit(log)`, ignores dislikes and the times of requests, is deterministic, and
+satisfies `models.evaluation.full_ranking.Ranker`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ class Popularity:
         return cls(log.liked().item_counts().astype(np.float32))
 
     def scores(
-        self,
-        history: Interactions,
-        users: NDArray[np.int32],
-        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
         """Return the counts [B, n_items], one row for all users (a read-only view)."""
         _same_catalogue(history, len(self.counts))
@@ -61,10 +58,7 @@ class Repeats:
         return cls((counts / (counts.max(initial=0) + 1)).astype(np.float32))
 
     def scores(
-        self,
-        history: Interactions,
-        users: NDArray[np.int32],
-        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
         """Return the user's own counts + popularity in [0, 1), [B, n_items]."""
         _same_catalogue(history, len(self.share))
@@ -94,10 +88,7 @@ class ItemTransitions:
         return cls(transition_matrix(log, window=_DEPTH, power=1.0), damp.astype(np.float32))
 
     def scores(
-        self,
-        history: Interactions,
-        users: NDArray[np.int32],
-        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
         """Return non-negative scores [B, n_items]."""
         _same_catalogue(history, len(self.damp))
@@ -148,10 +139,7 @@ class EASE:
         return cls(gram.float().numpy())
 
     def scores(
-        self,
-        history: Interactions,
-        users: NDArray[np.int32],
-        request_times: NDArray[np.int64] | None = None,  # noqa: ARG002  the protocol's
+        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
         """Return scores [B, n_items]; zero for an empty history."""
         _same_catalogue(history, len(self.weights))

@@ -23,6 +23,7 @@ class Ranker(Protocol):
         history: Interactions,
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None,
+        /,
     ) -> NDArray[np.float32]:
         """Return scores [B, n_items], higher is better, for rows `users` [B] of `history`.
 

@@ -145,20 +145,14 @@ class TrainingLosses:
             self._config.full_softmax_items,
             self._config.sampled_negatives,
         )
-        keep_id = self._keep_ids()
+        # The other items are treated as new, with the new items' prior and without transitions, so
+        # that text embeddings are trained against known items on their own.
+        keep_id = (torch.rand(self._log.n_items) >= self._config.id_dropout) | ~self._has_content
         prior = torch.where(
             keep_id[items.rows], self._model.prior[items.rows], self._model.new_prior
         )
         vectors = self._item_vectors(items.rows, keep_id)
         return TrainingStep(batch, items, keep_id, vectors, prior + items.correction)
-
-    def _keep_ids(self) -> Tensor:
-        """Draw which items keep their id in this step, bool [N].
-
-        The others are treated as new items, with the new items' prior and without transitions, so
-        that text embeddings are trained against known items on their own.
-        """
-        return (torch.rand(self._log.n_items) >= self._config.id_dropout) | ~self._has_content
 
     def _item_vectors(self, rows: Tensor, keep_id: Tensor) -> Tensor:
         return self._model.item_vectors(rows, self._content[rows], keep_id[rows])

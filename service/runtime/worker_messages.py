@@ -67,20 +67,18 @@ class WorkerPeers:
         }
 
     async def _ask(self, number: int, request: str, patience: float) -> bytes | None:
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(patience):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
                 one.setblocking(False)
-                loop = asyncio.get_running_loop()
-                await loop.sock_connect(one, self._sockets[number].getsockname())
-                await loop.sock_sendall(one, request.encode("ascii"))
-                parts = []
-                while part := await loop.sock_recv(one, 1 << 16):
-                    parts.append(part)
+                async with asyncio.timeout(patience):
+                    await loop.sock_connect(one, self._sockets[number].getsockname())
+                    await loop.sock_sendall(one, request.encode("ascii"))
+                    parts = []
+                    while part := await loop.sock_recv(one, 1 << 16):
+                        parts.append(part)
             return b"".join(parts) or None
         except OSError as error:
             reason = f"silent for {patience:g} s" if isinstance(error, TimeoutError) else str(error)
             _log.warning("worker %d was not reached: %s", number, reason)
             return None
-        finally:
-            one.close()
