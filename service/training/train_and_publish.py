@@ -98,20 +98,25 @@ def train(
             f"the model reaches NDCG@10 {found.ndcg:.4f} on validation, popularity "
             f"{popularity.ndcg:.4f}: it is not published"
         )
+    metadata = {
+        "preset": preset.name,
+        "epoch": fitted.epoch,
+        "seconds": round(fitted.seconds, 1),
+        "seed": seed,
+        "model_config": fitted.model.config.as_dict(),
+    }
     trained = TrainedModel(
         fitted.model,
         corpus.item_ids,
         history.liked().item_counts(),
         encoder,
-        _metadata(fitted, preset, seed),
+        metadata,
         corpus.types[: fitted.model.config.n_event_types],
     )
+    size = {"items": len(corpus.item_ids), "events": len(corpus.log)}
     version = registry.publish(
-        trained.to_files(),
-        {"metrics": metrics, "items": len(corpus.item_ids), "events": len(corpus.log),
-         **_metadata(fitted, preset, seed)},
-        activate=activate,
-    )  # fmt: skip
+        trained.to_files(), {"metrics": metrics, **size, **metadata}, activate=activate
+    )
     _remove_checkpoint(checkpoint)
     return {
         "version": version,
@@ -203,13 +208,3 @@ def _write_checkpoint(checkpoint: Path, data: bytes) -> None:
 def _remove_checkpoint(checkpoint: Path | None) -> None:
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-
-
-def _metadata(fitted: TrainingResult, preset: Preset, seed: int) -> dict[str, Any]:
-    return {
-        "preset": preset.name,
-        "epoch": fitted.epoch,
-        "seconds": round(fitted.seconds, 1),
-        "seed": seed,
-        "model_config": fitted.model.config.as_dict(),
-    }
