@@ -30,7 +30,7 @@ class _StreamRoute(JsonRoute):
 
         async def handle(request: Request) -> Response:
             if is_stream(request.scope):
-                return await store_stream(request)
+                return await store_stream(Context(request.scope, request.receive))
             return await handler(request)
 
         return handle

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 import orjson
-from fastapi import Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
@@ -14,9 +14,9 @@ from service.domain.errors import HeedError, Invalid
 from service.domain.records import Item
 from service.domain.settings import Settings
 from service.http.problems import answer, located, sentence
+from service.http.routes.context import Context
 from service.http.schemas.rendering import Json
 from service.http.schemas.write import ItemIn
-from service.http.telemetry import STAGES
 from service.snapshots.catalogue_refresh import CatalogueRefresh
 
 BATCH = 500
@@ -51,16 +51,16 @@ async def split_lines(
         yield number, bytes(held)
 
 
+@dataclass
 class _Import:
     """One stream on its way into the catalogue."""
 
-    def __init__(self, catalogue: CatalogueRefresh, settings: Settings) -> None:
-        self.catalogue = catalogue
-        self.settings = settings
-        self.stored = 0
-        self.failed = 0
-        self.errors: list[dict[str, object]] = []
-        self.batch: list[tuple[int, Item]] = []
+    catalogue: CatalogueRefresh
+    settings: Settings
+    stored: int = 0
+    failed: int = 0
+    errors: list[dict[str, object]] = field(default_factory=list)
+    batch: list[tuple[int, Item]] = field(default_factory=list)
 
     def read(self, number: int, line: bytes | None) -> None:
         """Add a line to the batch, or its error to the errors."""
@@ -105,17 +105,16 @@ class _Import:
         return {"stored": self.stored, "failed": self.failed, "errors": self.errors}
 
 
-async def store_stream(request: Request) -> Response:
+async def store_stream(context: Context) -> Response:
     """Store each line that is an item; answer how many were, and what was wrong with the others.
 
     Where the store fails the stream ends with that problem, and `stored` says how many items had
     been stored by then. Sending a stream again is harmless: items replace themselves.
     """
-    state, stages = request.app.state, request.scope[STAGES]
-    settings: Settings = state.settings
-    work = _Import(state.engine.live.catalogue, settings)
+    settings, stages = context.settings, context.stages
+    work = _Import(context.engine.live.catalogue, settings)
     try:
-        async for number, line in split_lines(request.stream(), settings.max_ndjson_line_bytes):
+        async for number, line in split_lines(context.stream(), settings.max_ndjson_line_bytes):
             with stages("parse"):
                 work.read(number, line)
             if len(work.batch) >= BATCH:
@@ -126,5 +125,5 @@ async def store_stream(request: Request) -> Response:
         with stages("store"):
             await work.flush()
     except HeedError as error:
-        return answer(request.scope, error, **work.report())
+        return answer(context.scope, error, **work.report())
     return Json(work.report())

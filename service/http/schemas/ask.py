@@ -159,8 +159,17 @@ class Question(Body):
         f"times the number of items must be at most {MAX_EXACT}.",
     )
 
-    def to_requester(self) -> Requester:
-        """Return the domain's value."""
+    def to_requester(self, items: int) -> Requester:
+        """Return the domain's value.
+
+        Raises `Invalid` when so many items name too many events for `explain_exact`.
+        """
+        if self.explain_exact and self.explain * items > MAX_EXACT:
+            raise Invalid(
+                "/explain_exact",
+                f"{self.explain} events for each of {items} items are {self.explain * items}; "
+                f"{MAX_EXACT} are allowed",
+            )
         history = None
         if self.history is not None:
             history = tuple(InlineEvent(**vars(event)) for event in self.history)
@@ -169,15 +178,6 @@ class Question(Body):
         values["visible"] = self.visible.to_visible()
         values["retrieval"] = self.retrieval.to_retrieval()
         return Requester(**values)
-
-    def check_exact(self, items: int) -> None:
-        """Raise `Invalid` when so many items name too many events for `explain_exact`."""
-        if self.explain_exact and self.explain * items > MAX_EXACT:
-            raise Invalid(
-                "/explain_exact",
-                f"{self.explain} events for each of {items} items are {self.explain * items}; "
-                f"{MAX_EXACT} are allowed",
-            )
 
 
 class ScoreIn(Question):
@@ -196,8 +196,7 @@ class ScoreIn(Question):
             raise Invalid(
                 "/item_ids", f"has {len(self.item_ids)} targets; {max_targets} are allowed"
             )
-        self.check_exact(len(self.item_ids))
-        return ScoreQuery(self.to_requester(), tuple(self.item_ids))
+        return ScoreQuery(self.to_requester(len(self.item_ids)), tuple(self.item_ids))
 
 
 class RecommendIn(Question):
@@ -215,9 +214,8 @@ class RecommendIn(Question):
 
     def to_query(self) -> RecommendQuery:
         """Return the domain's value. Raises `Invalid` for too many items to explain exactly."""
-        self.check_exact(self.limit)
         return RecommendQuery(
-            self.to_requester(),
+            self.to_requester(self.limit),
             self.limit,
             self.filter.to_filter(),
             self.exclude_seen,
@@ -253,9 +251,8 @@ class SearchIn(Question):
 
     def to_query(self) -> SearchQuery:
         """Return the domain's value. Raises `Invalid` for too many items to explain exactly."""
-        self.check_exact(self.limit)
         return SearchQuery(
-            self.to_requester(),
+            self.to_requester(self.limit),
             self.query,
             self.limit,
             self.filter.to_filter(),

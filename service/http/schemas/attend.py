@@ -118,18 +118,9 @@ class AttendIn(Body):
             width = 0 if self.query.vector is None else len(self.query.vector)
             none = np.zeros((0, width), np.float32)
             memory = replace(memory, keys=none, values=none[:, :0])
-        return AttendQuery(
-            memory,
-            self.query.vector,
-            self.query.item_id,
-            self.query.text,
-            self.scorer,
-            self.heads,
-            self.temperature,
-            self.hard,
-            self.retrieval.to_retrieval(),
-            self.visible.to_visible(),
-            self.exclude_self,
-            self.at,
-            self.limit,
-        )
+        values = vars(self) | vars(self.query)  # its vector, item_id or text
+        del values["query"]
+        values["memory"] = memory
+        values["retrieval"] = self.retrieval.to_retrieval()
+        values["visible"] = self.visible.to_visible()
+        return AttendQuery(**values)
