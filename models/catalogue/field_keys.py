@@ -97,7 +97,7 @@ class FieldKeys:
         """Return which keys [F] are of allowed items [N]; not to be written to."""
         if not len(allowed):
             return np.zeros(len(self), dtype=np.bool_)
-        for known, owned in self._mask_cache[-1:]:
+        for known, owned in self._mask_cache:
             if np.array_equal(known, allowed):
                 return owned
         owned = allowed[self.owners]  # of -1 the last item's, which is put right
@@ -121,9 +121,7 @@ class FieldKeys:
         more = size - len(self._spans)
         if more <= 0:
             return self
-        return replace(
-            self, _spans=self._spans.extended(np.zeros((more, 2), np.int64)), _mask_cache=[]
-        )
+        return replace(self, _spans=self._spans.extended(np.zeros((more, 2), np.int64)))
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
         """Return the keys after some items changed.
