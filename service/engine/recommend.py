@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,4 +45,5 @@ def allowed_items(snapshot: Snapshot, wanted: Filter) -> NDArray[np.bool_]:
     """Mark the items that pass a filter, bool [N]."""
     if wanted == Filter():
         return snapshot.catalogue.servable
-    return snapshot.catalogue.allowed(ItemFilter(**asdict(wanted)))
+    conditions = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
+    return snapshot.catalogue.allowed(ItemFilter(**conditions))
