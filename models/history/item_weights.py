@@ -109,8 +109,7 @@ class ItemWeights:
             self._places = np.concatenate([self._places, more])
         inside = (rows >= 0) & (rows < size)
         usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
-        if history.types is not None:
-            usable &= history.types[part] != MASKED
+        usable &= history.types[part] != MASKED
         self._missing = np.union1d(self._missing, rows[~usable])
         items = rows[usable]
         present = np.zeros(size, np.bool_)
@@ -186,17 +185,13 @@ class ItemWeights:
     def _event_places(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
         """The place of each event's item; -1 for events that cannot be attended."""
         places = self.places(self.history.rows[events])
-        if self.history.types is not None:
-            places[self.history.types[events] == MASKED] = -1
+        places[self.history.types[events] == MASKED] = -1
         return places
 
     def _columns(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
         """The column of the biases for each of some events, by age and type."""
         buckets = age_bucket(torch.from_numpy(at - self.history.timestamps[events])).numpy()
-        if self.history.types is None:
-            types = np.full(len(events), UNKNOWN)
-        else:
-            types = self.history.types[events].astype(np.int64)
+        types = self.history.types[events].astype(np.int64)
         count = self._biases.shape[1] // AGE_BUCKETS - 1
         types = np.where((types >= 0) & (types < count), types, count)
         columns: NDArray[np.int64] = types * AGE_BUCKETS + buckets

@@ -163,9 +163,7 @@ def expand_top_events(
     context = context - newer * recent.context[:, 0] - (named[:, None] @ values)[:, 0]
     count = len(events) + 1
     times = torch.from_numpy(history.timestamps[events])
-    types = torch.full((count,), UNKNOWN)
-    if history.types is not None:
-        types[:-1] = torch.from_numpy(history.types[events].astype(np.int64))
+    types = torch.from_numpy(np.append(history.types[events], UNKNOWN).astype(np.int64))
     nothing = torch.zeros(len(keys), 1, keys.shape[2])
     keys, values = torch.cat([keys, nothing], 1), torch.cat([values, (context / left)[:, None]], 1)
     bias = torch.cat([user.bias, biases, total + left.log()], 1)

@@ -18,19 +18,20 @@ class UserHistory:
     rows: NDArray[np.int32]  # [n] item rows, -1 = an item the catalogue does not know
     timestamps: NDArray[np.int64]  # [n] microseconds UTC
     weights: NDArray[np.float32]  # [n] > 0; they enter as + log w
+    types: NDArray[np.int32]  # [n] by `Snapshot.type_rows`
     visible: NDArray[np.bool_] | None = None  # [n], True = may be attended
     vectors: Mapping[int, tuple[Vector | None, Vector | None]] = field(default_factory=dict)
     # event -> its own key and value, of the content space [D]; they stand in for the item's, and
     # where that has none, one stands for both
     profile_rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     profile_content: Vector | None = None  # [p, D] for profile entries that are no items
-    types: NDArray[np.int32] | None = None  # [n] by `Snapshot.type_rows`; None = none is known
     before: int = 0  # events before these on items that can be attended, which stand elsewhere
 
     @classmethod
     def empty(cls) -> UserHistory:
         """A history without events and profile."""
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.float32))
+        none = np.zeros(0, np.int32)
+        return cls(none, np.zeros(0, np.int64), np.zeros(0, np.float32), none)
 
     def without(self, source: int) -> UserHistory:
         """Remove one event, or profile entry -1 - source where that is below 0.
@@ -49,8 +50,8 @@ class UserHistory:
             rows=np.delete(self.rows, source),
             timestamps=np.delete(self.timestamps, source),
             weights=np.delete(self.weights, source),
+            types=np.delete(self.types, source),
             visible=None if self.visible is None else np.delete(self.visible, source),
-            types=None if self.types is None else np.delete(self.types, source),
             vectors={at - (at > source): own for at, own in self.vectors.items() if at != source},
         )
 
@@ -67,8 +68,8 @@ class UserHistory:
             rows=self.rows[part],
             timestamps=self.timestamps[part],
             weights=self.weights[part],
+            types=self.types[part],
             visible=None if self.visible is None else self.visible[part],
-            types=None if self.types is None else self.types[part],
             vectors={at - start: own for at, own in self.vectors.items() if at >= start},
             before=self.before + before,
         )

@@ -135,10 +135,8 @@ def _types_and_log_weights(
     history: UserHistory, source: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
     """Types int64 and log weights of some events, [n] each."""
-    log_weights = torch.from_numpy(np.log(history.weights[source]))
-    if history.types is None:
-        return torch.full((len(source),), UNKNOWN), log_weights
-    return torch.from_numpy(history.types[source].astype(np.int64)), log_weights
+    types = torch.from_numpy(history.types[source].astype(np.int64))
+    return types, torch.from_numpy(np.log(history.weights[source]))
 
 
 @torch.inference_mode()
@@ -242,8 +240,7 @@ def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray
         attendable[event] = True
     if history.visible is not None:
         attendable &= history.visible
-    if history.types is not None:
-        attendable &= history.types != MASKED
+    attendable &= history.types != MASKED
     source = np.flatnonzero(attendable)
     return source, torch.from_numpy(np.where(inside, history.rows, -1)[source].astype(np.int64))
 

@@ -66,12 +66,12 @@ class HistoryAssembler:
             events.rows,
             events.timestamps,
             events.filled_weights(),
+            # Names of types are few, however many events there are.
+            snapshot.type_rows(events.type_names)[events.types],
             _visible(snapshot, events, visible),
             self._usable(events.vectors),
             profile_rows,
             profile_content,
-            # Names of types are few, however many events there are.
-            snapshot.type_rows(events.type_names)[events.types],
         )
 
     def _usable(self, vectors: Mapping[int, EventVectors]) -> dict[int, EventVectors]:

@@ -39,7 +39,7 @@ class DerivedState:
     nbytes: int = field(init=False, default=0)  # held beside the events, when this was made
 
     def __post_init__(self) -> None:
-        size = 0 if self.history.types is None else self.history.types.nbytes
+        size = self.history.types.nbytes
         size += self.history.weights.nbytes if self.events.weights is None else 0
         size += 0 if self.collapsed is None else self.collapsed.nbytes
         if self.memory is not None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.data.vocabulary import Vocabulary
+from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
@@ -264,7 +265,8 @@ def _warm_up(snapshot: Snapshot) -> None:
     if not len(rows):
         return
     times = np.zeros(len(rows), dtype=np.int64)
-    history = UserHistory(rows, times, np.ones(len(rows), dtype=np.float32))
+    types = np.full(len(rows), UNKNOWN, np.int32)
+    history = UserHistory(rows, times, np.ones(len(rows), dtype=np.float32), types)
     totals = score(snapshot, build_memory(snapshot, history, 0), rows).total
     if not np.isfinite(totals.numpy()).all():
         raise ValueError("its scores are not finite")

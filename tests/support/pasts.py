@@ -87,7 +87,7 @@ def without_event(whole: UserHistory, event: int) -> UserHistory:
         timestamps=whole.timestamps[left],
         weights=whole.weights[left],
         visible=None if whole.visible is None else whole.visible[left],
-        types=None if whole.types is None else whole.types[left],
+        types=whole.types[left],
         vectors={left.index(at): pair for at, pair in whole.vectors.items() if at != event},
     )
 
@@ -111,7 +111,7 @@ def pasts(draw: st.DrawFn, least: int = 0) -> UserHistory:
     visible = None
     if draw(st.booleans()):
         visible = np.array(draw(st.lists(st.booleans(), min_size=events, max_size=events)), bool)
-    types = None
+    types = made.types
     if draw(st.booleans()):
         drawn = st.lists(st.integers(-2, 2), min_size=events, max_size=events)
         types = np.array(draw(drawn), np.int32)
@@ -151,7 +151,7 @@ class Loop:
         keys, values, rows, times, weights, known = [], [], [], [], [], []
         types: list[int] = []
         for event, row in enumerate(made.rows.tolist()):
-            kind = -1 if made.types is None else int(made.types[event])
+            kind = int(made.types[event])
             if kind == -2 or (made.visible is not None and not made.visible[event]):
                 continue
             is_item = 0 <= row < ITEMS

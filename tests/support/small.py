@@ -14,6 +14,7 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
+from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender.artifact import TrainedModel
 from models.recommender.config import RecommenderConfig
@@ -119,7 +120,8 @@ def past(
     """A past of these columns."""
     items = np.asarray(rows, dtype=np.int32)
     given = np.ones(len(items)) if weights is None else np.asarray(weights)
-    return UserHistory(items, np.asarray(times, np.int64), given.astype(np.float32), **more)
+    types = more.pop("types", np.full(len(items), UNKNOWN, np.int32))
+    return UserHistory(items, np.asarray(times, np.int64), given.astype(np.float32), types, **more)
 
 
 def random_past(seed: int, events: int, items: int, **more: Any) -> UserHistory:

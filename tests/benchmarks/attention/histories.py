@@ -11,6 +11,7 @@ import torch
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
+from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import EncodedHistory, attendable_events, encode
 from models.recommender.artifact import TrainedModel
@@ -99,11 +100,17 @@ def _grown(name: str, rounds: int) -> AppendResult:
 
 def _past(events: int) -> UserHistory:
     rows = np.random.default_rng(0).integers(0, _ITEMS, events).astype(np.int32)
-    return UserHistory(rows, np.arange(events) * _MINUTE, np.ones(events, np.float32))
+    types = np.full(events, UNKNOWN, np.int32)
+    return UserHistory(rows, np.arange(events) * _MINUTE, np.ones(events, np.float32), types)
 
 
 def _first(history: UserHistory, events: int) -> UserHistory:
-    return UserHistory(history.rows[:events], history.timestamps[:events], history.weights[:events])
+    return UserHistory(
+        history.rows[:events],
+        history.timestamps[:events],
+        history.weights[:events],
+        history.types[:events],
+    )
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, Snapshot, item_index
+from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
@@ -198,7 +199,8 @@ def random_memory(snapshot: Snapshot, rows: int, seed: int = 0) -> UserMemory:
         generator.random(rows) < 0.5, generator.choice(near, rows), generator.integers(0, n, rows)
     )
     times = np.sort(generator.integers(0, 365 * _DAY, rows))
-    past = UserHistory(items.astype(np.int32), times, np.ones(rows, np.float32))
+    types = np.full(rows, UNKNOWN, np.int32)
+    past = UserHistory(items.astype(np.int32), times, np.ones(rows, np.float32), types)
     return build_memory(snapshot, past, 366 * _DAY)
 
 

@@ -117,7 +117,7 @@ def test_appending_equals_encoding_anew(
     made = mixed(seed, events)
     cut = data.draw(st.integers(0, events))
     part = replace(made, rows=made.rows[:cut], timestamps=made.timestamps[:cut],
-                   weights=made.weights[:cut], types=made.types[:cut])  # type: ignore[index]  # fmt: skip
+                   weights=made.weights[:cut], types=made.types[:cut])  # fmt: skip
     before = build_memory(snapshot, part, AT).encoded
     grown = build_memory(snapshot, made, AT, encoded=before)
     anew = build_memory(snapshot, made, AT)

@@ -93,7 +93,7 @@ def test_a_history_grows() -> None:
         rows=np.where(whole.rows[:2000] < 8, whole.rows[:2000], -1),
         timestamps=whole.timestamps[:2000],
         weights=whole.weights[:2000],
-        types=None if whole.types is None else whole.types[:2000],
+        types=whole.types[:2000],
     )
     whole = replace(whole, rows=np.concatenate([early.rows, whole.rows[2000:]]))
     at = int(whole.timestamps[-1])

@@ -52,11 +52,11 @@ def without(whole: UserHistory, source: int) -> UserHistory:
         whole.rows,
         whole.timestamps,
         whole.weights,
+        whole.types,
         whole.visible,
         whole.vectors,
         whole.profile_rows[left],
         None if content is None else content[left],
-        whole.types,
     )
 
 

@@ -231,8 +231,9 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     right = 0
     for user in range(users):
         mine = events_of(log, user)
+        types = mine.types.astype(np.int32)
         user_memory = build_memory(
-            snapshot, UserHistory(mine.items, mine.timestamps, mine.weights), length
+            snapshot, UserHistory(mine.items, mine.timestamps, mine.weights, types), length
         )
         total = score(snapshot, user_memory, new).total.numpy()
         best = new[np.argsort(-total)[:2]]

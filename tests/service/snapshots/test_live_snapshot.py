@@ -93,7 +93,7 @@ async def serving(
 def scores(snapshot: Snapshot) -> list[float]:
     """All items' scores for a small history, with the model that is served."""
     rows = snapshot.catalogue.rows([item_id(0, n) for n in range(3)])
-    past = UserHistory(rows, np.full(3, NOON), np.ones(3, np.float32))
+    past = UserHistory(rows, np.full(3, NOON), np.ones(3, np.float32), np.full(3, -1, np.int32))
     every = snapshot.catalogue.rows([item.item_id for item in items()])
     found: list[float] = score(snapshot, build_memory(snapshot, past, NOON), every).total.tolist()
     return found

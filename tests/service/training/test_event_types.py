@@ -163,10 +163,8 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     kinds.append("share")
     assert [events.type_names[code] for code in events.types] == kinds
     expected = [names.index(kind) if kind in names else UNKNOWN for kind in kinds]
-    assert history.types is not None
     assert history.types.tolist() == expected
     _, alone = await events_of(engine, "u3")
-    assert alone.types is not None
     assert alone.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
 
 
@@ -235,7 +233,6 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
         assert await scores(liked, disliked) == await scores(liked)
         assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
         _, history = await events_of(opened, "u3")
-        assert history.types is not None
         assert set(np.unique(history.types).tolist()) == {UNKNOWN, MASKED}
     finally:
         await opened.close()

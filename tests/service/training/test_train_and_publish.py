@@ -136,8 +136,9 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     served = SnapshotRanker(snapshot).scores(corpus.log, users, now)
     np.testing.assert_allclose(served, judged, atol=1e-3)
     mine = events_of(corpus.log, 3)
+    types = mine.types.astype(np.int32)
     user = build_memory(
-        snapshot, UserHistory(mine.items, mine.timestamps, mine.weights), int(now[0])
+        snapshot, UserHistory(mine.items, mine.timestamps, mine.weights, types), int(now[0])
     )
     staple = int(mine.items[0])
     scores = score(snapshot, user, np.array([staple]))
