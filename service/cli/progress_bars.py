@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import orjson
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -75,9 +75,14 @@ def json_lines() -> StageProgressCallback:
             if training.validation is not None:
                 found = training.validation
                 message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
-        typer.echo(json.dumps(message))
+        print_message(message)
 
     return write
+
+
+def print_message(message: dict[str, Any]) -> None:
+    """Write a message of a job to stdout: a line of JSON, where NaN is null."""
+    typer.echo(orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _note(training: Training) -> str:

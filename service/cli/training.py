@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from typing import Annotated, Literal
 
@@ -94,13 +93,13 @@ def train(
             )
         except HeedError as error:
             if json_progress:
-                typer.echo(json.dumps({"error": error.detail}))
+                progress_bars.print_message({"error": error.detail})
                 raise typer.Exit(1) from None
             raise
     if not result:  # rank 0 reports it
         return
     if json_progress:
-        typer.echo(json.dumps({"result": result}))
+        progress_bars.print_message({"result": result})
         return
     metrics = result["metrics"]
     out.print(

@@ -6,12 +6,12 @@ The process writes JSON lines to stdout: `{"stage": …, "epoch": …, "epochs":
 """
 
 import dataclasses
-import json
-import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+import orjson
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
@@ -56,8 +56,8 @@ class Job:
                     result=result,
                     metrics=metrics if isinstance(metrics, dict) else self.metrics,
                 )
-            case {"error": error}:
-                return dataclasses.replace(self, error=_text(error))
+            case {"error": str(error)}:
+                return dataclasses.replace(self, error=error[: 4 * LOG_WIDTH])
             case {"stage": str(), **rest}:
                 validation = rest.get("validation")
                 return dataclasses.replace(
@@ -91,18 +91,18 @@ class Job:
         return dataclasses.replace(self, state="failed", error=error, finished=finished)
 
     def to_json(self) -> bytes:
-        """Serialise the job. Raises TypeError or ValueError when its options are not JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False).encode()
+        """Serialise the job."""
+        return orjson.dumps(self, option=orjson.OPT_INDENT_2)
 
     @classmethod
     def from_json(cls, data: bytes) -> "Job":
         """Parse what `to_json` returned. Raises ValueError when the bytes are damaged."""
         try:
-            job = cls(**json.loads(data))
+            job = cls(**orjson.loads(data))
             if job.state not in get_args(JobState) or not isinstance(job.created, int):
                 raise ValueError(f"{job.state!r}, created {job.created!r}")
             return dataclasses.replace(job, log=tuple(job.log), stderr=tuple(job.stderr))
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"not a job: {error}") from error
 
     def _why(self, code: int) -> str:
@@ -118,23 +118,11 @@ class Job:
 
 def _message(line: str) -> dict[str, Any] | None:
     try:
-        # JSON has neither NaN nor infinity, and no answer may contain one.
-        message = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
-        json.dumps(message, ensure_ascii=False).encode()  # refuses lone surrogates
-    except (ValueError, RecursionError):
+        # Refuses NaN, infinities and lone surrogates, which no answer may contain.
+        message = orjson.loads(line)
+    except ValueError:
         return None
     return message if isinstance(message, dict) else None
-
-
-def _finite(text: str) -> float | None:
-    number = float(text)
-    return number if math.isfinite(number) else None
-
-
-def _text(error: object) -> str:
-    if isinstance(error, dict) and isinstance(error.get("detail"), str):
-        error = error["detail"]
-    return (error if isinstance(error, str) else json.dumps(error))[: 4 * LOG_WIDTH]
 
 
 def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from service.domain.errors import Invalid, NotFound
+from service.domain.errors import NotFound
 from service.domain.names import is_name, timestamped_name
 from service.jobs.job import Job
 from service.runtime import durable_files
@@ -26,7 +26,6 @@ class JobStore:
         """Write a queued job with a new id, and delete the oldest jobs beyond `keep`.
 
         Raises:
-            Invalid: the options are not JSON.
             StoreFull: the disk is full.
         """
         names = self.ids()
@@ -37,12 +36,8 @@ class JobStore:
         while self._path(timestamped_name(at)).exists():
             at += 1
         job = Job(timestamped_name(at), "queued", dict(options), created)
-        try:
-            data = job.to_json()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise Invalid("/options", f"must be JSON: {error}") from error
         with durable_files.translate_disk_full("the disk has no room for a job"):
-            durable_files.replace(self._path(job.id), data)
+            self.write(job)
         return job
 
     def write(self, job: Job) -> None:

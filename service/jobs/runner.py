@@ -72,7 +72,7 @@ class JobRunner:
 
         Raises:
             Conflict: one is running, in this process or in another.
-            Invalid: the options are not JSON, or `argv` refuses them.
+            Invalid: `argv` refuses the options.
             StoreFull: the disk has no room for the job's file.
             Unavailable: the service is shutting down.
         """

@@ -159,8 +159,7 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
     ("code", "error", "exit_code"),
     [
         ('say(error="no events to train on")', "no events to train on", 0),
-        ('say(error={"detail": "worse than v0", "hr": 0.1}); sys.exit(2)', "worse than v0", 2),
-        ('say(error={"hr": 0.1})', '{"hr": 0.1}', 0),
+        ('say(error="worse than v0"); sys.exit(2)', "worse than v0", 2),
         (SUCCEED + '; say(error="then it broke")', "then it broke", 0),
         (SUCCEED + "; sys.exit(3)", "the training process ended with exit code 3", 3),
         ("sys.exit('out of cheese')", "ended with exit code 1: out of cheese", 1),
@@ -203,7 +202,8 @@ out = sys.stdout.buffer
 out.write(bytes(range(256)) * 40 + b"\\n")
 out.write(b"x" * 3_000_000 + b"\\n")
 out.write(b"[" * 100_000 + b"\\n")
-for text in ['{"stage": "fit", "loss": NaN, "eta_s": 1e999, "step": 1}', '{"stage": 5}', "[1]",
+for text in ['{"stage": "fit", "loss": null, "step": 1}', '{"stage": "fit", "loss": NaN}',
+             '{"stage": "fit", "eta_s": 1e999}', '{"stage": 5}', "[1]",
              '{"stage": "bad \\\\ud800"}', '{"result": {"half', "null", "7" * 5000, "", "   "]:
     out.write(text.encode() + b"\\n")
 out.flush()
@@ -213,7 +213,7 @@ out.write(b"no newline at the end")
 """
     job = ended(tmp_path, code)
     assert job.state == "succeeded"
-    assert job.progress == {"stage": "fit", "loss": None, "eta_s": None, "step": 1}
+    assert job.progress == {"stage": "fit", "loss": None, "step": 1}
     assert job.log[-1] == "no newline at the end"
     assert '{"stage": 5}' in job.log
     assert "[1]" in job.log
@@ -520,9 +520,6 @@ def test_refused_start_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
         jobs = JobRunner(tmp_path, picky)
         with pytest.raises(Invalid, match="/code"):
             await jobs.start({})
-        for odd in (float("nan"), object()):
-            with pytest.raises(Invalid, match="/options"):
-                await jobs.start({"code": SUCCEED, "odd": odd})
         with monkeypatch.context() as full:
             full.setattr(durable_files, "write", no_room)
             with pytest.raises(StoreFull):
