@@ -27,7 +27,7 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
-    """Answer 200 when store and model answer and the service is not shutting down, else 503."""
+    """Answer 200 when store and model answer, else 503."""
     is_ready, checks = await context.engine.ready()
     if is_ready:
         return Json({"ready": True, "checks": dict(checks)})
