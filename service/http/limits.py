@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import unquote_to_bytes
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
@@ -85,24 +87,20 @@ class Bodies:
         else:
             chunks: list[bytes] = []
             try:
-                if await self._read(scope, receive, chunks):
-                    await self._app(scope, _replay(b"".join(chunks), receive), send)
+                await self._read(scope, receive, chunks)
+                await self._app(scope, _replay(b"".join(chunks), receive), send)
             finally:
                 self._held -= sum(map(len, chunks))
 
-    async def _read(self, scope: Scope, receive: Receive, chunks: list[bytes]) -> bool:
-        """Append the body to `chunks`; False when the sender went away before its end."""
+    async def _read(self, scope: Scope, receive: Receive, chunks: list[bytes]) -> None:
+        """Append the body to `chunks`. Raises `ClientDisconnect` when its sender goes away."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_body:
                 raise self._too_large()  # before a byte of it is read
         size = 0
         try:
             async with asyncio.timeout(self._timeout):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return False
-                    chunk = message.get("body", b"")
+                async for chunk in Request(scope, receive).stream():
                     size += len(chunk)
                     if size > self._max_body:
                         raise self._too_large()
@@ -110,25 +108,16 @@ class Bodies:
                         raise Overloaded("Too many bodies are arriving (HEED_MAX_BUFFERED_BYTES).")
                     self._held += len(chunk)
                     chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return True
         except TimeoutError:
             raise self._too_slow() from None
 
     def _timed(self, receive: Receive) -> Receive:
-        ended = False
-
         async def timed() -> Message:
-            nonlocal ended
-            if ended:  # what may still come is the disconnect, and it may take its time
-                return await receive()
             try:
                 async with asyncio.timeout(self._timeout):
-                    message = await receive()
+                    return await receive()
             except TimeoutError:
                 raise self._too_slow() from None
-            ended = not message.get("more_body", False)
-            return message
 
         return timed
 
@@ -200,10 +189,13 @@ def is_exempt(scope: Scope) -> bool:
 
 def is_stream(scope: Scope) -> bool:
     """True for the one request that is read as a stream instead of whole."""
-    if scope["method"] != "POST" or scope["path"].removeprefix(scope["root_path"]) != ITEMS_PATH:
-        return False
-    kinds = (value for name, value in scope["headers"] if name == b"content-type")
-    return next(kinds, b"").partition(b";")[0].strip().lower() == STREAM_TYPE.encode()
+    path = scope["path"].removeprefix(scope["root_path"])
+    return scope["method"] == "POST" and path == ITEMS_PATH and media_type(scope) == STREAM_TYPE
+
+
+def media_type(scope: Scope) -> str:
+    """The media type of a request's body, in lower case; empty without one."""
+    return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
 
 
 def is_unhurried(scope: Scope) -> bool:

@@ -10,10 +10,12 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope
 
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
+from service.http.limits import media_type
 from service.http.telemetry import STAGES
 
 
@@ -25,23 +27,12 @@ class Context(Request):
     surrogates.
     """
 
-    @property
-    def engine(self) -> Engine:
-        """Answers requests, and holds the store."""
-        engine: Engine = self.app.state.engine
-        return engine
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the service."""
-        settings: Settings = self.app.state.settings
-        return settings
-
-    @property
-    def stages(self) -> StageClock:
-        """The clock of this request."""
-        stages: StageClock = self.scope[STAGES]
-        return stages
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        state = scope["app"].state
+        self.engine: Engine = state.engine  # answers requests, and holds the store
+        self.settings: Settings = state.settings
+        self.stages: StageClock = scope[STAGES]
 
     async def json(self) -> Any:
         """The body. Raises `json.JSONDecodeError`, which the app answers with 422."""
@@ -64,13 +55,9 @@ class JsonRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             context = Context(request.scope, request.receive)
-            if takes_json and not _is_json(context.headers.get("content-type", "")):
+            if takes_json and media_type(request.scope) != "application/json":
                 detail = "Send Content-Type: application/json, also with an empty body."
                 raise HTTPException(415, detail)
             return await handler(context)
 
         return handle
-
-
-def _is_json(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "application/json"
