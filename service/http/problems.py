@@ -89,9 +89,9 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
         return _domain(scope, error, **extensions)
     if isinstance(error, RequestValidationError):
         found = error.errors()
-        return _invalid(scope, located(found), len(found), **extensions)
+        return _invalid(scope, located(found), len(found))
     if isinstance(error, HTTPException):
-        return _http(scope, error, **extensions)
+        return _http(scope, error)
     request_id = scope.get(REQUEST_ID, "")
     _log.error("request %s failed: %r", request_id, error, exc_info=error)
     detail = "An unexpected error; the service's log has it under this request_id."
@@ -178,7 +178,7 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
     if isinstance(error, errors.Invalid):
         part = "query" if scope["method"] == "GET" else "body"
         field = {"in": part, "pointer": error.pointer, "detail": error.detail}
-        return _invalid(scope, [field], **extensions)
+        return _invalid(scope, [field])
     headers = {}
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -190,12 +190,8 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
     return problem(scope, status, title, error.detail, headers=headers, **extensions)
 
 
-def _invalid(
-    scope: Scope, fields: list[dict[str, str]], total: int = 1, **extensions: Any
-) -> Response:
-    # An import reports the errors of its lines under the same name.
-    extensions = {"errors": fields, **extensions}
-    return problem(scope, 422, "Invalid", sentence(fields, total), **extensions)
+def _invalid(scope: Scope, fields: list[dict[str, str]], total: int = 1) -> Response:
+    return problem(scope, 422, "Invalid", sentence(fields, total), errors=fields)
 
 
 def sentence(fields: list[dict[str, str]], total: int) -> str:
@@ -206,7 +202,7 @@ def sentence(fields: list[dict[str, str]], total: int) -> str:
     return f"{where}: {first['detail']}{more}"
 
 
-def _http(scope: Scope, error: HTTPException, **extensions: Any) -> Response:
+def _http(scope: Scope, error: HTTPException) -> Response:
     title = HTTPStatus(error.status_code).phrase
     headers = dict(error.headers or {})
     detail = str(error.detail)
@@ -215,7 +211,7 @@ def _http(scope: Scope, error: HTTPException, **extensions: Any) -> Response:
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed(scope))
         detail = f"{scope['path']} does not take {scope['method']}; it takes {headers['Allow']}."
-    return problem(scope, error.status_code, title, detail, headers=headers, **extensions)
+    return problem(scope, error.status_code, title, detail, headers=headers)
 
 
 def _allowed(scope: Scope) -> list[str]:
