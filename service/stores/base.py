@@ -120,10 +120,8 @@ class Store(Protocol):
         """Return the user's version; 0 for an unknown user. Cheap: call it on each request."""
         ...
 
-    async def history(
-        self, user_id: str, *, after: int | None = None, limit: int | None = None
-    ) -> History:
-        """Return the user's events, or those with `seq > after`; with `limit`, the newest of them.
+    async def history(self, user_id: str, *, after: int = 0) -> History:
+        """Return the user's events with `seq > after`.
 
         One consistent reading: events, version, generation and profile belong together.
         """
@@ -139,15 +137,9 @@ class Store(Protocol):
         ...
 
     async def event_ids(
-        self,
-        user_id: str,
-        seqs: Sequence[int] | NDArray[np.uint32],
-        timestamps: Sequence[int] | NDArray[np.int64] | None = None,
+        self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
-        """Return the ids of events of one history, in the given order; None for deleted ones.
-
-        `timestamps`, where the caller has them from the history, make it fast in long histories.
-        """
+        """Return the ids of events of one history, in the given order; None for deleted ones."""
         ...
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:

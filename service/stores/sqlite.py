@@ -85,20 +85,9 @@ class SQLiteStore(Store):
     async def version(self, user_id: str) -> int:
         return self._read(self._reads.version, check_id(user_id, "/user_id"))
 
-    async def history(
-        self, user_id: str, *, after: int | None = None, limit: int | None = None
-    ) -> History:
-        check_id(user_id, "/user_id")
-        if limit is not None:
-            check_limit(limit)
-        rows = self._read(self._reads.length, user_id)
-        return await self._read_rows(
-            rows if limit is None else min(rows, limit),
-            self._reads.history,
-            user_id,
-            max(int(after or 0), 0),  # `int`: it may come out of an array
-            limit,
-        )
+    async def history(self, user_id: str, *, after: int = 0) -> History:
+        rows = self._read(self._reads.length, check_id(user_id, "/user_id"))
+        return await self._read_rows(rows, self._reads.history, user_id, after)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
@@ -107,20 +96,10 @@ class SQLiteStore(Store):
         return await self._read_rows(check_limit(limit), self._reads.page, user_id, cursor, limit)
 
     async def event_ids(
-        self,
-        user_id: str,
-        seqs: Sequence[int] | NDArray[np.uint32],
-        timestamps: Sequence[int] | NDArray[np.int64] | None = None,
+        self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
         check_id(user_id, "/user_id")
-        if len(seqs) == 0:
-            return []
-        if timestamps is None:
-            rows, whens = self._read(self._reads.length, user_id), None
-        else:
-            rows, whens = len(seqs), np.asarray(timestamps, np.int64).tolist()
-        wanted = np.asarray(seqs, np.int64).tolist()
-        return await self._read_rows(rows, self._reads.event_ids, user_id, wanted, whens)
+        return await self._read_rows(len(seqs), self._reads.event_ids, user_id, seqs, timestamps)
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         check_id(user_id, "/user_id")

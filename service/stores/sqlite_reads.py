@@ -84,9 +84,7 @@ class Reads:
         found = connection.execute("SELECT next_seq FROM users WHERE user_id = ?", (user_id,)).get
         return (found or 1) - 1
 
-    def history(
-        self, connection: apsw.Connection, user_id: str, after: int, limit: int | None
-    ) -> History:
+    def history(self, connection: apsw.Connection, user_id: str, after: int) -> History:
         with read_transaction(connection):
             user_no, version, generation, next_seq, profile = connection.execute(
                 "SELECT user_no, version, generation, next_seq, profile FROM users"
@@ -95,11 +93,10 @@ class Reads:
             ).fetchone() or (0, 0, 0, 1, None)
             # At most this many events came after. Searched from the newest on, they are mostly
             # found at once; only an event with an older timestamp lies further back.
-            most = max(0, next_seq - 1 - after)
             rows: Rows = connection.execute(
                 "SELECT seq, timestamp, weight, item_no, type_no FROM events"
                 " WHERE user_no = ? AND seq > ? ORDER BY timestamp DESC, seq DESC LIMIT ?",
-                (user_no, after, most if limit is None else min(most, limit)),
+                (user_no, after, max(0, next_seq - 1 - after)),
             ).fetchall()
             blobs: Rows = connection.execute(
                 "SELECT seq, key, value FROM vectors WHERE user_no = ? AND seq > ?",
@@ -120,11 +117,7 @@ class Reads:
             weights=np.fromiter(weights, np.float32, len(rows)),
             item_ids=item_ids,
             types=type_names,
-            vectors={
-                positions[seq]: vectors_from(key, value)
-                for seq, key, value in blobs
-                if seq in positions  # `limit` may have excluded it
-            },
+            vectors={positions[seq]: vectors_from(key, value) for seq, key, value in blobs},
             user=None if profile is None else user_from(user_id, profile),
         )
 
@@ -157,25 +150,17 @@ class Reads:
         connection: apsw.Connection,
         user_id: str,
         seqs: Sequence[int],
-        timestamps: Sequence[int] | None,
+        timestamps: Sequence[int],
     ) -> list[str | None]:
+        find = "SELECT event_id FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?"
         with read_transaction(connection):
             user_no = connection.execute(
                 "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
             ).get
-            if timestamps is not None:
-                find = "SELECT event_id FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?"
-                return [
-                    connection.execute(find, (user_no, timestamp, seq)).get
-                    for timestamp, seq in zip(timestamps, seqs, strict=True)
-                ]
-            found = dict(
-                connection.execute(
-                    "SELECT seq, event_id FROM events WHERE user_no = ? AND seq IN carray(?)",
-                    (user_no, apsw.carray(np.array(seqs, np.int64))),
-                )
-            )
-        return [found.get(seq) for seq in seqs]
+            return [
+                connection.execute(find, (user_no, timestamp, seq)).get
+                for timestamp, seq in zip(timestamps, seqs, strict=True)
+            ]
 
     def user(self, connection: apsw.Connection, user_id: str) -> User | None:
         row = connection.execute(

@@ -129,7 +129,7 @@ async def test_appended_events_alone_are_read(
     read: list[int] = []
     true = store.history
 
-    async def counted(user_id: str, **how: int | None) -> object:
+    async def counted(user_id: str, **how: int) -> object:
         found = await true(user_id, **how)
         read.append(len(found))
         return found
