@@ -22,6 +22,7 @@ from service.datasets.rows import (
     ITEM,
     JUDGMENT,
     USER,
+    VECTOR,
     R,
     RecordSchema,
     TimeFormat,
@@ -85,7 +86,8 @@ class RecordFile(Dataset, Generic[R]):
         self._times: TimeFormat = times
         self._skip_bad = skip_bad
         self._dims = dims
-        self._vectors = () if dims is None else self.schema.vectors
+        vectors = [name for name, kind in self.schema.fields.items() if kind is VECTOR]
+        self._vectors = [] if dims is None else vectors
         self._format, _ = check_format(path)
         if not path.is_file():
             raise Invalid("", f"{path} is not a file")

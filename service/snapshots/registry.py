@@ -274,15 +274,12 @@ class Registry:
 
 def _verified_version(directory: Path) -> Version:
     """Read a version directory to the last byte, and describe it."""
-    manifest, broken = None, None
+    found = Version(directory.name, current=False)
     try:
-        manifest = read_manifest(directory)
-        for _ in read_files(directory, manifest):
+        it = read_manifest(directory)
+        found = replace(found, created=it.created, size=it.size, metadata=it.metadata)
+        for _ in read_files(directory, it):
             pass
     except (Corrupt, Incompatible) as error:
-        broken = error.detail
-    if manifest is None:
-        return Version(directory.name, False, broken)
-    return Version(
-        directory.name, False, broken, manifest.created, manifest.size, manifest.metadata
-    )
+        found = replace(found, broken=error.detail)
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +44,9 @@ class EmbeddingCache:
         self._vectors = CowArray(np.zeros((0, encoder.dimension), dtype=np.float16))
         self._saved = 0
         # Returns the unit vector [D] of a query; the latest few thousand are cached.
-        self.query: Callable[[str], Vectors] = lru_cache(maxsize=4_096)(self._encode_one)
+        self.query: Callable[[str], Vectors] = lru_cache(maxsize=4_096)(
+            lambda text: encoder.encode([text])[0]
+        )
         if path is not None:
             self._load(path)
 
@@ -108,15 +109,16 @@ class EmbeddingCache:
         name = self.encoder.name.encode()
         checksum = hashlib.blake2b(data, digest_size=16).digest()
         try:
-            _replace(self._path, checksum + len(name).to_bytes(2, "big") + name + data)
+            folder = self._path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=folder) as temporary:
+                new = Path(temporary, "new")
+                new.write_bytes(checksum + len(name).to_bytes(2, "big") + name + data)
+                new.replace(self._path)
         except OSError as error:
             _log.warning("embeddings were not saved: %s", error)
         else:
             self._saved = count
-
-    def _encode_one(self, text: str) -> Vectors:
-        vector: Vectors = self.encoder.encode([text])[0]
-        return vector
 
     def _load(self, path: Path) -> None:
         try:
@@ -158,18 +160,6 @@ def is_of_other_encoder(path: Path, encoder: str) -> bool:
             return file.read(int.from_bytes(head[16:], "big")) != encoder.encode()
     except OSError:
         return False
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".embeddings-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
 
 
 def _digest(text: str) -> bytes:

@@ -5,7 +5,7 @@ Statements inside one `with read_transaction(connection):` see one state of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import apsw
@@ -18,12 +18,19 @@ from service.stores.encoding import cursor_of, item_from, position_of, user_from
 
 Rows = list[tuple[Any, ...]]
 
+# Tables of interned names, with the columns of their numbers and names.
+INTERNED = {
+    "users": ("user_no", "user_id"),
+    "items": ("item_no", "item_id"),
+    "types": ("type_no", "type"),
+}
 MAX_CACHED_NAMES = 1_000_000  # names per table; ~150 MB when full
 
 SELECT_EVENTS = """\
 SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value
   FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)
 """
+SELECT_ITEMS = "SELECT item_id, document, embedding FROM items"
 
 
 class read_transaction:  # noqa: N801  # used like a keyword
@@ -42,12 +49,19 @@ class read_transaction:  # noqa: N801  # used like a keyword
             self._connection.execute("ROLLBACK")
 
 
+def find_names(connection: apsw.Connection, table: str, numbers: Collection[int]) -> dict[int, str]:
+    """Read the names of interned numbers, in the order of the numbers."""
+    number, name = INTERNED[table]
+    find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?) ORDER BY {number}"  # noqa: S608
+    wanted = np.fromiter(numbers, np.int64, len(numbers))
+    return dict(connection.execute(find, (apsw.carray(wanted),)))
+
+
 class Spelling:
     """Names of interned numbers, cached: their rows are never deleted."""
 
     def __init__(self, table: Literal["items", "types"]) -> None:
-        name, number = ("item_id", "item_no") if table == "items" else ("type", "type_no")
-        self._find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?)"  # noqa: S608
+        self._table = table
         self._known: dict[int, str] = {}
 
     def names(self, connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
@@ -58,8 +72,7 @@ class Spelling:
         except KeyError:
             if len(known) > MAX_CACHED_NAMES:
                 known = self._known = {}
-            missing = np.array(list(set(numbers) - known.keys()), np.int64)
-            known.update(connection.execute(self._find, (apsw.carray(missing),)))
+            known.update(find_names(connection, self._table, set(numbers) - known.keys()))
             return list(map(known.__getitem__, numbers))
 
 
@@ -184,8 +197,7 @@ class Reads:
     def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:
         found = _items(
             connection.execute(
-                "SELECT item_id, document, embedding FROM items"
-                " WHERE item_id IN carray(?) AND document IS NOT NULL",
+                f"{SELECT_ITEMS} WHERE item_id IN carray(?) AND document IS NOT NULL",
                 (apsw.carray(tuple(item_ids)),),
             )
         )
@@ -198,8 +210,8 @@ class Reads:
         (after,) = ("",) if cursor is None else position_of(cursor, str)
         found = _items(
             connection.execute(
-                "SELECT item_id, document, embedding FROM items"
-                " WHERE item_id > ? AND document IS NOT NULL ORDER BY item_id LIMIT ?",
+                f"{SELECT_ITEMS} WHERE item_id > ? AND document IS NOT NULL"
+                " ORDER BY item_id LIMIT ?",
                 (after, limit + 1),
             )
         )
@@ -224,8 +236,7 @@ class Reads:
                 ).get
                 version = version if last is None else last
             rows: Rows = connection.execute(
-                "SELECT item_id, document, embedding FROM items WHERE change > ? AND change <= ?"
-                " ORDER BY change",
+                f"{SELECT_ITEMS} WHERE change > ? AND change <= ? ORDER BY change",
                 (after, version),
             ).fetchall()
         return CatalogueChanges(

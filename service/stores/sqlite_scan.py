@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice, starmap
+from itertools import count, islice, starmap
 from typing import Any
 
 import apsw
@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from service.domain.records import Event, Item, User
 from service.stores.base import LogColumns
 from service.stores.encoding import item_from, user_from
-from service.stores.sqlite_reads import SELECT_EVENTS, Reads, read_transaction
+from service.stores.sqlite_reads import (
+    SELECT_EVENTS,
+    SELECT_ITEMS,
+    Reads,
+    find_names,
+    read_transaction,
+)
 
 Connect = Callable[[], apsw.Connection]
 
@@ -26,29 +32,23 @@ Connect = Callable[[], apsw.Connection]
 class _Codes:
     """Dense codes of interned numbers: indexes into `names`, which grows with new numbers."""
 
-    def __init__(self, table: str, number: str, name: str) -> None:
+    def __init__(self, table: str) -> None:
         self.names: list[str] = []
-        self._find = (
-            f"SELECT {number}, {name} FROM {table}"  # noqa: S608
-            f" WHERE {number} IN carray(?) ORDER BY {number}"
-        )
+        self._table = table
         self._codes: dict[int, int] = {}
 
     def of(self, connection: apsw.Connection, numbers: Sequence[int]) -> NDArray[np.int32]:
         """Return the code of each number [n]."""
-        new = np.array(sorted(set(numbers).difference(self._codes)), np.int64)
-        if new.size:
-            for number, name in connection.execute(self._find, (apsw.carray(new),)):
-                self._codes[number] = len(self.names)
-                self.names.append(name)
+        if new := set(numbers).difference(self._codes):
+            found = find_names(connection, self._table, new)
+            self._codes |= zip(found, count(len(self.names)), strict=False)
+            self.names += found.values()
         return np.fromiter(map(self._codes.__getitem__, numbers), np.int32, len(numbers))
 
 
 def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
     """`Store.scan`."""
-    users = _Codes("users", "user_no", "user_id")
-    items = _Codes("items", "item_no", "item_id")
-    types = _Codes("types", "type_no", "type")
+    users, items, types = _Codes("users"), _Codes("items"), _Codes("types")
     with closing(connect()) as connection, read_transaction(connection):
         cursor = connection.execute(
             "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
@@ -68,19 +68,17 @@ def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
             )
 
 
-def scan_events(connect: Connect, reads: Reads, rows: int = 10_000) -> Iterator[Event]:
-    """`Store.scan_events`, reading `rows` at a time."""
+def scan_events(connect: Connect, reads: Reads) -> Iterator[Event]:
+    """`Store.scan_events`."""
     with closing(connect()) as connection, read_transaction(connection):
         cursor = connection.execute(f"{SELECT_EVENTS} ORDER BY user_no, timestamp, seq")
-        while chunk := list(islice(cursor, rows)):
+        while chunk := list(islice(cursor, 10_000)):
             yield from reads.events(connection, chunk)
 
 
 def scan_items(connect: Connect) -> Iterator[Item]:
     """`Store.scan_items`."""
-    query = (
-        "SELECT item_id, document, embedding FROM items WHERE document IS NOT NULL ORDER BY item_id"
-    )
+    query = f"{SELECT_ITEMS} WHERE document IS NOT NULL ORDER BY item_id"
     return starmap(item_from, _rows(connect, query))
 
 

@@ -19,7 +19,7 @@ from service.stores.encoding import (
     user_from,
     vector_bytes,
 )
-from service.stores.sqlite_reads import MAX_CACHED_NAMES
+from service.stores.sqlite_reads import INTERNED, MAX_CACHED_NAMES
 from service.stores.writer import Transaction
 
 
@@ -27,7 +27,7 @@ class Names:
     """Numbers of interned names, cached. Only for tables whose rows no process deletes."""
 
     def __init__(self, table: Literal["items", "types"]) -> None:
-        name, number = ("item_id", "item_no") if table == "items" else ("type", "type_no")
+        number, name = INTERNED[table]
         self._find = f"SELECT {name}, {number} FROM {table} WHERE {name} IN carray(?)"  # noqa: S608
         self._next = f"SELECT coalesce(max({number}), 0) + 1 FROM {table}"  # noqa: S608
         self._add = f"INSERT INTO {table} ({number}, {name}) VALUES (?, ?)"  # noqa: S608
