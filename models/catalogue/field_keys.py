@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from models.attention.softmax_mass import stratified_rows
 from models.catalogue.cow_array import CowArray
+from models.data.row_sets import expand_ranges
 
 Vectors = NDArray[np.float32]
 Positions = NDArray[np.int64]
 
 NO_OWNER = -1  # the owner of a key that its item no longer has
 _BLOCK = 65_536  # keys that are hashed at once
-_LINEAR_SCAN_TEXTS = 64  # distinct texts up to which each is looked for on its own
 
 
 class NewKeys(NamedTuple):
@@ -88,10 +88,8 @@ class FieldKeys:
 
     def positions_of(self, rows: NDArray[np.int64]) -> tuple[Positions, NDArray[np.int64]]:
         """Return the places of the keys of items [n], item by item, and the item of each key."""
-        firsts, counts = self._spans.array[rows].T
-        begins = np.cumsum(counts) - counts  # of each item's keys in what is returned
-        places = np.repeat(firsts - begins, counts) + np.arange(int(counts.sum()))
-        return places, np.repeat(np.arange(len(rows)), counts)
+        items, places = expand_ranges(*self._spans.array[rows].T)
+        return places, items
 
     def mask(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which keys [F] are of allowed items [N]; not to be written to."""
@@ -187,13 +185,7 @@ def _log_frequencies(
     texts: NDArray[np.int64], owners: NDArray[np.int32], affected: NDArray[np.int64]
 ) -> tuple[Positions, NDArray[np.float32]]:
     """Return the places of the keys of these texts, ascending, and the log of each one's count."""
-    if len(affected) <= _LINEAR_SCAN_TEXTS:  # passes over all that sort nothing
-        found = np.zeros(len(texts), dtype=np.bool_)
-        for text in affected.tolist():
-            found |= texts == text
-    else:
-        found = np.isin(texts, affected)
-    places = np.flatnonzero(found)
+    places = np.flatnonzero(np.isin(texts, affected))  # of few, NumPy looks for each on its own
     places = places[owners[places] != NO_OWNER]
     _, same, count = np.unique(texts[places], return_inverse=True, return_counts=True)
     return places, np.log(count[same]).astype(np.float32)

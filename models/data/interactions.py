@@ -8,6 +8,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from models.data.row_sets import expand_ranges
+
 T = TypeVar("T", bound=np.integer[Any])
 
 DISLIKE = "dislike"  # name of the event type that marks an item as not liked
@@ -69,7 +71,7 @@ class Interactions:
         order = np.lexsort((columns["timestamps"], user_column))  # stable: ties keep their order
         return cls(
             **{name: column[order] for name, column in columns.items()},
-            offsets=_offsets(np.bincount(user_column, minlength=n_users)),
+            offsets=np.cumsum(np.bincount(user_column + 1, minlength=n_users + 1)),
             n_items=n_items,
             dislike_type=dislike_type,
         )
@@ -132,9 +134,7 @@ class Interactions:
         lengths = ends - self.offsets[rows]
         if last is not None:
             lengths = np.minimum(lengths, last)
-        batch = np.repeat(np.arange(len(rows)), lengths)
-        within = np.arange(len(batch)) - np.repeat(_offsets(lengths)[:-1], lengths)
-        return batch, np.repeat(ends - lengths, lengths) + within
+        return expand_ranges(ends - lengths, lengths)
 
     def where(self, keep: NDArray[np.bool_]) -> Interactions:
         """Select the events whose `keep` [E] is True. Users and items keep their rows."""
@@ -148,10 +148,6 @@ class Interactions:
             self.n_items,
             self.dislike_type,
         )
-
-
-def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
 def _require_in_range(name: str, column: NDArray[Any], bound: int) -> None:

@@ -1,4 +1,4 @@
-"""Set operations on arrays of row indices."""
+"""Operations on sets and ranges of row indices."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def sorted_union(*parts: RowIndices) -> RowIndices:
     first[0] = True
     np.not_equal(rows[1:], rows[:-1], out=first[1:])
     return rows[first]
+
+
+def expand_ranges(
+    begins: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lay ranges [n] end to end: the range that each element is from, and the elements [N]."""
+    index = np.repeat(np.arange(len(lengths)), lengths)
+    return index, np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(len(index))
 
 
 def user_item_keys(

@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.data.row_sets import user_item_keys
+from models.data.row_sets import expand_ranges, user_item_keys
 from models.recommender.cooccurrence import sum_pairs
-from models.recommender.transition_counts import (
-    MAX_PAIR_DISTANCE,
-    TransitionCounts,
-)
+from models.recommender.transition_counts import MAX_PAIR_DISTANCE, TransitionCounts
 
 
 class HeldOutTransitions:
@@ -37,20 +34,6 @@ class HeldOutTransitions:
         self._begin = np.searchsorted(source, sources, "left")  # [E]
         self._lengths = np.searchsorted(source, sources, "right") - self._begin
 
-    def own_pairs(self, events: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the pairs that start at the items of some events [n], in their users' histories.
-
-        Returns:
-            tuple: index into `events`, following item and count, [pairs] each. No item comes twice
-            for one index.
-        """
-        begin, lengths = self._begin[events], self._lengths[events]
-        index = np.repeat(np.arange(len(events)), lengths)
-        within = np.arange(len(index)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        at = np.repeat(begin, lengths) + within
-        parts = index, self._own_items[at], self._own_counts[at]
-        return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
-
     def log_counts(
         self, items: Tensor, events: NDArray[np.int64], column: Tensor | None, width: int
     ) -> Tensor:
@@ -67,7 +50,13 @@ class HeldOutTransitions:
         flat = items.reshape(-1)
         total = self._counts.new_zeros(batch * length, width + 1)
         columns = self._items[flat]
-        index, own, counts = (part.to(items.device) for part in self.own_pairs(events.reshape(-1)))
+        # The pairs that start at each event's item in its user's history: no item comes twice.
+        starts = events.reshape(-1)
+        place, pairs = expand_ranges(self._begin[starts], self._lengths[starts])
+        index, own, counts = (
+            torch.from_numpy(part).to(items.device)
+            for part in (place, self._own_items[pairs], self._own_counts[pairs])
+        )
         if column is not None:
             columns, own = column[columns], column[own]
         # A row has duplicates in the last, unread column only, so nothing needs adding up.

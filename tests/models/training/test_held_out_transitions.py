@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,38 +14,12 @@ from models.recommender.transition_counts import count_transitions
 from models.training.held_out_transitions import HeldOutTransitions
 from tests.support.transition_logs import (
     ITEMS,
-    Counts,
     counted,
     histories,
-    history,
     logs,
     quick,
     table,
 )
-
-
-def own(log: Interactions, user: int) -> Counts:
-    return counted([history(log, user)])
-
-
-@quick
-@given(log=logs())
-def test_own_pairs_are_those_of_the_user_alone(log: Interactions) -> None:
-    """For each event, the counts of its item's followers in its user's history are returned."""
-    events = np.random.default_rng(0).permutation(len(log))
-    place, column, count = HeldOutTransitions(count_transitions(log, 4), log).own_pairs(events)
-    found = list(zip(place.tolist(), column.tolist(), strict=True))
-    assert len(set(found)) == len(found)
-    values = dict(zip(found, count.tolist(), strict=True))
-    expected = {
-        (at, follower): weight
-        for at, event in enumerate(events.tolist())
-        for (item, follower), weight in own(log, int(log.users[event])).items()
-        if item == log.items[event]
-    }
-    assert values.keys() == expected.keys()
-    for pair, weight in expected.items():
-        assert values[pair] == pytest.approx(weight, rel=1e-5)
 
 
 def rectangle(log: Interactions, spans: list[tuple[int, int]]) -> tuple[Tensor, NDArray[np.int64]]:
