@@ -45,15 +45,7 @@ class UserHistory:
                 profile_rows=np.delete(self.profile_rows, entry),
                 profile_content=None if content is None else np.delete(content, entry, 0),
             )
-        return replace(
-            self,
-            rows=np.delete(self.rows, source),
-            timestamps=np.delete(self.timestamps, source),
-            weights=np.delete(self.weights, source),
-            types=np.delete(self.types, source),
-            visible=None if self.visible is None else np.delete(self.visible, source),
-            vectors={at - (at > source): own for at, own in self.vectors.items() if at != source},
-        )
+        return self._select(np.delete(np.arange(len(self.rows)), source))
 
     def newest(self, start: int, before: int) -> UserHistory:
         """Keep the events from `start` on, and the profile.
@@ -62,14 +54,18 @@ class UserHistory:
             start: how many events are left out.
             before: how many of those are on items that can be attended.
         """
-        part = slice(start, None)
+        return replace(self._select(slice(start, None)), before=self.before + before)
+
+    def _select(self, events: NDArray[np.int64] | slice) -> UserHistory:
+        """Keep some events, by their ascending positions, and the profile."""
+        kept = np.arange(len(self.rows))[events].tolist() if self.vectors else []
+        places = {event: place for place, event in enumerate(kept)}
         return replace(
             self,
-            rows=self.rows[part],
-            timestamps=self.timestamps[part],
-            weights=self.weights[part],
-            types=self.types[part],
-            visible=None if self.visible is None else self.visible[part],
-            vectors={at - start: own for at, own in self.vectors.items() if at >= start},
-            before=self.before + before,
+            rows=self.rows[events],
+            timestamps=self.timestamps[events],
+            weights=self.weights[events],
+            types=self.types[events],
+            visible=None if self.visible is None else self.visible[events],
+            vectors={places[at]: own for at, own in self.vectors.items() if at in places},
         )
