@@ -18,7 +18,7 @@ from service.histories.cluster_builder import ClusterBuilder
 from service.histories.crossover import measure
 from service.histories.error_audit import ErrorAudit
 from service.histories.event_columns import EMPTY, EventColumns, EventReader
-from service.histories.history_assembler import HistoryAssembler
+from service.histories.history_assembler import assemble_history, with_session
 from service.histories.user_cache import DerivedState, UserCache
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
@@ -60,7 +60,8 @@ class MemoryProvider:
         self._max_error = max_error
         self._store = store
         self._reader = EventReader(store, vocabulary)
-        self._assembler = HistoryAssembler(vocabulary, embeddings)
+        self._vocabulary = vocabulary
+        self._embeddings = embeddings
         self._cache = UserCache(max_bytes)
         self._clusters = ClusterBuilder()
         self._crossover = CROSSOVER
@@ -94,14 +95,14 @@ class MemoryProvider:
         if requester.user_id is not None:
             events = await self._stored(requester.user_id)
         if requester.history:
-            return self._assembler.with_session(events, requester.history, at)
+            return with_session(events, requester.history, at, self._vocabulary)
         return events if len(events) or events.interests else EMPTY
 
     def history(
         self, snapshot: Snapshot, events: EventColumns, requester: Requester
     ) -> UserHistory:
         """What a requester attends to, event by event."""
-        return self._assembler.history(snapshot, events, requester.visible)
+        return assemble_history(snapshot, events, requester.visible, self._embeddings)
 
     @contextmanager
     def memory(
@@ -125,7 +126,7 @@ class MemoryProvider:
         if current is not None:
             history = current.history
         else:
-            history = self._assembler.history(snapshot, events, _ALL_EVENTS)
+            history = assemble_history(snapshot, events, _ALL_EVENTS, self._embeddings)
         same_epoch = known is not None and known.events.epoch == events.epoch
         collapsed = known.collapsed if known is not None and same_epoch else None
         with ExitStack() as held:
