@@ -19,9 +19,9 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
+from service.cli.training import Chosen
 from service.cli.transfer import open_movielens
 from service.domain.errors import Invalid
-from service.runtime.data_layout import EMBEDDINGS_FILE
 
 Name = Literal["ml-100k", "ml-1m", "online-retail"]
 
@@ -43,9 +43,7 @@ def benchmark(
             "number of epochs."
         ),
     ] = "A",
-    preset: Annotated[
-        Literal["quick", "best"] | None, typer.Option(help="As in [bold]heed train[/].")
-    ] = None,
+    preset: Chosen = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")] = 1,
     ablate: Annotated[
@@ -74,7 +72,7 @@ def benchmark(
 
     with out.status(f"reading {dataset}"):
         corpus = training_corpus.read_dataset(
-            source(dataset, path, data), open_embeddings(encoder, data / EMBEDDINGS_FILE)
+            source(dataset, path, data), open_embeddings(encoder, data)
         )
     reports = []
     for task in tasks(dataset, protocol, corpus.log):

@@ -54,12 +54,13 @@ def open_store(data: Path) -> Iterator[Any]:
         asyncio.run(store.close())
 
 
-def open_embeddings(encoder: str, path: Path | None) -> Any:
-    """Open a cache of embeddings by an encoder, saved in `path`. Raises `Invalid` without one."""
+def open_embeddings(encoder: str, data: Path) -> Any:
+    """Open the embeddings of a data directory by an encoder. Raises `Invalid` without one."""
+    from service.runtime.data_layout import EMBEDDINGS_FILE
     from service.snapshots.text_embeddings import EmbeddingCache
     from service.snapshots.text_encoders import open_encoder
 
-    return EmbeddingCache(open_encoder(encoder), path)
+    return EmbeddingCache(open_encoder(encoder), data / EMBEDDINGS_FILE)
 
 
 def write_json(path: Path | None, report: Any) -> None:

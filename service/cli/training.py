@@ -20,7 +20,7 @@ from service.cli.console import (
     write_json,
 )
 from service.domain.errors import HeedError
-from service.runtime.data_layout import CHECKPOINT_FILE, EMBEDDINGS_FILE, MODELS_FOLDER
+from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER
 
 Chosen = Annotated[
     Literal["quick", "best"] | None,
@@ -75,7 +75,7 @@ def train(
     shown = nullcontext(progress_bars.json_lines()) if json_progress else bars
     with open_store(data) as store, shown as progress:
         try:
-            vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
+            vectors = open_embeddings(encoder, data)
             corpus = training_corpus.read_store(store, vectors, progress)
             chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
             if not json_progress:
@@ -130,9 +130,7 @@ def evaluate(
     from service.training import training_corpus
 
     with open_store(data) as store, progress_bars.stage_bars(out) as progress:
-        corpus = training_corpus.read_store(
-            store, open_embeddings(encoder, data / EMBEDDINGS_FILE), progress
-        )
+        corpus = training_corpus.read_store(store, open_embeddings(encoder, data), progress)
         (task,) = compare_models.split(corpus.log, protocol_a)
         chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
         table = compare_models.compare(

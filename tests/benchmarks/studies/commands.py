@@ -22,7 +22,7 @@ from service.cli.console import (
     write_json,
 )
 from service.cli.training import Chosen, Epochs
-from service.runtime.data_layout import EMBEDDINGS_FILE, SEARCH_FILE
+from service.runtime.data_layout import SEARCH_FILE
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the training.")]
 
@@ -54,7 +54,7 @@ def cold_start(
 
     with out.status(f"reading {dataset}"):
         corpus = training_corpus.read_dataset(
-            source(dataset, path, data), open_embeddings(encoder, data / EMBEDDINGS_FILE)
+            source(dataset, path, data), open_embeddings(encoder, data)
         )
     reports = []
     for task in tasks(dataset, "A", corpus.log):
@@ -94,7 +94,7 @@ def personal_search(
     from tests.benchmarks.studies import personal_search_report
 
     with open_store(data) as store, progress_bars.stage_bars(out) as told:
-        vectors = open_embeddings(encoder, data / EMBEDDINGS_FILE)
+        vectors = open_embeddings(encoder, data)
         corpus = training_corpus.read_store(store, vectors, told)
         (task,) = compare_models.split(corpus.log, protocol_a)
         chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
