@@ -97,15 +97,15 @@ def loadtest(
         if path is not None and not path.parent.is_dir():
             raise Invalid(option, f"there is no folder {path.parent}; make it first")
     set_threads(1)
-    from service import loadtest as load_tests
-    from service.loadtest.options import parse_headers, parse_url
+    from service.loadtest.options import Options, Slo, parse_headers, parse_url
     from service.loadtest.report import render_page
+    from service.loadtest.runner import run
 
     if ramp and slo_ms is None:
         slo_ms = 50.0
-    report = load_tests.run(
+    report = run(
         out,
-        load_tests.Options(
+        Options(
             url=parse_url(url),
             rate=rate,
             duration=duration,
@@ -119,7 +119,7 @@ def loadtest(
             connections=connections,
             timeout=timeout,
             silence=silence,
-            slo=None if slo_ms is None else load_tests.Slo(slo_percentile, slo_ms / 1e3),
+            slo=None if slo_ms is None else Slo(slo_percentile, slo_ms / 1e3),
             ramp=ramp,
             most=max_rate,
             write_to_users=write_to_users,

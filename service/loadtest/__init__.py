@@ -4,8 +4,3 @@ In: the address of a service and `Options`. Out: a report as plain values, which
 the terminal and as an HTML page. Of the rest of the service only `service.domain` is imported:
 the load test sees a service as its clients do.
 """
-
-from service.loadtest.options import Options, Slo
-from service.loadtest.runner import run
-
-__all__ = ["Options", "Slo", "run"]

@@ -16,22 +16,22 @@ import pytest
 import uvloop
 from rich.console import Console
 
-from service import loadtest
 from service.domain.errors import Unavailable
 from service.loadtest.open_loop import OpenLoop
-from service.loadtest.options import Slo
+from service.loadtest.options import Options, Slo
 from service.loadtest.report import render_page
 from service.loadtest.results import ALL, summarize
+from service.loadtest.runner import run
 from service.loadtest.schedule import draw_schedule
 from tests.support.loadtest_fake import ITEMS, USERS, Fake, faking
 
-BASE = loadtest.Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", users=10)
+BASE = Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", users=10)
 
 
 def ran(fake: Fake, **options: Any) -> tuple[dict[str, Any], str]:
     """What a load test of a fake returns and what it prints."""
     shown = io.StringIO()
-    found = loadtest.run(Console(file=shown, width=200), replace(BASE, url=fake.url, **options))
+    found = run(Console(file=shown, width=200), replace(BASE, url=fake.url, **options))
     return json.loads(json.dumps(found, allow_nan=False)), shown.getvalue()
 
 
@@ -155,7 +155,7 @@ def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> No
 def test_what_refuses_or_is_not_there_is_said_before_any_load() -> None:
     """An unreachable server, or a refused first request, ends the test before any load."""
     with pytest.raises(Unavailable, match="does not answer"):
-        loadtest.run(Console(file=io.StringIO()), replace(BASE, url="http://127.0.0.1:9"))
+        run(Console(file=io.StringIO()), replace(BASE, url="http://127.0.0.1:9"))
     with faking(lambda *_: 422) as fake:
         with pytest.raises(Unavailable, match="POST /v1/score was answered with 422"):
             ran(fake)
