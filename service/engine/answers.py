@@ -66,12 +66,7 @@ class Answers:
     """Answers requests from the live snapshot and from events never older than the store."""
 
     def __init__(self, parts: Parts) -> None:
-        self._store = parts.store
-        self._live = parts.live
-        self._memories = parts.memories
-        self._embeddings = parts.embeddings
-        self._executor = parts.executor
-        self._search_parameters = parts.search_parameters
+        self._parts = parts
 
     async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
         """Score targets. Raises `NotFound` naming the first target that has no vector."""
@@ -111,28 +106,29 @@ class Answers:
                 query,
                 snapshot,
                 user,
-                self._embeddings.query,
+                self._parts.embeddings.query,
                 allowed=allowed_items(snapshot, query.filter),
                 options=request.options,
-                parameters=self._search_parameters,
+                parameters=self._parts.search_parameters,
             )
 
         size = math.inf
-        if self._embeddings.encoder.quick:
+        if self._parts.embeddings.encoder.quick:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
         outcome = await self._attend(request, stages, attend, size)
         with stages("explain"):
-            named = await name_reasons(self._store, snapshot, request.events, outcome.reasons)
+            named = await name_reasons(self._parts.store, snapshot, request.events, outcome.reasons)
         answer = search_answer(query.requester, snapshot, outcome, named)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
             with stages("store"):
-                items = await self._store.get_items([item["item_id"] for item in answer.items])
+                ids = [item["item_id"] for item in answer.items]
+                items = await self._parts.store.get_items(ids)
             with stages("highlight"):
                 spans_of = partial(index.match_spans, parsed)
                 for found, item in zip(answer.items, items, strict=True):
                     found["highlights"] = {} if item is None else highlights(item, spans_of)
-        return replace(answer, degraded=self._live.degraded)
+        return replace(answer, degraded=self._parts.live.degraded)
 
     async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         """Find items like one.
@@ -142,24 +138,24 @@ class Answers:
             Invalid: when it has no key in the requested space.
         """
         with stages("store"):
-            snapshot = await self._live.current()
+            snapshot = await self._parts.live.current()
         answer = await self._compute(stages, lambda: similar_items(query, snapshot))
-        return replace(answer, degraded=self._live.degraded)
+        return replace(answer, degraded=self._parts.live.degraded)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         """Apply the bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
         with stages("store"):
-            snapshot = await self._live.current()
+            snapshot = await self._parts.live.current()
         target: int | NDArray[np.float32]
         if query.item_id is not None:
             target = item_row(snapshot, query.item_id)
         elif query.text is not None:
-            target = self._embeddings.query(query.text)
+            target = self._parts.embeddings.query(query.text)
         elif query.vector is not None:
             target = query.vector
         else:
             raise Invalid("/query", "one of vector, item_id and text must be given")
-        memory, exact_up_to = query.memory, self._memories.exact_up_to
+        memory, exact_up_to = query.memory, self._parts.memories.exact_up_to
         if isinstance(memory, VectorMemory):
             vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
             return await self._compute(
@@ -174,14 +170,14 @@ class Answers:
 
         def attend() -> tuple[AttendResult, UserMemory]:
             # Every event is a row, in a long history too.
-            history = self._memories.history(request.snapshot, request.events, requester)
+            history = self._parts.memories.history(request.snapshot, request.events, requester)
             user = build_memory(request.snapshot, history, request.at)
             return attend_user(query, request.snapshot, user, target), user
 
         result, user = await self._compute(stages, attend)
         with stages("explain"):
             sources = [int(user.source[row]) for row in result.rows]
-            ids = await name_rows(self._store, request.events, sources)
+            ids = await name_rows(self._parts.store, request.events, sources)
         return replace(result, ids=ids)
 
     # ------------------------------------------------------------------ the parts
@@ -190,9 +186,9 @@ class Answers:
         at = time.time_ns() // 1_000 if requester.at is None else requester.at
         with stages("store"):
             # The events first: their items are then in the catalogue that is read after them.
-            events = await self._memories.load(requester, at)
-            snapshot = await self._live.current()
-        return _Request(requester, snapshot, events, at, self._memories.options(requester))
+            events = await self._parts.memories.load(requester, at)
+            snapshot = await self._parts.live.current()
+        return _Request(requester, snapshot, events, at, self._parts.memories.options(requester))
 
     async def _attend(
         self,
@@ -205,7 +201,7 @@ class Answers:
         requester, snapshot, events, at, _ = request
 
         def attend() -> T:
-            with self._memories.memory(snapshot, requester, events, at) as user:
+            with self._parts.memories.memory(snapshot, requester, events, at) as user:
                 return work(user)
 
         return await self._compute(stages, attend, size)
@@ -220,7 +216,7 @@ class Answers:
         with stages("attend"):
             if size <= _ON_LOOP:
                 return work()
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
 
     async def _ranked(
         self,
@@ -234,7 +230,7 @@ class Answers:
 
         def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
             rows, scores = rank(user)
-            self._memories.audit.sample(snapshot, user, rows, scores, options)
+            self._parts.memories.audit.sample(snapshot, user, rows, scores, options)
             reasons = explain_items(
                 snapshot, user, rows, scores, options=options, requester=requester
             )
@@ -242,9 +238,9 @@ class Answers:
 
         rows, scores, reasons = await self._attend(request, stages, attend, size)
         with stages("explain"):
-            named = await name_reasons(self._store, snapshot, events, reasons)
+            named = await name_reasons(self._parts.store, snapshot, events, reasons)
         answer = score_answer(requester, snapshot, rows, scores, named)
-        return replace(answer, degraded=self._live.degraded)
+        return replace(answer, degraded=self._parts.live.degraded)
 
 
 def _attended(request: _Request, targets: int) -> float:

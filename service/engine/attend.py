@@ -23,6 +23,12 @@ from service.domain.queries import AttendQuery, AttendResult, ScorerName, Vector
 
 Vector = NDArray[np.float32]
 
+_SCORERS: dict[ScorerName, Scorer] = {
+    "scaled_dot": scaled_dot,
+    "cosine": cosine,
+    "additive": additive,
+}
+
 
 def attend_vectors(
     query: AttendQuery, memory: VectorMemory, target: Vector, exact_up_to: int
@@ -122,7 +128,7 @@ def _attend(
 ) -> AttendResult:
     """Attend by a vector [1, H, d]; always over every row where `exact_up_to` is None."""
     count = len(memory)
-    score = _scorer(query.scorer)
+    score = _SCORERS[query.scorer]
     coarse = False
     if exact_up_to is not None:
         options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
@@ -160,16 +166,6 @@ def _attend(
         "coarse" if coarse else "exact",
         version,
     )
-
-
-def _scorer(name: ScorerName) -> Scorer:
-    match name:
-        case "scaled_dot":
-            return scaled_dot
-        case "cosine":
-            return cosine
-        case "additive":
-            return additive
 
 
 def _split(vectors: Vector, heads: int) -> Tensor:

@@ -48,7 +48,7 @@ class Parts:
         self.live.close()
         self.memories.close()
         self.embeddings.save()
-        await asyncio.get_running_loop().run_in_executor(None, self.executor.shutdown)
+        await asyncio.to_thread(self.executor.shutdown)
         await self.store.close()
 
 

@@ -93,8 +93,7 @@ class Engine:
 
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""
-        loop = asyncio.get_running_loop()
-        versions = await loop.run_in_executor(None, self.parts.registry.versions)
+        versions = await asyncio.to_thread(self.parts.registry.versions)
         return [version_document(version) for version in versions]
 
     async def activate(self, version: str) -> Mapping[str, Any]:
@@ -113,19 +112,13 @@ class Engine:
         healthy = await self.store.healthy()
         return healthy, {"store": healthy, "model": self.live.snapshot.version}
 
-    async def some_users(self, count: int) -> list[str]:
-        """Users with some 100 events, for examples; not the most active of all."""
-
-        def typical_users() -> list[str]:
-            columns = next(iter(self.store.scan(20_000)), None)
-            if columns is None:
-                return []
-            events = np.bincount(columns.users, minlength=len(columns.user_ids))
-            typical = np.argsort(np.abs(events - 100), kind="stable")[:count]
-            return [columns.user_ids[at] for at in typical.tolist()]
-
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.parts.executor, typical_users)
+    async def typical_user(self) -> str | None:
+        """A user with some 100 events, for examples; not the most active of all."""
+        columns = await asyncio.to_thread(lambda: next(iter(self.store.scan(20_000)), None))
+        if columns is None:
+            return None
+        events = np.bincount(columns.users, minlength=len(columns.user_ids))
+        return columns.user_ids[int(np.argmin(np.abs(events - 100)))]
 
     async def stats(self) -> Mapping[str, float]:
         """Sizes, counts and hits, for gauges."""

@@ -102,7 +102,10 @@ def match_text(
     if index is not None:
         parsed = index.parser.parse(text)
         text = parsed.text
-        allowed = _restricted(index.rows_with_phrases(parsed), allowed)
+        rows = index.rows_with_phrases(parsed)
+        if rows is not None:  # only items with the phrases of the query
+            allowed, candidates = np.zeros_like(allowed), allowed
+            allowed[rows] = candidates[rows]
         hits = partial(index.search, parsed, BM25_HITS, allowed)
         if snapshot.key_index is not None:
             hits = _BM25.submit(hits).result
@@ -110,15 +113,6 @@ def match_text(
     return parsed, match_fields(
         snapshot, vector, allowed=allowed, options=options, hits=hits, parameters=parameters
     )
-
-
-def _restricted(rows: NDArray[np.int64] | None, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Mark the allowed items [N] among some rows; None = all rows."""
-    if rows is None:
-        return allowed
-    restricted = np.zeros_like(allowed)
-    restricted[rows] = allowed[rows]
-    return restricted
 
 
 def search_answer(

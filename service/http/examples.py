@@ -12,10 +12,9 @@ from service.engine.engine import Engine
 
 async def suggest(engine: Engine) -> list[str]:
     """Curl commands against `BASE`, each after a line that says what it asks."""
-    users = await engine.some_users(1)
+    user = await engine.typical_user()
     lines: list[str] = []
-    if users:
-        user = users[0]
+    if user is not None:
         lines += [
             f"\nWhat should user {user} see, and which events made it so?",
             _curl("/v1/recommend", {"user_id": user, "limit": 3, "explain": 2}),
