@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item
@@ -114,20 +114,16 @@ def format_and_compression(path: Path) -> tuple[str, str]:
     return last, ""
 
 
-@contextmanager
-def compressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO]:
-    """Yield a stream that compresses into `raw` by ".gz" or ".xz"; `raw` itself for "".
+def compressed(raw: BinaryIO, compression: str) -> AbstractContextManager[Any]:
+    """Return a stream that compresses into `raw` by ".gz" or ".xz"; `raw` itself for "".
 
     Equal content gives equal bytes.
     """
     if compression == ".gz":
-        with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
-            yield cast("BinaryIO", file)
-    elif compression == ".xz":
-        with lzma.LZMAFile(raw, "wb", preset=1) as xz:
-            yield cast("BinaryIO", xz)
-    else:
-        yield raw
+        return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
+    if compression == ".xz":
+        return lzma.LZMAFile(raw, "wb", preset=1)
+    return nullcontext(raw)
 
 
 @contextmanager

@@ -89,15 +89,6 @@ def user_from(user_id: str, document: bytes | None) -> User:
     return User(user_id, fields["attributes"], tuple(fields["interests"]))
 
 
-def merge_profiles(target: User, source: User) -> User:
-    """Merge profiles; the target's attributes take precedence: see `Store.merge`."""
-    return User(
-        target.user_id,
-        {**source.attributes, **target.attributes},
-        tuple(dict.fromkeys(target.interests + source.interests)),
-    )
-
-
 # ------------------------------------------------------------------------------ event ids
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 from weakref import WeakSet
@@ -40,7 +41,7 @@ from service.stores.base import (
 )
 from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite_file import DatabaseFile
-from service.stores.sqlite_reads import Reads
+from service.stores.sqlite_reads import Reads, read_transaction
 from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_user_ids, scan_users
 from service.stores.sqlite_writes import Writes
 from service.stores.writer import Transaction, Writer
@@ -192,19 +193,19 @@ class SQLiteStore(Store):
         await asyncio.to_thread(self._shut)
 
     def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        return self._explained(scan(self._file.reader, check_limit(rows)))
+        return self._scan(scan, check_limit(rows))
 
     def scan_events(self) -> Iterator[Event]:
-        return self._explained(scan_events(self._file.reader, self._reads))
+        return self._scan(scan_events, self._reads)
 
     def scan_items(self) -> Iterator[Item]:
-        return self._explained(scan_items(self._file.reader))
+        return self._scan(scan_items)
 
     def scan_users(self) -> Iterator[User]:
-        return self._explained(scan_users(self._file.reader))
+        return self._scan(scan_users)
 
     def scan_user_ids(self) -> Iterator[str]:
-        return self._explained(scan_user_ids(self._file.reader))
+        return self._scan(scan_user_ids)
 
     # ------------------------------------------------------------------ inside
 
@@ -243,10 +244,14 @@ class SQLiteStore(Store):
                 self._connections.add(connection)  # weakly: it ends with its thread
         return connection
 
-    def _explained(self, answers: Iterator[T]) -> Iterator[T]:
+    def _scan(
+        self, answers: Callable[[apsw.Connection, *Ts], Iterator[T]], *args: *Ts
+    ) -> Iterator[T]:
+        """Read all in one transaction over a connection of its own, which it closes."""
         self._check_open()
         try:
-            yield from answers
+            with closing(self._file.reader()) as connection, read_transaction(connection):
+                yield from answers(connection, *args)
         except (apsw.Error, OSError) as error:
             raise self._explain(error) from error
 

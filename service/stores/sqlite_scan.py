@@ -1,15 +1,13 @@
 """Scans of a whole SQLite store, for training and export.
 
-Each scan is one read transaction over a connection of its own, which it closes. During a scan the
-write-ahead log cannot be reset and grows with every write; it shrinks again afterwards.
+Each scan is one read transaction over a connection of its own. During a scan the write-ahead log
+cannot be reset and grows with every write; it shrinks again afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from itertools import count, islice, starmap
-from typing import Any
 
 import apsw
 import numpy as np
@@ -23,10 +21,7 @@ from service.stores.sqlite_reads import (
     SELECT_ITEMS,
     Reads,
     find_names,
-    read_transaction,
 )
-
-Connect = Callable[[], apsw.Connection]
 
 
 class _Codes:
@@ -46,53 +41,47 @@ class _Codes:
         return np.fromiter(map(self._codes.__getitem__, numbers), np.int32, len(numbers))
 
 
-def scan(connect: Connect, rows: int) -> Iterator[LogColumns]:
+def scan(connection: apsw.Connection, rows: int) -> Iterator[LogColumns]:
     """`Store.scan`."""
     users, items, types = _Codes("users"), _Codes("items"), _Codes("types")
-    with closing(connect()) as connection, read_transaction(connection):
-        cursor = connection.execute(
-            "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
-            " ORDER BY user_no, timestamp, seq"
+    cursor = connection.execute(
+        "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
+        " ORDER BY user_no, timestamp, seq"
+    )
+    while chunk := list(islice(cursor, rows)):
+        user_no, item_no, type_no, timestamps, weights = zip(*chunk, strict=True)
+        yield LogColumns(
+            user_ids=users.names,
+            item_ids=items.names,
+            type_names=types.names,
+            users=users.of(connection, user_no),
+            items=items.of(connection, item_no),
+            types=types.of(connection, type_no),
+            timestamps=np.fromiter(timestamps, np.int64, len(chunk)),
+            weights=np.fromiter(weights, np.float32, len(chunk)),
         )
-        while chunk := list(islice(cursor, rows)):
-            user_no, item_no, type_no, timestamps, weights = zip(*chunk, strict=True)
-            yield LogColumns(
-                user_ids=users.names,
-                item_ids=items.names,
-                type_names=types.names,
-                users=users.of(connection, user_no),
-                items=items.of(connection, item_no),
-                types=types.of(connection, type_no),
-                timestamps=np.fromiter(timestamps, np.int64, len(chunk)),
-                weights=np.fromiter(weights, np.float32, len(chunk)),
-            )
 
 
-def scan_events(connect: Connect, reads: Reads) -> Iterator[Event]:
+def scan_events(connection: apsw.Connection, reads: Reads) -> Iterator[Event]:
     """`Store.scan_events`."""
-    with closing(connect()) as connection, read_transaction(connection):
-        cursor = connection.execute(f"{SELECT_EVENTS} ORDER BY user_no, timestamp, seq")
-        while chunk := list(islice(cursor, 10_000)):
-            yield from reads.events(connection, chunk)
+    cursor = connection.execute(f"{SELECT_EVENTS} ORDER BY user_no, timestamp, seq")
+    while chunk := list(islice(cursor, 10_000)):
+        yield from reads.events(connection, chunk)
 
 
-def scan_items(connect: Connect) -> Iterator[Item]:
+def scan_items(connection: apsw.Connection) -> Iterator[Item]:
     """`Store.scan_items`."""
     query = f"{SELECT_ITEMS} WHERE document IS NOT NULL ORDER BY item_id"
-    return starmap(item_from, _rows(connect, query))
+    return starmap(item_from, connection.execute(query))
 
 
-def scan_users(connect: Connect) -> Iterator[User]:
+def scan_users(connection: apsw.Connection) -> Iterator[User]:
     """`Store.scan_users`."""
     query = "SELECT user_id, profile FROM users WHERE profile IS NOT NULL ORDER BY user_id"
-    return starmap(user_from, _rows(connect, query))
+    return starmap(user_from, connection.execute(query))
 
 
-def scan_user_ids(connect: Connect) -> Iterator[str]:
+def scan_user_ids(connection: apsw.Connection) -> Iterator[str]:
     """`Store.scan_user_ids`."""
-    return (user_id for (user_id,) in _rows(connect, "SELECT user_id FROM users ORDER BY user_id"))
-
-
-def _rows(connect: Connect, query: str) -> Iterator[tuple[Any, ...]]:
-    with closing(connect()) as connection:
-        yield from connection.execute(query)
+    for (user_id,) in connection.execute("SELECT user_id FROM users ORDER BY user_id"):
+        yield user_id

@@ -8,13 +8,12 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Conflict
-from service.domain.records import Event, Item
+from service.domain.records import Event, Item, User
 from service.stores.base import AppendResult, OnCatalogueChange
 from service.stores.encoding import (
     EventIds,
     body_digest,
     item_document,
-    merge_profiles,
     user_document,
     user_from,
     vector_bytes,
@@ -178,7 +177,9 @@ class Writes:
             for user_no in (target_no, source_no)
         )
         if theirs is not None:
-            merged = merge_profiles(user_from(user_id, ours), user_from(source, theirs))
+            first, second = user_from(user_id, ours), user_from(source, theirs)
+            interests = dict.fromkeys(first.interests + second.interests)
+            merged = User(user_id, {**second.attributes, **first.attributes}, tuple(interests))
             profile = user_document(merged)
             execute("UPDATE users SET profile = ? WHERE user_no = ?", (profile, target_no))
         execute(
