@@ -227,11 +227,6 @@ def check_event(event: Event) -> None:
         _check_vector(event.value, "/value")
 
 
-def check_events(events: Iterable[Event]) -> None:
-    """Apply `check_event` to each, with pointers into `{"events": [...]}`."""
-    _check_each(events, check_event, "/events")
-
-
 def check_item(item: Item) -> None:
     """Raise `Invalid` at the first field of `item` that breaks a rule."""
     check_id(item.item_id, "/item_id")
@@ -248,11 +243,6 @@ def check_item(item: Item) -> None:
         _check_timestamp(item.published_at, "/published_at")
 
 
-def check_items(items: Iterable[Item]) -> None:
-    """Apply `check_item` to each, with pointers into `{"items": [...]}`."""
-    _check_each(items, check_item, "/items")
-
-
 def check_user(user: User) -> None:
     """Raise `Invalid` at the first field of `user` that breaks a rule."""
     check_id(user.user_id, "/user_id")
@@ -260,7 +250,8 @@ def check_user(user: User) -> None:
     _check_names(user.interests, "/interests")
 
 
-def _check_each(records: Iterable[T], check: Callable[[T], None], pointer: str) -> None:
+def check_each(records: Iterable[T], check: Callable[[T], None], pointer: str) -> None:
+    """Apply `check` to each of a list that stands at `pointer`, to which its errors then point."""
     for index, record in enumerate(records):
         try:
             check(record)

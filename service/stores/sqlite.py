@@ -26,9 +26,10 @@ from service.domain.records import (
     Event,
     Item,
     User,
-    check_events,
+    check_each,
+    check_event,
     check_id,
-    check_items,
+    check_item,
     check_user,
 )
 from service.stores.base import (
@@ -77,7 +78,7 @@ class SQLiteStore(Store):
     # ------------------------------------------------------------------ histories
 
     async def append(self, events: Sequence[Event]) -> AppendResult:
-        check_events(events)
+        check_each(events, check_event, "/events")
         if not events:
             return AppendResult(0, 0)
         now = time.time_ns() // 1000
@@ -130,7 +131,7 @@ class SQLiteStore(Store):
     async def put_items(
         self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
     ) -> int:
-        check_items(items)
+        check_each(items, check_item, "/items")
         if not items:
             return 0
         return await self._write(self._writes.put_items, items, on_change, rows=len(items))

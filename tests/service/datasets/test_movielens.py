@@ -16,7 +16,7 @@ from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.datasets.movielens import SOURCES, MovieLens, MovieLensSource, natural_title
 from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.errors import Corrupt, Invalid, Unavailable
-from service.domain.records import Event, Item, check_events, check_items
+from service.domain.records import Event, Item, check_each, check_event, check_item
 
 ITEMS = (
     "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
@@ -112,7 +112,7 @@ def test_low_ratings_may_be_dislikes(
 def test_items_have_natural_titles_years_and_genres(tiny: MovieLens) -> None:
     """Articles come first, years close titles, unknown years and genres are absent."""
     items = list(tiny.items())
-    check_items(items)
+    check_each(items, check_item, "/items")
     assert items == [
         Item(
             "1",
@@ -145,7 +145,7 @@ def test_items_have_natural_titles_years_and_genres(tiny: MovieLens) -> None:
 def test_ratings_are_events_in_file_order_with_lasting_ids(tiny: MovieLens) -> None:
     """Each line is one event of weight 1, named by its row, its seconds as microseconds."""
     events = list(tiny.events())
-    check_events(events)
+    check_each(events, check_event, "/events")
     assert events == [
         Event("196", "64", "ml-tiny:0", "rating", 1.0, 881_250_949_000_000),
         Event("186", "1", "ml-tiny:1", "rating", 1.0, 891_717_742_000_000),

@@ -11,7 +11,7 @@ import pytest
 from service.datasets.online_retail import OnlineRetail
 from service.datasets.pyvideo import PyVideo
 from service.domain.errors import Invalid
-from service.domain.records import Event, Item, check_events, check_items
+from service.domain.records import Event, Item, check_each, check_event, check_item
 
 TALK = {
     "doc_id": "pycon-2014/monads",
@@ -57,7 +57,7 @@ def sales(path: Path, text: str = SALES) -> OnlineRetail:
 def test_a_talk_is_an_item_with_all_that_is_known_of_it(tmp_path: Path) -> None:
     """Every field of a talk lands where filters, search and the playground look for it."""
     items = list(talks(tmp_path, {}).items())
-    check_items(items)
+    check_each(items, check_item, "/items")
     assert items == [
         Item(
             "pycon-2014/monads",
@@ -139,7 +139,7 @@ def test_each_line_of_a_sale_is_one_purchase(tmp_path: Path) -> None:
     """Purchases keep order and repeats, weigh 1 whatever the quantity, and have lasting ids."""
     dataset = sales(tmp_path)
     events = list(dataset.events())
-    check_events(events)
+    check_each(events, check_event, "/events")
     first, second = 1_291_191_960_000_000, 1_291_280_400_000_000
     assert events == [
         Event("17850", "85123A", "online-retail:0", "purchase", 1.0, first),
@@ -155,7 +155,7 @@ def test_each_line_of_a_sale_is_one_purchase(tmp_path: Path) -> None:
 def test_stock_has_its_usual_title_and_charges_are_hidden(tmp_path: Path) -> None:
     """The most used title wins, the latest among equals; postage is not offered."""
     items = list(sales(tmp_path).items())
-    check_items(items)
+    check_each(items, check_item, "/items")
     assert items == [
         Item("85123A", title="CREAM LANTERN"),
         Item("71053", title="CLOCK, RED"),
