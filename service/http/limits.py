@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
 from service.domain.settings import Settings
 
+BODY = "heed.body"  # in the scope of every request but streams
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
 _EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
@@ -88,7 +89,8 @@ class Bodies:
             chunks: list[bytes] = []
             try:
                 await self._read(scope, receive, chunks)
-                await self._app(scope, _replay(b"".join(chunks), receive), send)
+                scope[BODY] = b"".join(chunks)
+                await self._app(scope, receive, send)
             finally:
                 self._held -= sum(map(len, chunks))
 
@@ -127,20 +129,6 @@ class Bodies:
     def _too_slow(self) -> HTTPException:
         detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."
         return HTTPException(408, detail, headers={"Connection": "close"})
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the whole body once, then the server's later messages."""
-    handed_over = False
-
-    async def replay() -> Message:
-        nonlocal handed_over
-        if handed_over:
-            return await receive()
-        handed_over = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
 
 
 class Admission:
