@@ -155,7 +155,7 @@ class Answers:
             target = query.vector
         else:
             raise Invalid("/query", "one of vector, item_id and text must be given")
-        memory, exact_up_to = query.memory, self._parts.memories.exact_up_to
+        memory, exact_up_to = query.memory, self._parts.settings.max_exact_rows
         if isinstance(memory, VectorMemory):
             vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
             return await self._compute(

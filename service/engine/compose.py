@@ -98,13 +98,5 @@ def compose(
         preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
     )
-    memories = MemoryProvider(
-        store,
-        live.vocabulary,
-        embeddings,
-        max_bytes=settings.history_cache_bytes,
-        exact_up_to=settings.max_exact_rows,
-        max_error=settings.max_attention_error,
-        audit_fraction=settings.audit_fraction,
-    )
+    memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
     return Parts(settings, store, registry, embeddings, live, memories, search_parameters, executor)

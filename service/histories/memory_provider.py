@@ -9,11 +9,12 @@ from functools import partial
 
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.attention_options import CROSSOVER, AttentionOptions, Crossover
+from models.history.attention_options import CROSSOVER, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from service.domain.queries import EventFilter, Requester
+from service.domain.settings import Settings
 from service.histories.cluster_builder import ClusterBuilder
 from service.histories.crossover import measure
 from service.histories.error_audit import ErrorAudit
@@ -38,44 +39,31 @@ class MemoryProvider:
         store: holds the events.
         vocabulary: of the process's items.
         embeddings: encodes the interests of profiles.
-        max_bytes: of the cache.
-        exact_up_to: rows up to which `auto` attends exactly, where no clusters are at hand.
-        max_error: relative error of contexts over clusters, where a request does not say.
-        audit_fraction: of the answers over clusters, those that are computed again exactly.
+        settings: size of the cache, defaults of attention, and the fraction that is audited.
     """
 
     def __init__(
-        self,
-        store: Store,
-        vocabulary: Vocabulary,
-        embeddings: EmbeddingCache,
-        *,
-        max_bytes: int,
-        exact_up_to: int,
-        max_error: float,
-        audit_fraction: float,
+        self, store: Store, vocabulary: Vocabulary, embeddings: EmbeddingCache, settings: Settings
     ) -> None:
-        self.exact_up_to = exact_up_to
-        self.audit = ErrorAudit(audit_fraction)
-        self._max_error = max_error
+        self.audit = ErrorAudit(settings.audit_fraction)
+        self._settings = settings
         self._store = store
         self._reader = EventReader(store, vocabulary)
         self._vocabulary = vocabulary
         self._embeddings = embeddings
-        self._cache = UserCache(max_bytes)
+        self._cache = UserCache(settings.history_cache_bytes)
         self._clusters = ClusterBuilder()
         self._crossover = CROSSOVER
         self._event_hits = self._event_misses = 0
         self._memory_hits = self._memory_misses = 0
 
-    def measure_crossover(self) -> Crossover:
+    def measure_crossover(self) -> None:
         """Measure from how many items on clusters are faster here; until then it is a guess."""
         self._crossover = measure()
-        return self._crossover
 
     def options(self, requester: Requester) -> AttentionOptions:
         """The options by which a requester's memory is attended."""
-        retrieval = requester.retrieval
+        retrieval, settings = requester.retrieval, self._settings
         return AttentionOptions(
             requester.temperature,
             requester.hard,
@@ -83,8 +71,8 @@ class MemoryProvider:
             retrieval.mode,
             retrieval.k,
             retrieval.probes,
-            self.exact_up_to,
-            self._max_error if retrieval.max_error is None else retrieval.max_error,
+            settings.max_exact_rows,
+            settings.max_attention_error if retrieval.max_error is None else retrieval.max_error,
             2 if retrieval.moment_order is None else retrieval.moment_order,
             self._crossover,
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory
+from service.domain.settings import Settings
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -64,8 +65,5 @@ def memory_provider(
         cast(Store, store),
         Vocabulary() if vocabulary is None else vocabulary,
         EmbeddingCache(SmallEncoder()),
-        max_bytes=max_bytes,
-        exact_up_to=1_000,
-        max_error=0.01,
-        audit_fraction=0.0,
+        Settings(history_cache_bytes=max_bytes, max_exact_rows=1_000, audit_fraction=0.0),
     )
