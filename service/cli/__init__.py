@@ -68,7 +68,7 @@ def demo(
     if Registry(data / MODELS_FOLDER).current() is None:
         train(data, Settings.read().encoder)
     if not prepare:
-        _serve(data, host, port, insecure=None, examples=True)
+        _serve(examples=True, data=data, host=host, port=port)
 
 
 @app.command()
@@ -93,7 +93,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve over HTTP. All other settings are environment variables HEED_*."""
-    _serve(data, host, port, insecure, workers=workers, examples=False)
+    _serve(examples=False, data=data, host=host, port=port, insecure=insecure, workers=workers)
 
 
 # ---------------------------------------------------------------------------------- main
@@ -110,20 +110,12 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _serve(
-    data: Path,
-    host: str | None,
-    port: int | None,
-    insecure: bool | None,
-    *,
-    workers: int | None = None,
-    examples: bool,
-) -> None:
+def _serve(*, examples: bool, **options: Path | str | int | None) -> None:
+    """Serve with these settings; None = as the environment says."""
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
     from service.domain.settings import Settings
     from service.http import server
 
-    options = {"data": data, "host": host, "port": port, "insecure": insecure, "workers": workers}
     settings = Settings.read({k: v for k, v in options.items() if v is not None})
     server.run(settings, out, examples=examples)

@@ -18,7 +18,6 @@ import numpy as np
 
 from models.catalogue.snapshot import Snapshot
 from models.compute.progress import ProgressCallback
-from models.text.static_encoder import TextEncoder
 from service.datasets.base import batches
 from service.datasets.tables import open_table
 from service.domain.queries import RecommendQuery, Requester
@@ -63,7 +62,6 @@ async def write_lists(
     query: RecommendQuery,
     *,
     at: int,
-    encoder: TextEncoder | None = None,
     progress: ProgressCallback,
 ) -> Listed:
     """Write what the service would recommend to each user of a store, by user id and rank.
@@ -78,12 +76,11 @@ async def write_lists(
         path: of the file, whose suffix says its format.
         query: what to recommend; its requester becomes each user in turn.
         at: microseconds UTC, the time of all requests.
-        encoder: of texts; by default the one that the settings name.
         progress: called with how many users are done, of how many.
 
     Raises what `compose`, `LiveSnapshot.open` and `service.datasets.tables.open_table` raise.
     """
-    encoder = encoder or open_encoder(settings.encoder)
+    encoder = open_encoder(settings.encoder)
     # Each user has one turn: nothing that is kept would be used again.
     settings = settings.model_copy(
         update={"history_cache_bytes": 0, "embedding_dim": encoder.dimension}
@@ -91,8 +88,7 @@ async def write_lists(
     parts = compose(settings, encoder=encoder, threads=os.cpu_count() or 1)
     try:
         await parts.live.open()
-        loop = asyncio.get_running_loop()
-        user_ids = await loop.run_in_executor(parts.executor, list, parts.store.scan_user_ids())
+        user_ids = await asyncio.to_thread(list, parts.store.scan_user_ids())
         sample = frozenset(random.Random(0).sample(user_ids, min(_SAMPLE, len(user_ids))))
         recalls: list[float] = []
         snapshot, done, count = parts.live.snapshot, 0, 0

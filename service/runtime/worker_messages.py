@@ -60,13 +60,10 @@ class WorkerPeers:
         """Ask all other workers; return the answers, by number, that came within `patience` s."""
         others = [number for number in range(len(self._sockets)) if number != self.number]
         answers = await asyncio.gather(*(self._ask(one, request, patience) for one in others))
-        return {
-            number: answer
-            for number, answer in zip(others, answers, strict=True)
-            if answer is not None
-        }
+        return {number: answer for number, answer in zip(others, answers, strict=True) if answer}
 
-    async def _ask(self, number: int, request: str, patience: float) -> bytes | None:
+    async def _ask(self, number: int, request: str, patience: float) -> bytes:
+        """Ask one worker; the answer is empty where it was not reached."""
         loop = asyncio.get_running_loop()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
@@ -77,8 +74,8 @@ class WorkerPeers:
                     parts = []
                     while part := await loop.sock_recv(one, 1 << 16):
                         parts.append(part)
-            return b"".join(parts) or None
+            return b"".join(parts)
         except OSError as error:
             reason = f"silent for {patience:g} s" if isinstance(error, TimeoutError) else str(error)
             _log.warning("worker %d was not reached: %s", number, reason)
-            return None
+            return b""
