@@ -42,14 +42,12 @@ def json_rows(path: Path, progress: ReadProgress) -> Rows:
                 continue
             try:
                 row = orjson.loads(line)
+                if not isinstance(row, dict):
+                    row = Invalid("", f"must be a JSON object, not {type(row).__name__}")
             except orjson.JSONDecodeError as error:
                 place = f"at character {error.pos + 1}"
-                yield number, Invalid("", f"must be JSON: {error.msg.split(':')[0]} {place}")
-            else:
-                if isinstance(row, dict):
-                    yield number, row
-                else:
-                    yield number, Invalid("", f"must be a JSON object, not {type(row).__name__}")
+                row = Invalid("", f"must be JSON: {error.msg.split(':')[0]} {place}")
+            yield number, row
 
 
 def csv_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any], delimiter: str) -> Rows:
@@ -70,6 +68,7 @@ def csv_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any], deli
         _check_columns(path, header, schema)
         while True:
             number = reader.line_num + 1
+            row: dict[str, Any] | Invalid
             try:
                 cells = next(reader, None)
                 if cells is None:
@@ -80,11 +79,10 @@ def csv_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any], deli
                     raise Invalid("", f"has {len(cells)} cells, must have {len(header)}")
                 row = schema.from_cells(dict(zip(header, cells, strict=True)))
             except csv.Error as error:
-                yield number, Invalid("", f"must be CSV: {error}")
+                row = Invalid("", f"must be CSV: {error}")
             except Invalid as error:
-                yield number, error
-            else:
-                yield number, row
+                row = error
+            yield number, row
 
 
 def parquet_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any]) -> Rows:

@@ -41,9 +41,6 @@ class CatalogueRefresh:
     changes alone: it is writers that wait for refreshes.
 
     Args:
-        store: holds the items.
-        served: holds the snapshot.
-        updates: applies changes to the catalogue.
         indexes: are scheduled after each refresh.
         version: of the catalogue that is served.
         unacknowledged: what the processes that serve this catalogue are writing.

@@ -50,7 +50,6 @@ class IndexRefresh:
     """Builds new indexes where they are due, on a thread of their own.
 
     Args:
-        served: holds the snapshot.
         executor: where the indexes are put into the snapshot of then.
         index_from: number of rows from which on an index is built.
         lock: a file that processes of one catalogue lock, to build one after the other.

@@ -52,9 +52,6 @@ class LiveSnapshot:
     neither the catalogue's vectors nor the cached histories are rebuilt by a swap.
 
     Args:
-        store: holds the items and the events.
-        registry: holds the models.
-        embeddings: of the items' texts.
         executor: where models are loaded.
         index_from: number of rows from which on an index is built.
         preloaded: state to start from, in a forked process.
@@ -209,17 +206,17 @@ class LiveSnapshot:
     # ------------------------------------------------------------------ the parts
 
     async def _activate(self, version: str) -> Snapshot:
-        loop = asyncio.get_running_loop()
+        def proven() -> Snapshot:
+            # Before it is pointed at, so that a bad version never becomes the current one.
+            new = self._load(version, self.snapshot.catalogue)
+            self._registry.activate(version)
+            return new
+
         async with self._served.lock:
-            # Proven before it is pointed at, so that a bad version never becomes the current one.
-            new = await loop.run_in_executor(
-                self._executor, self._load, version, self.snapshot.catalogue
-            )
-            await loop.run_in_executor(self._executor, self._registry.activate, version)
-            self._served.current = new
+            await self._served.replace(self._executor, proven)
             self.degraded = False
-        _log.info("serving model %s", version)
-        return new
+            _log.info("serving model %s", version)
+            return self.snapshot
 
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
         """Load a model version, None being the untrained model, and build its snapshot.

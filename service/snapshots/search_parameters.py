@@ -20,10 +20,6 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
 
     What was fitted to the cosines of one encoder says nothing of another's: each has its own.
 
-    Args:
-        path: of the file.
-        encoder: the name of the encoder that searches are read with.
-
     Raises:
         Corrupt: naming the file, where it is not what `save_search_parameters` wrote.
     """

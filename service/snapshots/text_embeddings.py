@@ -53,9 +53,7 @@ class EmbeddingCache:
     def encode(self, texts: Sequence[str], progress: ProgressCallback | None = None) -> Vectors:
         """Return unit vectors [n, D] of item texts; texts encoded before are not encoded again.
 
-        Args:
-            texts: of items.
-            progress: called as work goes on: how many new texts are encoded, of how many.
+        As work goes on, `progress` is called: how many new texts are encoded, of how many.
         """
         keys = [_digest(text) for text in texts]
         new = {key: text for key, text in zip(keys, texts, strict=True)

@@ -210,10 +210,7 @@ class Store(Protocol):
     async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
         """Return the changes after version `after`; `after=0` gives the whole catalogue.
 
-        Args:
-            after: a version.
-            limit: how many items there are to be, about; None gives all. What is left is after
-                the version that comes with these.
+        With `limit`, about so many items; what is left is after the version that comes with them.
         """
         ...
 
