@@ -101,8 +101,6 @@ def loadtest(
     from service.loadtest.report import render_page
     from service.loadtest.runner import run
 
-    if ramp and slo_ms is None:
-        slo_ms = 50.0
     report = run(
         out,
         Options(
@@ -119,7 +117,7 @@ def loadtest(
             connections=connections,
             timeout=timeout,
             silence=silence,
-            slo=None if slo_ms is None else Slo(slo_percentile, slo_ms / 1e3),
+            slo=Slo(slo_percentile, (slo_ms or 50.0) / 1e3) if ramp or slo_ms else None,
             ramp=ramp,
             most=max_rate,
             write_to_users=write_to_users,

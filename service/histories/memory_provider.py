@@ -54,8 +54,8 @@ class MemoryProvider:
         self._cache = UserCache(settings.history_cache_bytes)
         self._clusters = ClusterBuilder()
         self._crossover = CROSSOVER
-        self._event_hits = self._event_misses = 0
-        self._memory_hits = self._memory_misses = 0
+        counts = ("history_hits", "history_misses", "memory_hits", "memory_misses")
+        self._counts = dict.fromkeys(counts, 0)
 
     def measure_crossover(self) -> None:
         """Measure from how many items on clusters are faster here; until then it is a guess."""
@@ -107,10 +107,10 @@ class MemoryProvider:
         may_collapse = len(events) >= LONG and plain
         memory = None if current is None or may_collapse else current.memory_at(at)
         if memory is not None:
-            self._memory_hits += 1
+            self._counts["memory_hits"] += 1
             yield memory
             return
-        self._memory_misses += 1
+        self._counts["memory_misses"] += 1
         if current is not None:
             history = current.history
         else:
@@ -141,11 +141,8 @@ class MemoryProvider:
         """Sizes and hits of the cache."""
         return {
             **self._cache.stats(),
-            "long_histories_waiting_for_clusters": float(self._clusters.pending),
-            "history_hits": float(self._event_hits),
-            "history_misses": float(self._event_misses),
-            "memory_hits": float(self._memory_hits),
-            "memory_misses": float(self._memory_misses),
+            "long_histories_waiting_for_clusters": self._clusters.pending,
+            **self._counts,
         }
 
     def close(self) -> None:
@@ -158,9 +155,9 @@ class MemoryProvider:
         version = await self._store.version(user_id)
         known = self._cache.events(user_id)
         if known is not None and known.version == version:
-            self._event_hits += 1
+            self._counts["history_hits"] += 1
             return known
-        self._event_misses += 1
+        self._counts["history_misses"] += 1
         # The request may be out of time before a very long history is read: it is kept then all
         # the same, and the next request finds it.
         return await asyncio.shield(asyncio.ensure_future(self._read(user_id, known)))

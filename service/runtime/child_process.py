@@ -41,13 +41,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
     ) -> Self:
         """Start `argv`, without a shell, in a session of its own.
 
-        Args:
-            argv: the program and its arguments.
-            on_stdout: called with each line of the standard output.
-            on_stderr: called with each line of the standard error.
-            environment: variables added to those of this process.
-            inherit: descriptors that the child keeps open, such as a lock.
-            nice: increment to the niceness of this process.
+        The child adds `environment` to the variables of this process and `nice` to its niceness,
+        and keeps the descriptors in `inherit` open, such as a lock.
 
         Raises:
             OSError, ValueError: it could not be started.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,30 +172,28 @@ def _fit(
             done = (step.epoch - 1) * step.steps + step.step
             progress("training", done, step.epochs * step.steps, step)
 
-    def run(resume: bytes | None) -> TrainingResult:
-        return fit(
-            log,
-            content,
-            model_config=preset.model_config(log.n_items, content.shape[1]),
-            train_config=preset.train_config,
-            validation=cases,
-            seed=seed,
-            progress=on_step,
-            save=None if checkpoint is None else lambda data: _write_checkpoint(checkpoint, data),
-            resume=resume,
-            group=group,
-        )
-
+    run = partial(
+        fit,
+        log,
+        content,
+        model_config=preset.model_config(log.n_items, content.shape[1]),
+        train_config=preset.train_config,
+        validation=cases,
+        seed=seed,
+        progress=on_step,
+        save=None if checkpoint is None else partial(_write_checkpoint, checkpoint),
+        group=group,
+    )
     exists = checkpoint is not None and checkpoint.exists()
     data = group.broadcast(lambda: checkpoint.read_bytes() if checkpoint and exists else None)
     if data is not None:
         if progress is not None:
             progress("resuming from the checkpoint", 0, 0, None)
         try:
-            return run(data)
+            return run(resume=data)
         except CheckpointError as error:
             _log.warning("training starts from the beginning: %s", error)
-    return run(None)
+    return run()
 
 
 def _write_checkpoint(checkpoint: Path, data: bytes) -> None:
