@@ -104,14 +104,14 @@ def try_lock(path: Path, *, directory: bool = False) -> int | None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock on `path`, waiting for at most `timeout` seconds.
+def locked(path: Path, timeout: float, *, directory: bool = False) -> Iterator[None]:
+    """Hold the lock of `try_lock` on `path`, waiting for at most `timeout` seconds.
 
     Raises:
         TimeoutError: another process or thread kept the lock for all of that time.
     """
     deadline = time.monotonic() + timeout
-    while (descriptor := try_lock(path)) is None:
+    while (descriptor := try_lock(path, directory=directory)) is None:
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{path} stayed locked for {timeout:g} s")
         time.sleep(0.01)

@@ -103,19 +103,19 @@ class Registry:
         """
         if version is not None:
             self._directory(version)
-            self._refuse_existing(version)
         check_files(files)
         created = self._clock()
         digests = {
             name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
         }
-        compose(Manifest(version or "", created, digests, metadata))  # refused before it is written
         with self._staging.new() as directory:
             for name, data in files.items():
                 durable_files.write(directory / name, data, mode=0o444)
             with self._staging.locked():
                 version = self._free_name(created) if version is None else version
-                self._refuse_existing(version)
+                if os.path.lexists(self._versions / version):
+                    problem = "exists already; versions are never rewritten"
+                    raise Conflict(f"model version {version} {problem}")
                 manifest = Manifest(version, created, digests, metadata)
                 durable_files.write(directory / MANIFEST, compose(manifest), mode=0o444)
                 durable_files.sync_directory(directory)
@@ -243,10 +243,6 @@ class Registry:
         if not stat.S_ISDIR(status.st_mode):
             raise Corrupt(f"{version}: it is not a directory")
         return status
-
-    def _refuse_existing(self, version: str) -> None:
-        if os.path.lexists(self._versions / version):
-            raise Conflict(f"model version {version} exists already; versions are never rewritten")
 
     def _free_name(self, created: int) -> str:
         while os.path.lexists(self._versions / timestamped_name(created)):

@@ -47,16 +47,13 @@ class Staging:
     def new(self) -> Iterator[Path]:
         """Create an empty directory to fill and rename; it is deleted where it was not renamed."""
         path = self._path / uuid.uuid4().hex
-        with self.locked():  # no cleaner may see it before it is locked
-            path.mkdir()
-            held = durable_files.try_lock(path, directory=True)
-        try:
+        with contextlib.ExitStack() as stack:
+            with self.locked():  # no cleaner may see it before it is locked
+                path.mkdir()
+                stack.enter_context(durable_files.locked(path, 0, directory=True))
+            stack.callback(shutil.rmtree, path, ignore_errors=True)  # still locked
             with durable_files.translate_disk_full("the disk of the model registry is full"):
                 yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-            if held is not None:
-                os.close(held)
 
     def discard(self, path: Path) -> None:
         """Take a directory away atomically; `clean` frees its space. Call it under the lock."""
@@ -68,8 +65,8 @@ class Staging:
         with contextlib.suppress(TimeoutError), durable_files.locked(self._lock, 0):
             for path in list(self._path.iterdir()):
                 # Gone, or no directory: the one was removed by its owner, the other is not ours.
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    held = durable_files.try_lock(path, directory=True)
-                    if held is not None:
-                        shutil.rmtree(path, ignore_errors=True)
-                        os.close(held)
+                with (
+                    contextlib.suppress(FileNotFoundError, NotADirectoryError, TimeoutError),
+                    durable_files.locked(path, 0, directory=True),
+                ):
+                    shutil.rmtree(path, ignore_errors=True)
