@@ -7,10 +7,9 @@ every implementation of softmax attention by its path under `models/`, reference
 | softmax | why it exists |
 |---|---|
 | `attention.attend.attend` | The reference: any scorer, mask, bias, temperature; gives weights. |
-| `attention.attend.context_only` | The fast path of scores: contexts by torch's fused kernel. |
 | `attention.memory_query.MemoryQuery` | `attend` over all rows of a memory, or k of each head. |
 | `index.two_stage.attend_retrieved` | `attend` over the rows that FAISS finds, with their mass. |
-| `attention.partial_softmax.attend_blocks` | Log-sum-exps, by which partial softmaxes are merged. |
+| `attention.partial_softmax.attend_blocks` | The fused kernel, with log-sum-exps to merge by. |
 | `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
 | `attention.clustered.clustered_attention.attend_clusters` | Sublinear cost, to a stated error. |
 | `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |

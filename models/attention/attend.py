@@ -18,11 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from models.attention.scorers import Scorer, check_width, scaled_dot
-
-_FUSED_MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature may overflow float32
+from models.attention.scorers import Scorer, scaled_dot
 
 
 class Attention(NamedTuple):
@@ -108,49 +105,6 @@ def attend(
     if dead is not None:
         weights, context = weights.masked_fill(dead, 0.0), context.masked_fill(dead, 0.0)
     return Attention(weights, context)
-
-
-def context_only(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    bias: Tensor | None = None,
-    visible: Tensor | None = None,
-    temperature: float = 1.0,
-) -> Tensor:
-    """Compute the context [H, Q, V] of `attend` by the fused kernel, which stores no weights.
-
-    query [H, Q, d], keys [H, K, d], values [H, K, V]; `bias` and `visible` broadcast to [H, Q, K].
-    The score is the scaled dot product. Temperatures the kernel would overflow on take the
-    reference path. Errors as for `attend`.
-    """
-    check_temperature(temperature)
-    if temperature < _FUSED_MIN_TEMPERATURE or keys.shape[-2] == 0:
-        return attend(
-            query, keys, values, bias=bias, visible=visible, temperature=temperature
-        ).context
-    check_width(query, keys)
-    scale = 1 / temperature / math.sqrt(query.shape[-1])
-
-    mask = dead = None
-    if bias is not None:
-        mask = bias if temperature == 1.0 else bias / temperature
-    if visible is not None:
-        hidden = _as_bias(visible, query.dtype)
-        mask = hidden if mask is None else mask + hidden
-    if mask is not None:
-        dead = mask.detach().amax(-1, keepdim=True) == -math.inf
-        if bool(dead.any()):
-            mask = mask.masked_fill(dead, 0.0)
-        else:
-            dead = None
-        mask = mask.expand(*query.shape[:-1], keys.shape[-2])[None]
-    # The fused CPU kernel exists for four dimensions only.
-    context = functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=mask, scale=scale
-    )[0]
-    return context if dead is None else context.masked_fill(dead, 0.0)
 
 
 def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

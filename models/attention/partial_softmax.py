@@ -8,6 +8,7 @@ Parts with their log Z are merged as ring attention (Liu et al. 2023) and flash 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -41,33 +42,29 @@ class PartialSoftmax(NamedTuple):
 
 
 class KVBlock(NamedTuple):
-    """Some rows of a memory, heads first: keys [H, n, d], values [H, n, d_v] and their bias.
-
-    bias: [H, n], or [H, T, n] where it depends on the target; -inf hides a row.
-    """
+    """Some rows of a memory, heads first: keys [H, n, d], values [H, n, d_v] and their bias."""
 
     keys: Tensor
     values: Tensor
-    bias: Tensor
+    bias: Tensor  # [H, n], -inf hides a row
+    visible: Tensor | None = None  # bool [T, n], True = the target may attend to the row
 
 
 def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
-    """Attend by queries [H, T, d] over blocks of rows, exactly, by the scaled dot product.
+    """Attend by queries [H, T, d] over blocks of rows, at least one, by the scaled dot product."""
+    return reduce(merge_partials, (_attend_block(query, block) for block in blocks))
 
-    Raises ValueError when there is no block.
-    """
-    total: PartialSoftmax | None = None
-    for block in blocks:
-        bias = block.bias.clamp(min=_HIDDEN)
-        bias = bias[:, None] if bias.dim() == 2 else bias
-        context, logsumexp = attention_with_logsumexp(query, block.keys, block.values, bias)
-        if logsumexp.amin().item() <= _HIDDEN / 2:  # the kernel weighs rows all hidden alike
-            context = context.masked_fill((logsumexp <= _HIDDEN / 2)[..., None], 0.0)
-        part = PartialSoftmax(context, logsumexp)
-        total = part if total is None else merge_partials(total, part)
-    if total is None:
-        raise ValueError("blocks: there must be at least one")
-    return total
+
+def _attend_block(query: Tensor, block: KVBlock) -> PartialSoftmax:
+    if not block.keys.shape[1]:  # the fused kernel divides by the number of rows
+        return PartialSoftmax.empty(query.shape[0], query.shape[1], block.values.shape[2])
+    bias = block.bias.clamp(min=_HIDDEN)[:, None]
+    if block.visible is not None:
+        bias = bias + torch.full(block.visible.shape, _HIDDEN).masked_fill_(block.visible, 0.0)
+    context, logsumexp = attention_with_logsumexp(query, block.keys, block.values, bias)
+    if logsumexp.amin().item() <= _HIDDEN / 2:  # the kernel weighs rows all hidden alike
+        context = context.masked_fill((logsumexp <= _HIDDEN / 2)[..., None], 0.0)
+    return PartialSoftmax(context, logsumexp)
 
 
 def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoftmax:

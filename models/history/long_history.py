@@ -62,15 +62,18 @@ def attend_recent(
     targets: Tensor,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> PartialSoftmax:
-    """Attend by targets [T] over the rows of a memory itself, without the older events."""
-    memory, bias = user.memory, user.bias
-    if not len(memory):
-        return PartialSoftmax.empty(memory.heads, len(targets), memory.values.shape[2])
-    if options.exclude_self:
-        hidden = ~exclude_self(targets, user.rows)  # (T, m)
-        bias = bias[:, None].masked_fill(hidden, -math.inf)
-    rows = KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), bias)
-    return attend_blocks(gather_rows(snapshot.tables.queries, targets), [rows])
+    """Attend by targets [T] over the rows of a memory itself, without the older events.
+
+    This is the softmax at the options' temperature, even where these ask for the hard one.
+    """
+    block = KVBlock(
+        user.memory.keys.transpose(0, 1),
+        user.memory.values.transpose(0, 1),
+        user.bias / options.temperature,
+        exclude_self(targets, user.rows) if options.exclude_self else None,
+    )
+    query = gather_rows(snapshot.tables.queries, targets) / options.temperature
+    return attend_blocks(query, [block])
 
 
 def attend_long(

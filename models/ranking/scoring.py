@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend, context_only, exclude_self
+from models.attention.attend import attend, exclude_self
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.long_history import attend_long, concat_targets
+from models.history.long_history import attend_long, attend_recent, concat_targets
 from models.history.user_memory import UserMemory
 from models.recommender.target_attention import gather_rows
 
@@ -114,15 +114,15 @@ def _attend_exact(
 ) -> Tensor:
     """Return the attention part [T]."""
     tables = snapshot.tables
-    query = gather_rows(tables.queries, targets)  # (H, T, d)
-    output = gather_rows(tables.outputs, targets)
-    keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
-    bias = user.bias[:, None]  # (H, 1, m)
-    visible = exclude_self(targets, user.rows) if options.exclude_self else None  # (T, m)
     if options.hard:
-        context = attend(query, keys, values, bias=bias, visible=visible, hard=True).context
+        context = attend(
+            gather_rows(tables.queries, targets),  # (H, T, d)
+            user.memory.keys.transpose(0, 1),
+            user.memory.values.transpose(0, 1),
+            bias=user.bias[:, None],  # (H, 1, m)
+            visible=exclude_self(targets, user.rows) if options.exclude_self else None,  # (T, m)
+            hard=True,
+        ).context
     else:
-        context = context_only(
-            query, keys, values, bias=bias, visible=visible, temperature=options.temperature
-        )
-    return (context * output).sum((0, 2))
+        context = attend_recent(snapshot, user, targets, options).context
+    return (context * gather_rows(tables.outputs, targets)).sum((0, 2))

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.attend import context_only
 from models.attention.multihead import merge_heads
-from models.attention.partial_softmax import PartialSoftmax, merge_partials
+from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks, merge_partials
 
 
 class ItemTables(NamedTuple):
@@ -114,8 +113,7 @@ def candidate_query(
         recent_partial: attention by the biases alone over other rows, one target.
     """
     nothing = values.new_zeros(values.shape[0], 1, values.shape[2])
-    pooled = context_only(nothing, values, values, bias=bias[:, None])  # (H, 1, d)
+    pooled = attend_blocks(nothing, [KVBlock(values, values, bias)])  # context [H, 1, d]
     if recent_partial is not None:
-        own = PartialSoftmax(pooled, bias.logsumexp(1, keepdim=True))
-        pooled = merge_partials(own, recent_partial).context
-    return torch.cat([user_state, merge_heads(pooled)[0], user_state.new_ones(1)])
+        pooled = merge_partials(pooled, recent_partial)
+    return torch.cat([user_state, merge_heads(pooled.context)[0], user_state.new_ones(1)])

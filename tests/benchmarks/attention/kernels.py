@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.attention.attend import context_only
 from models.attention.kv_memory import KeyValueMemory
 from models.attention.memory_query import MemoryQuery
+from models.attention.partial_softmax import KVBlock, attend_blocks
 from models.history.attention_options import DEFAULT_K
 from models.index.two_stage import attend_retrieved, index_heads
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
@@ -187,7 +187,7 @@ def _exact(query: Tensor, memory: KeyValueMemory, rounds: int) -> Exact:
         return scaled_dot_product_attention(q[None], keys[None], values[None], mask[None])[0]
 
     def fused() -> Tensor:
-        return context_only(q, keys, values, bias=bias)
+        return attend_blocks(q, [KVBlock(keys, values, bias[:, 0])]).context
 
     def attended() -> Tensor:
         return MemoryQuery(query, memory).attend().context.transpose(0, 1)
@@ -221,7 +221,7 @@ def _coarse(
     q, keys, values, bias = heads_first(query, memory)
     timed = alternate(
         {
-            "exact": lambda: context_only(q, keys, values, bias=bias),
+            "exact": lambda: attend_blocks(q, [KVBlock(keys, values, bias[:, 0])]).context,
             "coarse": lambda: attend_retrieved(query, memory, indexes, k),
         },
         rounds,

@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from models.attention.attend import context_only
 from models.attention.clustered.cluster_tree import ClusterTree, KVTable
 from models.attention.clustered.clustered_attention import attend_clusters
 from models.attention.kv_memory import KeyValueMemory
+from models.attention.partial_softmax import KVBlock, attend_blocks
 from models.history.attention_options import DEFAULT_K
 from models.index.ann_index import CoarseIndex
 from models.index.two_stage import attend_retrieved, index_heads
@@ -65,7 +65,9 @@ def measure(
         for count in targets:
             query = queries[:count]
             works = {
-                "every row": partial(context_only, _heads_first(query), keys, values, bias=bias),
+                "every row": partial(
+                    _every_row, _heads_first(query), KVBlock(keys, values, bias[:, 0])
+                ),
                 "top-k": partial(_top_k, query, memory, indexes),
                 "clusters": partial(_clusters, tree, _heads_first(query)),
             }
@@ -75,6 +77,10 @@ def measure(
                 error = relative_error(work().transpose(0, 1)[:_JUDGED], truth)
                 seconds = timed.seconds(name).median
                 yield Way(name, rows, count, seconds, build.get(name, 0.0), error)
+
+
+def _every_row(query: Tensor, block: KVBlock) -> Tensor:
+    return attend_blocks(query, [block]).context
 
 
 def _heads_first(query: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention.attend import attend, context_only, exclude_self
+from models.attention.attend import attend, exclude_self
 from models.attention.scorers import Scorer, additive, cosine, scaled_dot
 from tests.support import reference
 
@@ -179,16 +179,6 @@ def test_a_tiny_temperature_equals_the_loop(problem: Problem) -> None:
 
 
 @quick
-@given(problems(scorers=("scaled_dot",)))
-def test_the_fused_path_equals_the_loop(problem: Problem) -> None:
-    """`context_only`, which stores no weights, gives the contexts of the loop."""
-    options = problem.options
-    del options["score"]
-    found = context_only(problem.query, problem.keys, problem.values, **options)
-    close(found, problem.reference()[1], 1e-9)
-
-
-@quick
 @given(problems())
 def test_the_order_of_rows_does_not_matter(problem: Problem) -> None:
     """Shuffling the rows shuffles the weights and leaves the context."""
@@ -215,30 +205,22 @@ def differentiable(problem: Problem) -> list[Tensor]:
     return [leaf.clone().requires_grad_() for leaf in leaves]
 
 
-Operator = Callable[..., Tensor]
-
-
 def weights_and_context(*inputs: Tensor, **options: Any) -> Tensor:
     found = attend(*inputs, **options)
     return torch.cat([found.weights, found.context], dim=-1)
 
 
-def fused_context(*inputs: Tensor, score: Scorer, **options: Any) -> Tensor:
-    return context_only(*inputs, **options)
-
-
-@pytest.mark.parametrize("operator", [weights_and_context, fused_context])
 @few
 @given(problem=problems(largest=3, temperatures=(1.0, 0.5), rows=1))
-def test_gradients_are_the_slopes(operator: Operator, problem: Problem) -> None:
-    """Both paths pass gradcheck in every input, for every scorer and mask."""
+def test_gradients_are_the_slopes(problem: Problem) -> None:
+    """The operator passes gradcheck in every input, for every scorer and mask."""
     leaves = differentiable(problem)
     options = problem.options
 
     def run(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias is not None and problem.bias is not None:
             bias = bias.masked_fill(problem.bias == -INF, -INF)
-        return operator(query, keys, values, **(options | {"bias": bias}))
+        return weights_and_context(query, keys, values, **(options | {"bias": bias}))
 
     assert torch.autograd.gradcheck(run, leaves)
 
@@ -280,11 +262,6 @@ def test_a_target_that_sees_nothing_gets_nothing(
     assert (found.context[1] == 0).all()
     assert found.weights[0].sum().item() == pytest.approx(1)
     outputs = [found.context.sum() + found.weights.square().sum()]
-    if not hard and score is scaled_dot:
-        each = (part[None] for part in (query, keys, values))
-        fused = context_only(*each, temperature=temperature, **hidden)[0]
-        assert (fused[1] == 0).all()
-        outputs.append(fused.sum())
     for output in outputs:
         grads = torch.autograd.grad(output, (query, keys, values), allow_unused=True)
         assert all(g is None or g.isfinite().all() for g in grads)
@@ -301,7 +278,6 @@ def test_an_empty_memory_gives_nothing() -> None:
     ):
         assert found.weights.shape == (2, 3, 0)
         assert torch.equal(found.context, torch.zeros(2, 3, 5))
-    assert torch.equal(context_only(query, keys, values), torch.zeros(2, 3, 5))
 
 
 # ---------------------------------------------------------------------------- named cases

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.attention import flash_kernel, partial_softmax
-from models.attention.attend import attend, context_only
+from models.attention.attend import attend
 from models.attention.clustered.cluster_tree import MIN_CLUSTER_SIZE, ClusterTree, KVTable
 from models.attention.clustered.clustered_attention import attend_clusters
 from models.attention.kv_memory import KeyValueMemory
@@ -162,7 +162,7 @@ def run_retrieved(made: Case) -> Tensor:
 def run_blocks(made: Case) -> Tensor:
     own = made.sharpened
     at = own.rows // 2
-    parts = [slice(0, at), slice(at, None)] if at else [slice(None)]
+    parts = [slice(0, at), slice(at, None)]
     blocks = [KVBlock(own.keys[:, part], own.values[:, part], own.bias[:, part]) for part in parts]
     return attend_blocks(own.query, blocks).context
 
@@ -291,14 +291,9 @@ EVERY: dict[str, Softmax] = {
     ),
     "attend with a mask": Softmax(run_masked),
     "attend with given scores": Softmax(run_given_scores),
-    "context_only": Softmax(
-        lambda m: context_only(
-            m.query, m.keys, m.values, bias=m.bias[:, None], temperature=m.temperature
-        )
-    ),
     "MemoryQuery.attend_rows": Softmax(run_memory_rows),
     "attend_retrieved": Softmax(run_retrieved),
-    "attend_blocks": Softmax(run_blocks, least=1),
+    "attend_blocks": Softmax(run_blocks),
     "attend_blocks, plain kernel": Softmax(run_plain_blocks, least=1),
     "attend_clusters": Softmax(
         lambda m: run_clusters(m, 0.01), least=2 * MIN_CLUSTER_SIZE + 1, tolerance=0.01
