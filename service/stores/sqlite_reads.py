@@ -5,7 +5,7 @@ Statements inside one `with read_transaction(connection):` see one state of the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import apsw
@@ -195,26 +195,22 @@ class Reads:
     # ------------------------------------------------------------------ catalogue
 
     def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:
-        found = _items(
-            connection.execute(
-                f"{SELECT_ITEMS} WHERE item_id IN carray(?) AND document IS NOT NULL",
-                (apsw.carray(tuple(item_ids)),),
-            )
+        rows = connection.execute(
+            f"{SELECT_ITEMS} WHERE item_id IN carray(?) AND document IS NOT NULL",
+            (apsw.carray(tuple(item_ids)),),
         )
-        by_id = {item.item_id: item for item in found}
+        by_id = {row[0]: item_from(*row) for row in rows}
         return [by_id.get(item_id) for item_id in item_ids]
 
     def page_items(
         self, connection: apsw.Connection, cursor: str | None, limit: int
     ) -> tuple[list[Item], str | None]:
         (after,) = ("",) if cursor is None else position_of(cursor, str)
-        found = _items(
-            connection.execute(
-                f"{SELECT_ITEMS} WHERE item_id > ? AND document IS NOT NULL"
-                " ORDER BY item_id LIMIT ?",
-                (after, limit + 1),
-            )
+        rows = connection.execute(
+            f"{SELECT_ITEMS} WHERE item_id > ? AND document IS NOT NULL ORDER BY item_id LIMIT ?",
+            (after, limit + 1),
         )
+        found = [item_from(*row) for row in rows]
         more = len(found) > limit
         return found[:limit], cursor_of(found[limit - 1].item_id) if more else None
 
@@ -241,7 +237,7 @@ class Reads:
             ).fetchall()
         return CatalogueChanges(
             version,
-            _items(row for row in rows if row[1] is not None),
+            [item_from(*row) for row in rows if row[1] is not None],
             [item_id for item_id, document, _ in rows if document is None],
         )
 
@@ -262,7 +258,3 @@ class Reads:
     def counts(self, connection: apsw.Connection) -> dict[str, int]:
         users, items, events = connection.execute("SELECT users, items, events FROM state").get
         return {"users": users, "items": items, "events": events}
-
-
-def _items(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
-    return [item_from(*row) for row in rows]
