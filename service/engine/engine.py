@@ -22,7 +22,7 @@ from service.histories.error_audit import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
-from service.jobs.views import job_document, version_document
+from service.jobs.views import version_document
 from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ _POLL = 0.5  # seconds between two looks at what other processes made current
 class Engine:
     """Runs the service.
 
-    Routes ask `answers`, read and write `store`, and write items to `live`, which refreshes the
-    catalogue with them.
+    Routes ask `answers`, read and write `store`, write items to `live`, which refreshes the
+    catalogue with them, and start trainings in `jobs`.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -47,7 +47,7 @@ class Engine:
         # Has other processes `LiveSnapshot.follow_registry`, before an activation is answered.
         self.announce: Callable[[], Awaitable[object]] | None = None
         settings = parts.settings
-        self._jobs = JobRunner(
+        self.jobs = JobRunner(
             settings.data,
             partial(training_command, settings.data.resolve(), settings.encoder),
             on_success=self._serve_trained,
@@ -72,24 +72,12 @@ class Engine:
         """Stop the training, finish the work in hand and close the store."""
         for watch in self._watches:
             watch.cancel()
-        await self._jobs.close()
+        await self.jobs.close()
         await self.parts.close()
 
     def observe_errors(self, observer: ErrorObserver) -> None:
         """Call `observer` with the true and the stated errors of a sample of answers."""
         self.parts.memories.audit.observer = observer
-
-    async def train(self, options: Mapping[str, Any]) -> str:
-        """Start training; the job's id. Raises `Conflict` while one runs, `Invalid`."""
-        return await self._jobs.start(options)
-
-    async def job(self, job_id: str) -> Mapping[str, Any]:
-        """State, progress and result of a job. Raises `NotFound`."""
-        return job_document(await self._jobs.get(job_id))
-
-    async def cancel_job(self, job_id: str) -> Mapping[str, Any]:
-        """Request that a job be stopped; return it as it is now. Raises `NotFound`."""
-        return job_document(await self._jobs.cancel(job_id))
 
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""

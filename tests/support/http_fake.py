@@ -28,6 +28,7 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.app import create_app
+from service.jobs.job import Job
 from service.stores.base import AppendResult
 
 
@@ -64,6 +65,10 @@ class FakeEngine:
 
     @property
     def answers(self) -> FakeEngine:
+        return self
+
+    @property
+    def jobs(self) -> FakeEngine:
         return self
 
     @property
@@ -187,19 +192,19 @@ class FakeEngine:
                 item["explanation"] = (row,)
         return Answer(items, self.model_version)
 
-    async def train(self, options: Mapping[str, Any]) -> str:
+    async def start(self, options: Mapping[str, Any]) -> str:
         if self.trained:
             raise Conflict("A training is running: job-1.")
         self.trained.append(options)
         return "job-1"
 
-    async def job(self, job_id: str) -> Mapping[str, Any]:
+    async def get(self, job_id: str) -> Job:
         if job_id != "job-1":
             raise NotFound(f"There is no job {job_id!r}.")
-        return {"job_id": job_id, "state": "running", "progress": 0.5}
+        return Job(job_id, "running", {}, 1, progress={"stage": "training", "step": 1})
 
-    async def cancel_job(self, job_id: str) -> Mapping[str, Any]:
-        return await self.job(job_id)
+    async def cancel(self, job_id: str) -> Job:
+        return await self.get(job_id)
 
     async def models(self) -> list[Mapping[str, Any]]:
         return [{"version": "v1", "active": True, "metrics": {"ndcg@10": 0.2}}]

@@ -11,6 +11,7 @@ from service.http.schemas.rendering import Json
 from service.http.schemas.running import ActivatedOut, JobDocument, JobOut, ModelsOut
 from service.http.schemas.scalars import PathName
 from service.http.schemas.write import EmptyIn, TrainIn
+from service.jobs.views import job_document
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 
@@ -20,14 +21,14 @@ router = APIRouter(route_class=JsonRoute, tags=["models"])
 )
 async def train(context: Context, body: TrainIn | None = None) -> Response:
     """Start training in the background; 409 while a training is running."""
-    job_id = await context.engine.train({} if body is None else body.options)
+    job_id = await context.engine.jobs.start({} if body is None else body.options)
     return Json({"job_id": job_id}, 202, headers={"Location": f"/v1/jobs/{job_id}"})
 
 
 @router.get("/v1/jobs/{job_id}", responses={200: {"model": JobDocument}, **documented(404)})
 async def get_job(job_id: PathName, context: Context) -> Response:
     """Read a job's state, progress and result."""
-    return Json(dict(await context.engine.job(job_id)))
+    return Json(job_document(await context.engine.jobs.get(job_id)))
 
 
 @router.post(
@@ -45,7 +46,7 @@ async def cancel_job(
     The answer is the job as it is now; it is `cancelled` within some seconds, or `succeeded` if the
     training completes before.
     """
-    return Json(dict(await context.engine.cancel_job(job_id)), 202)
+    return Json(job_document(await context.engine.jobs.cancel(job_id)), 202)
 
 
 @router.get("/v1/models", responses={200: {"model": ModelsOut}})

@@ -296,7 +296,7 @@ def test_training_and_models(client: Client) -> None:
     assert (started.status_code, started.headers["location"]) == (202, "/v1/jobs/job-1")
     again = client.post("/v1/models/train", json={"options": {"epochs": 2, "fast": True}})
     assert again.status_code == 409
-    assert client.get("/v1/jobs/job-1").json()["progress"] == 0.5
+    assert client.get("/v1/jobs/job-1").json()["progress"]["step"] == 1
     assert client.get("/v1/jobs/job-2").status_code == 404
     cancelled = client.post("/v1/jobs/job-1/cancel", json={})
     assert (cancelled.status_code, cancelled.json()["job_id"]) == (202, "job-1")
