@@ -44,14 +44,12 @@ class Snapshot:
     trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
     has_vector: NDArray[np.bool_]  # [N] has a vector, from training or from text
     cow_tables: CowItemTables
-    tables: ItemTables  # of `pages`
+    tables: ItemTables  # of `cow_tables`
     counts: ItemCounts  # [N] popularity
-    index: CoarseIndex | None  # `item_index` over the first `indexed` items
-    indexed_items: int
-    key_index: CoarseIndex | None  # over the first `indexed_keys` field keys
-    indexed_keys: int
-    changed_indexed: int  # number of indexed items that changed since
     stepper: NumpyEncoder | None  # one more event through the encoder, where there is one
+    index: CoarseIndex | None = None  # `item_index` over the first items
+    key_index: CoarseIndex | None = None  # over the first field keys
+    changed_indexed: int = 0  # number of indexed items that changed since
 
     @classmethod
     def build(
@@ -103,14 +101,19 @@ class Snapshot:
             pages,
             pages.tables,
             counts,
-            None,
-            0,
-            None,
-            0,
-            0,
             NumpyEncoder(model.encoder) if model.encoder is not None else None,
         )
         return bare.reindexed(index_from=index_from)
+
+    @property
+    def indexed_items(self) -> int:
+        """Number of items in `index`."""
+        return len(self.index or ())
+
+    @property
+    def indexed_keys(self) -> int:
+        """Number of field keys in `key_index`."""
+        return len(self.key_index or ())
 
     def reindexed(self, *, index_from: int = INDEX_FROM) -> Snapshot:
         """Return this snapshot with new indexes of everything in it, as in `build`."""
@@ -127,9 +130,7 @@ class Snapshot:
             self,
             catalogue=catalogue,
             index=index,
-            indexed_items=len(catalogue) if index else 0,
             key_index=key_index,
-            indexed_keys=len(keys) if key_index else 0,
             changed_indexed=0,
         )
 
@@ -155,9 +156,7 @@ class Snapshot:
             self,
             catalogue=self.catalogue.with_keys(keys),
             index=indexed.index,
-            indexed_items=indexed.indexed_items,
             key_index=indexed.key_index,
-            indexed_keys=indexed.indexed_keys,
             changed_indexed=self.changed_indexed - base.changed_indexed,
         )
 

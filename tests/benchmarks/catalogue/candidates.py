@@ -224,8 +224,8 @@ class _Pair:
         started = time.process_time()
         index = item_index(snapshot.cow_tables)
         build = time.process_time() - started
-        bare = replace(snapshot, index=None, indexed_items=0)
-        indexed = replace(snapshot, index=index, indexed_items=len(keys))
+        bare = replace(snapshot, index=None)
+        indexed = replace(snapshot, index=index)
         return cls(bare, indexed, index, keys, build)
 
     @property
