@@ -71,7 +71,11 @@ def attend(
 
     Raises ValueError when a temperature is not finite and positive, or shapes do not fit.
     """
-    check_temperature(temperature)
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(
+            f"temperature: must be finite and greater than 0, got {temperature}; "
+            "for the limit of 0 use hard=True"
+        )
     rows = keys.shape[-2]
     if values.shape[-2] != rows:
         raise ValueError(f"values: {values.shape[-2]} rows, keys have {rows}: they must agree")
@@ -121,15 +125,6 @@ def _plus(scores: Tensor, extra: Tensor) -> Tensor:
     if fits and not (scores.requires_grad or extra.requires_grad):
         return scores.add_(extra)
     return scores + extra
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise ValueError unless the temperature is finite and positive."""
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(
-            f"temperature: must be finite and greater than 0, got {temperature}; "
-            "for the limit of 0 use hard=True"
-        )
 
 
 def _lowest_winner(scores: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:

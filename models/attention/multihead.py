@@ -26,14 +26,11 @@ def merge_heads(x: Tensor) -> Tensor:
 class HeadProjections(nn.Module):
     """The trained matrices around multi-head attention; keys and values can be cached.
 
-    `tied` makes W_V the same matrix as W_K (values are keys). Raises ValueError when the heads do
-    not divide `dim`.
+    `tied` makes W_V the same matrix as W_K (values are keys).
     """
 
     def __init__(self, dim: int, heads: int, *, tied: bool = False) -> None:
         super().__init__()
-        if heads < 1 or dim % heads:
-            raise ValueError(f"heads: {heads} does not divide dim {dim}")
         self.heads = heads
         self.w_q = nn.Linear(dim, dim, bias=False)
         self.w_k = nn.Linear(dim, dim, bias=False)

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from models.catalogue.cow_array import CowArray
 from models.catalogue.cow_list import CowList
-from models.catalogue.field_keys import FieldKeys
+from models.catalogue.field_keys import FieldKeys, Vectors
 from models.catalogue.item_entry import Encode, ItemEntry, keys_of_entries
 from models.catalogue.item_filter import ItemFilter, attribute_matches
 from models.data.vocabulary import Vocabulary
 from models.text.bm25 import BM25Index, BM25Writer, Document
-
-Vectors = NDArray[np.float32]
 
 _NEVER = np.iinfo(np.int64).min  # published_at of items without one
 _TRACKED_VERSIONS = 4  # earlier versions that a version knows its changes since

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.field_keys import NewKeys
+from models.catalogue.field_keys import NewKeys, Vectors
 from models.index.unit_vectors import normalize_rows
 
-Vectors = NDArray[np.float32]
 Encode = Callable[[Sequence[str]], Vectors]
 
 EMBEDDING = "embedding"  # the field name of a vector that the client brought

@@ -83,8 +83,6 @@ def attend_retrieved(
     """
     lookup = MemoryQuery(query, memory, score)
     targets, heads, n = query.shape[0], memory.heads, len(memory)
-    if k < 1:
-        raise ValueError(f"k: must be at least 1, got {k}")
     if [len(index) for index in indexes] != [n] * heads:
         raise ValueError(f"indexes: must be {heads} of {n} rows each")
     if k >= n:
