@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import time
@@ -70,8 +71,6 @@ def _threads() -> list[str]:
     """The names of this process' threads, those of libraries among them."""
     names = []
     for task in _TASKS.iterdir():
-        try:
+        with contextlib.suppress(OSError):  # it has ended
             names.append((task / "comm").read_text().strip())
-        except OSError:  # it has ended
-            continue
     return names

@@ -35,6 +35,7 @@ _ROWS = 20_000  # written at a time: a row group of Parquet
 _SAMPLE = 100  # users at most whose lists are compared with those of scoring every item
 
 _Row = tuple[str, int, str, float]  # the columns
+_Part = tuple[list[_Row], list[float]]  # lists of some users; recalls of those in the sample
 
 
 class Listed(NamedTuple):
@@ -46,14 +47,6 @@ class Listed(NamedTuple):
     model_version: str
     sampled: int  # users of a sample for whom not every item was scored
     recall: float  # of their lists against those of scoring every item; nan without any
-
-
-class _Part(NamedTuple):
-    """The lists of some users."""
-
-    users: int
-    rows: list[_Row]
-    recalls: list[float]  # of those who are in the sample
 
 
 async def write_lists(
@@ -97,13 +90,13 @@ async def write_lists(
         with open_table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
             lists = partial(_lists, parts.memories, snapshot, query, at=at, sample=sample)
-            async for part in _in_order(parts, user_ids, at, lists):
-                waiting += part.rows
-                recalls += part.recalls
+            async for rows, found in _in_order(parts, user_ids, at, lists):
+                waiting += rows
+                recalls += found
                 if len(waiting) >= _ROWS:
                     write(waiting)
                     waiting = []
-                done, count = done + part.users, count + len(part.rows)
+                done, count = min(done + _PART, len(user_ids)), count + len(rows)
                 progress(done, len(user_ids))
             write(waiting)
     finally:
@@ -159,4 +152,4 @@ def _lists(
                 every = replace(options, mode="exact")
                 best = recommend_items(query, snapshot, user, each, every).rows
                 recalls.append(float(np.isin(best, ranked.rows).mean()))
-    return _Part(len(events), rows, recalls)
+    return rows, recalls
