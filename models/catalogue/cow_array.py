@@ -46,13 +46,7 @@ class CowArray(Generic[T]):
     def updated(
         self, at: NDArray[Any], rows: NDArray[T], more: NDArray[T] | None = None
     ) -> CowArray[T]:
-        """Return this array with other rows at some places, and more rows after it.
-
-        Args:
-            at: the places [c], distinct.
-            rows: their new rows [c, ...].
-            more: rows to append [m, ...].
-        """
+        """Return this array with rows [c, ...] at distinct places [c], and more [m, ...] after."""
         more = self.array[:0] if more is None else more
         if not len(at) and not len(more):
             return self

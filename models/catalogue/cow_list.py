@@ -48,13 +48,7 @@ class CowList(Generic[T]):
         return self.updated(np.zeros(0, np.int64), (), objects)
 
     def updated(self, at: NDArray[Any], objects: Sequence[T], more: Sequence[T] = ()) -> CowList[T]:
-        """Return this sequence with other objects at some places, and more objects after it.
-
-        Args:
-            at: the places [c], distinct.
-            objects: their new objects, c of them.
-            more: objects to append.
-        """
+        """Return this sequence with c objects at distinct places [c], and more after it."""
         if len(self._shared) > 2 * len(self) + _SPARE:
             # Objects of earlier versions alone are left to those.
             return CowList(self).updated(at, objects, more)

@@ -61,17 +61,10 @@ class Snapshot:
         *,
         index_from: int = INDEX_FROM,
     ) -> Snapshot:
-        """Compute the tables of the whole catalogue, and index it where it is large.
+        """Compute the tables of the whole catalogue, and index it from `index_from` rows on.
 
-        Args:
-            version: name of the model in answers.
-            trained: a trained model, or None for the identity on content.
-            catalogue: the items.
-            counts: live popularity [≤ N].
-            index_from: number of rows from which on an index is built.
-
-        Raises:
-            ValueError: when the model reads vectors of another dimension.
+        `version` is the model's name in answers, `counts` [≤ N] are the live popularity. Raises
+        ValueError when the model reads vectors of another dimension.
         """
         if trained and trained.model.config.content_dim != catalogue.dimension:
             raise ValueError(

@@ -40,11 +40,7 @@ class Vocabulary:
         return self._ids
 
     def id(self, row: int) -> str:
-        """Return the id of a row.
-
-        Raises:
-            IndexError: for a row that is negative or not assigned.
-        """
+        """Return the id of a row. Raises IndexError for one that is negative or not assigned."""
         if row < 0:
             raise IndexError(f"no row {row}")
         return self._ids[row]

@@ -50,9 +50,7 @@ class UserHistory:
     def newest(self, start: int, before: int) -> UserHistory:
         """Keep the events from `start` on, and the profile.
 
-        Args:
-            start: how many events are left out.
-            before: how many of those are on items that can be attended.
+        `before` of the others are on items that can be attended.
         """
         return replace(self._select(slice(start, None)), before=self.before + before)
 

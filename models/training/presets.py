@@ -55,14 +55,8 @@ def choose_preset(
 ) -> Preset:
     """Choose the preset for a log of so many events and items.
 
-    Args:
-        events: number of events.
-        items: number of items.
-        name: `quick` or `best`; None takes quick up to `SMALL_LOG` events and best beyond.
-        epochs: instead of the preset's own number.
-
-    Raises:
-        ValueError: for another name.
+    Without a name, it is `quick` up to `SMALL_LOG` events and `best` beyond. Given `epochs` replace
+    the preset's own. Raises ValueError for another name.
     """
     if name is None:
         name = "quick" if events <= SMALL_LOG else "best"
