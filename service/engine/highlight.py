@@ -18,9 +18,7 @@ def highlights(
 ) -> dict[str, tuple[HighlightSpan, ...]]:
     """The title and a snippet of the description, where it has them.
 
-    Args:
-        item: what was found.
-        spans_of: where the words of the query stand in a text.
+    `spans_of` gives the places of the query's words in a text.
     """
     found = {}
     if item.title:

@@ -79,12 +79,7 @@ EMPTY = EventColumns(
 
 
 class EventReader:
-    """Reads users' events from a store into columns.
-
-    Args:
-        store: holds the events.
-        items: gives each item id its row; ids that it does not know are added.
-    """
+    """Reads users' events from a store into columns, and adds unknown ids to the `items`."""
 
     def __init__(self, store: Store, items: Vocabulary) -> None:
         self._store = store

@@ -34,12 +34,6 @@ class MemoryProvider:
     A write that was acknowledged before `load` is in what it gives, whichever process wrote it.
     What is kept between requests is one cache of users (`UserCache`); any of it may be dropped at
     any time without changing an answer.
-
-    Args:
-        store: holds the events.
-        vocabulary: of the process's items.
-        embeddings: encodes the interests of profiles.
-        settings: size of the cache, defaults of attention, and the fraction that is audited.
     """
 
     def __init__(
