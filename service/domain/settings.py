@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     """Settings of the service: built by keywords in code, by `Settings.read()` at start-up."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid"
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", allow_inf_nan=False
     )
 
     # ---- location and processes
@@ -120,7 +120,6 @@ class Settings(BaseSettings):
     header_timeout: float = Field(
         5.0,
         gt=0,
-        allow_inf_nan=False,
         description="Seconds for a request's header to arrive; then the answer is 408.",
     )
     max_body_bytes: int = Field(
@@ -146,21 +145,18 @@ class Settings(BaseSettings):
     deadline: float = Field(
         1.0,
         gt=0,
-        allow_inf_nan=False,
         description="Seconds that a request may take once its body has arrived; then the answer is "
         "503. Activating a model and writing items may take longer.",
     )
     body_timeout: float = Field(
         15.0,
         gt=0,
-        allow_inf_nan=False,
         description="Seconds for a request's body to arrive; for a stream, its next chunk. Also "
         "for a client to read on, where an answer waits for it.",
     )
     drain_timeout: float = Field(
         10.0,
         ge=0,
-        allow_inf_nan=False,
         description="Seconds that requests in flight have to finish at shutdown.",
     )
 

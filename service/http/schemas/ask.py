@@ -68,8 +68,6 @@ class RetrievalIn(Body):
     )
     max_error: float | None = Field(
         None,
-        strict=True,
-        allow_inf_nan=False,
         gt=0,
         le=1,
         description="Of a long history: how far a head's context may be off, relative to its "

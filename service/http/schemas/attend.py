@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Self
 
 import numpy as np
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.domain.errors import Invalid
@@ -30,7 +30,7 @@ class MemoryIn(Body):
     keys: Matrix | None = Field(None, description="[n, d]: a key for each row.")
     values: Matrix | None = Field(None, description="[n, v]: a value for each row.")
     bias: Numbers | None = Field(None, description="[n]: added to each row's score.")
-    visible: Annotated[list[StrictBool], Field(fail_fast=True)] | None = Field(
+    visible: Annotated[list[bool], Field(fail_fast=True)] | None = Field(
         None, description="[n]: true where the row may be attended."
     )
     user_id: Id | None = None

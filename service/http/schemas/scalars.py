@@ -151,9 +151,8 @@ Integer = Annotated[int, BeforeValidator(_integral)]
 # Products of two such numbers over thousands of dimensions, divided by the lowest temperature,
 # stay within float32, so that every answer is finite.
 MAX_SIZE = 1e12
-_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 # Only the first wrong number of an array is reported: a megabyte could hold 500,000.
-_Row = Annotated[list[_Number], Field(fail_fast=True)]
+_Row = Annotated[list[float], Field(fail_fast=True)]
 _Rows = Annotated[list[_Row], Field(fail_fast=True)]
 
 
