@@ -9,13 +9,13 @@ every implementation of softmax attention by its path under `models/`, reference
 | `attention.attend.attend` | The reference: any scorer, mask, bias, temperature; gives weights. |
 | `attention.memory_query.MemoryQuery` | `attend` over all rows of a memory, or k of each head. |
 | `index.two_stage.attend_retrieved` | `attend` over the rows that FAISS finds, with their mass. |
-| `attention.partial_softmax.attend_blocks` | The fused kernel, with log-sum-exps to merge by. |
+| `attention.partial_softmax.attend_blocks` | The fast path: a fused kernel, mergeable, no weights. |
 | `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
 | `attention.clustered.clustered_attention.attend_clusters` | Sublinear cost, to a stated error. |
 | `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |
 | `recommender.target_attention.target_attention` | All items as targets: no contexts are formed. |
 | `recommender.target_attention.target_attention_prefixes` | All prefixes: e^(s+b) = e^s · e^b. |
-| `recommender.target_attention.candidate_query` | One context for all targets: biases alone. |
+| `recommender.target_attention.candidate_query` | Approximate: one context for all targets. |
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
 | `encoder.encoder_block.attend_cached` | New events of many histories over cached rows. |
 | `encoder.numpy_step.attend_one` | One new event, in less time than torch takes to start. |

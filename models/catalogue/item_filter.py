@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ItemFilter:
-    """Conditions that an item must meet; an empty filter lets every servable item pass."""
+    """Conditions that an item must meet; an empty filter lets every servable item pass.
+
+    `Catalogue.allowed` applies them. A request brings them as `service.domain.queries.Filter`.
+    """
 
     any: frozenset[str] = frozenset()  # categories: at least one of these
     all: frozenset[str] = frozenset()  # categories: every one of these

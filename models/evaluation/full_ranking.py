@@ -79,7 +79,7 @@ def evaluate(
         max_seen: leave out only those of this many newest events.
         use_target_time: pass the target's own time as the request time; report metrics with and
             without it.
-        group: ranks share the batches, and all return the result.
+        group: its processes share the batches, and each returns the whole result.
 
     Raises:
         ValueError: for scores of the wrong shape or with NaN.

@@ -103,7 +103,7 @@ def evaluate_search(
             "both_over": {way: difference._asdict() for way, difference in over.items()},
             # From 1; null if no relevant item was found.
             "ranks": [
-                {"query": query, "rank": rank + 1 if rank < search_quality.RECALL_RANKS else None}
+                {"query": query, "rank": rank + 1 if rank < search_quality.RECALL_AT else None}
                 for (query, _), rank in zip(judged, both.ranks.tolist(), strict=True)
             ],
         },

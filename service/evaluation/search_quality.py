@@ -37,7 +37,7 @@ SearchMode = Literal["BM25 alone", "meaning alone", "both"]
 SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 
 # Ranks that count for success, for nDCG and for recall.
-SUCCESS_RANKS, _NDCG_RANKS, RECALL_RANKS = 3, 10, 100
+SUCCESS_AT, _NDCG_AT, RECALL_AT = 3, 10, 100
 _MIN_QUERIES = 20  # judged queries, with fewer of which nothing is fitted
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -57,7 +57,7 @@ class SearchQuality:
     @property
     def success(self) -> NDArray[np.float64]:
         """1 where a relevant item is among the first 3, else 0."""
-        return hits(self.ranks, SUCCESS_RANKS)
+        return hits(self.ranks, SUCCESS_AT)
 
 
 class TuningResult(NamedTuple):
@@ -102,7 +102,7 @@ def evaluate_search(
     mode: SearchMode = "both",
     parameters: SearchParameters = DEFAULTS,
     *,
-    depth: int = RECALL_RANKS,
+    depth: int = RECALL_AT,
 ) -> SearchQuality:
     """Search for each query and compare the ranking with the judgments.
 
@@ -113,7 +113,7 @@ def evaluate_search(
     ndcg, found, ranks = [], [], []
     for query, gains in judged:
         ranking = _ranked(snapshot, encode, query, mode, parameters, depth)
-        ndcg.append(graded_ndcg(ranking, gains, _NDCG_RANKS))
+        ndcg.append(graded_ndcg(ranking, gains, _NDCG_AT))
         found.append(recall(ranking, gains, depth))
         ranks.append(first_relevant_rank(ranking, gains, depth))
     return SearchQuality(np.array(ndcg), np.array(found), np.array(ranks))
@@ -167,7 +167,7 @@ def tune_parameters(
         name = repr(parameters)
         if name not in known:
             known[name] = evaluate_search(
-                snapshot, encode, fit, "both", parameters, depth=_NDCG_RANKS
+                snapshot, encode, fit, "both", parameters, depth=_NDCG_AT
             ).ndcg
         return known[name]
 

@@ -1,4 +1,4 @@
-"""Users in memory: their events, what the model computed from them, and one budget for both.
+"""Users held in RAM: their events, what the model computed from them, and one budget for both.
 
 A requester and a snapshot go in; a `UserMemory` comes out.
 """

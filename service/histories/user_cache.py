@@ -1,4 +1,4 @@
-"""Cache of per-user state, within one budget in bytes."""
+"""Cache of users' events and of what the model computed from them, in one budget in bytes."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class DerivedState:
 class UserCache:
     """Events and derived state of users, by user id, in at most `max_bytes`.
 
-    Any entry may be dropped at any time without changing an answer. Events and derived state have
-    an equal claim: either may use what the other leaves free, and where there is no room the one
-    that holds more makes it, least recently used first. Half of the budget is therefore safe for
+    Any entry may be dropped at any time without changing an answer. Either
+    kind may use what the other leaves free; when the cache is full, the kind that holds more bytes
+    drops its least recently used entries. Half of the budget is therefore safe for
     events: the memories of a few users, of some 600 bytes an event, cannot displace the events of
     many, of 20 bytes each. Derived state goes before its user's events, or with them.
 

@@ -74,7 +74,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.metrics = metrics
     app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.
-    for room in (ask, events, attend, batch, items, users, models, health, page):
-        app.include_router(room.router)
+    for module in (ask, events, attend, batch, items, users, models, health, page):
+        app.include_router(module.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

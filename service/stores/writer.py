@@ -73,7 +73,7 @@ class _Ticket(Generic[T]):
 class Writer:
     """Runs jobs on its own thread, over the connection it is given and closes in the end.
 
-    `explain` turns an engine's error into one of the domain, and says whether it is fatal: after a
+    `explain` turns an error of SQLite into one of the domain, and says whether it is fatal: after a
     fatal one nothing is written or acknowledged any more until the store is opened anew.
     """
 
@@ -171,7 +171,11 @@ class Writer:
         return group
 
     def _commit(self, group: list[_Ticket[Any]]) -> None:
-        """Run the group in one transaction. Afterwards each ticket has a result or an error."""
+        """Run the group in one transaction. Afterwards each ticket has a result or an error.
+
+        The events become durable here: COMMIT returns once the log is synced, since
+        `DatabaseFile.writer` opens the connection with `synchronous = FULL`.
+        """
         execute = self._connection.execute
         if self.failure is not None:
             for ticket in group:

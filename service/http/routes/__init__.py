@@ -1,4 +1,5 @@
 """Routes: parsed requests go to the engine, its results go out as answers of the schemas.
 
-`http/app.py` includes the router of each module; `http/openapi.py` lists the tags.
+`service/http/app.py` includes the routers, `service/http/openapi.py` lists their tags, and `batch`
+lists what a batch may ask.
 """
