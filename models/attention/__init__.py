@@ -9,7 +9,7 @@ every implementation of softmax attention by its path under `models/`, reference
 | `attention.attend.attend` | The reference: any scorer, mask, bias, temperature; gives weights. |
 | `attention.memory_query.MemoryQuery` | `attend` over all rows of a memory, or k of each head. |
 | `index.two_stage.attend_retrieved` | `attend` over the rows that FAISS finds, with their mass. |
-| `attention.partial_softmax.attend_blocks` | The fast path: a fused kernel, mergeable, no weights. |
+| `attention.partial_softmax.attend_blocks` | The fast path: fused, mergeable, without weights. |
 | `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
 | `attention.clustered.clustered_attention.attend_clusters` | Sublinear cost, to a stated error. |
 | `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |

@@ -24,7 +24,7 @@ from models.training.negatives import SoftmaxItems, sample_columns, softmax_item
 from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch, WindowBatches
 
-CHUNK_ROWS = 384  # rows of logits at once, few enough to stay in the cache
+CHUNK_LOGITS = 640_000  # logits at once, few enough to stay in the cache
 ATTENTION_SAMPLE = 256  # items drawn for each window of the target attention beside its targets
 
 
@@ -216,11 +216,11 @@ class TrainingLosses:
         return counts
 
     def _chunks(self, step: TrainingStep) -> list[Chunk]:
-        """Split the batch into chunks of whole windows, of about `CHUNK_ROWS` positions each."""
+        """Split the batch into chunks of whole windows, of about `CHUNK_LOGITS` logits each."""
         batch = step.batch
         count, length = batch.inputs.shape
         width = len(step.items.rows)
-        windows_each = max(1, CHUNK_ROWS // length)
+        windows_each = max(1, CHUNK_LOGITS // (length * width))
         columns = step.items.columns(batch.inputs)
         chunks = []
         for first in range(0, count, windows_each):

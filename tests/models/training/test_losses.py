@@ -127,7 +127,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [1, 10, 384])
+@pytest.mark.parametrize("chunk", [1, 120, 4_608])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +139,7 @@ def test_the_loss_of_the_sequence_equals_the_loop(
     Where people come back to what they had, nothing is hidden, and how often they had it counts;
     unless only what is new is asked for. A basket is asked for from what came before it.
     """
-    monkeypatch.setattr(models.training.losses, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(models.training.losses, "CHUNK_LOGITS", chunk)
     log = log_of(1, again=again)
     log = in_baskets(log) if "next_basket" in kind else log
     assert (repeat_share(log) >= 0.01) == again
