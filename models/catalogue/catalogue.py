@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.catalogue.category_postings import Postings, in_postings, updated_postings
 from models.catalogue.cow_array import CowArray
 from models.catalogue.cow_list import CowList
 from models.catalogue.field_keys import FieldKeys, Vectors
@@ -48,7 +48,7 @@ class Catalogue:
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: FieldKeys  # what search compares a query with
     categories: CowList[tuple[str, ...]]
-    postings: Mapping[str, NDArray[np.int32]]  # category -> item rows
+    postings: Postings
     attributes: CowList[Mapping[str, Any]]
     bm25_writer: BM25Writer | None  # shared by the views, as the vocabulary is
     bm25_index: BM25Index | None  # what it held when this view was made
@@ -220,26 +220,10 @@ class Catalogue:
             "titles": self.titles.updated(rows, [entry.title for entry in entries]),
             "attributes": self.attributes.updated(rows, [entry.attributes for entry in entries]),
             "categories": self.categories.updated(rows, categories),
-            "postings": self._updated_postings(rows, categories),
+            "postings": updated_postings(
+                self.postings, rows, self.categories.take(rows), categories, len(self)
+            ),
         }
-
-    def _updated_postings(
-        self, rows: NDArray[np.int64], categories: Sequence[tuple[str, ...]]
-    ) -> dict[str, NDArray[np.int32]]:
-        """Move items from the postings of their old categories to those of the new ones."""
-        stays = np.ones(len(self), np.bool_)
-        stays[rows] = False
-        postings = dict(self.postings)
-        for name in {name for names in self.categories.take(rows) for name in names}:
-            postings[name] = postings[name][stays[postings[name]]]
-        joined = defaultdict[str, list[int]](list)
-        for row, names in zip(rows.tolist(), categories, strict=True):
-            for name in names:
-                joined[name].append(row)
-        for name, added in joined.items():
-            known = postings.get(name, np.zeros(0, dtype=np.int32))
-            postings[name] = np.concatenate([known, np.array(added, dtype=np.int32)])
-        return {name: listed for name, listed in postings.items() if len(listed)}
 
     def _updated_bm25(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64]
@@ -313,8 +297,4 @@ class Catalogue:
 
     def in_categories(self, categories: Iterable[str]) -> NDArray[np.bool_]:
         """Return the items in at least one of the categories, bool [N]."""
-        inside = np.zeros(len(self), dtype=np.bool_)
-        for category in categories:
-            if category in self.postings:
-                inside[self.postings[category]] = True
-        return inside
+        return in_postings(self.postings, categories, len(self))

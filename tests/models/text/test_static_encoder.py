@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wordllama
 
 import models.text.static_encoder
 from models.text.static_encoder import StaticEncoder, TextEncoder
@@ -18,7 +19,6 @@ def encoder() -> StaticEncoder:
 
 def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(encoder: StaticEncoder) -> None:
     """A vector is the normalised sum of its token embeddings, by a float64 loop."""
-    wordllama = pytest.importorskip("wordllama")
     package = Path(wordllama.__file__).parent
     model = wordllama.WordLlama.load(cache_dir=package, disable_download=True)
     tokenizer, weights = model.tokenizer, model.embedding
