@@ -90,6 +90,7 @@ class Bodies:
             try:
                 await self._read(scope, receive, chunks)
                 scope[BODY] = b"".join(chunks)
+                chunks[:] = [scope[BODY]]  # not held twice
                 await self._app(scope, receive, send)
             finally:
                 self._held -= sum(map(len, chunks))
