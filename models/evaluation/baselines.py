@@ -1,7 +1,7 @@
-"""Baseline rankers: popularity, personal repeats, item transitions and EASE.
+"""Baseline rankers: popularity, of all time and recent, personal repeats, transitions and EASE.
 
-Each is fitted with `fit(log)`, ignores dislikes and the times of requests, is deterministic, and
-satisfies `models.evaluation.full_ranking.Ranker`.
+Each is fitted with `fit`, ignores dislikes, is deterministic, and satisfies
+`models.evaluation.full_ranking.Ranker`. Only `WeekPopularity` uses the times of requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _DEPTH = 20  # newest items that count, and the largest distance within a pair
 _DECAY = 0.7  # of an item's weight for each newer one
 _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
-_MAX_EASE_ITEMS = 20_000
+MAX_EASE_ITEMS = 20_000
+_WEEK = 7 * 86_400 * 1_000_000  # microseconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +47,45 @@ class Popularity:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WeekPopularity:
+    """Ranks items by the events of all users in the 7 days before the request, then by popularity.
+
+    The only events that are read lie strictly before the request. A request without a time is
+    taken to be at the time of the user's newest event.
+    """
+
+    items: NDArray[np.int32]  # [E] of all users' events, oldest first
+    timestamps: NDArray[np.int64]  # [E] microseconds UTC
+    share: NDArray[np.float32]  # [n_items] popularity, below 1
+
+    @classmethod
+    def fit(cls, train: Interactions, log: Interactions) -> Self:
+        """Sort the events of `log` by time, and count those of `train` for the popularity.
+
+        `log` has the events of the time of the requests, `train` those before the test.
+        """
+        events = log.liked()
+        order = np.argsort(events.timestamps, kind="stable")
+        return cls(events.items[order], events.timestamps[order], _popularity_share(train))
+
+    def scores(
+        self, history: Interactions, users: NDArray[np.int32], times: NDArray[np.int64] | None, /
+    ) -> NDArray[np.float32]:
+        """Return the counts of the week + popularity in [0, 1), [B, n_items]."""
+        _same_catalogue(history, len(self.share))
+        if times is None:
+            # Without a history, a week before all events.
+            times = np.full(len(users), np.iinfo(np.int64).min + _WEEK)
+            batch, newest = history.gather(users, last=1)
+            times[batch] = history.timestamps[newest]
+        starts, stops = np.searchsorted(self.timestamps, [times - _WEEK, times])
+        scores = np.tile(self.share, (len(users), 1))
+        for row, week in enumerate(map(slice, starts, stops)):
+            scores[row] += np.bincount(self.items[week], minlength=len(self.share))
+        return scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
     """Ranks items by the user's own number of events, then by popularity."""
 
@@ -54,8 +94,7 @@ class Repeats:
     @classmethod
     def fit(cls, log: Interactions) -> Self:
         """Count the events of each item."""
-        counts = log.liked().item_counts()
-        return cls((counts / (counts.max(initial=0) + 1)).astype(np.float32))
+        return cls(_popularity_share(log))
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
@@ -124,11 +163,11 @@ class EASE:
         Time grows with n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items).
         Raises ValueError for a catalogue beyond that.
         """
-        if log.n_items > _MAX_EASE_ITEMS:
+        if log.n_items > MAX_EASE_ITEMS:
             need = 20 * log.n_items**2 / 1e9
             raise ValueError(
                 f"EASE inverts an n_items x n_items matrix: {log.n_items} items need about "
-                f"{need:.0f} GB, and {_MAX_EASE_ITEMS} are allowed"
+                f"{need:.0f} GB, and {MAX_EASE_ITEMS} are allowed"
             )
         gram = _gram(log.liked())
         gram.diagonal().add_(lam)
@@ -167,6 +206,13 @@ def _gram(log: Interactions) -> torch.Tensor:
         block[users[inside], items[inside] - start] = 1.0
         gram[:, start : start + width] = torch.sparse.mm(taken_by, block)
     return gram
+
+
+def _popularity_share(log: Interactions) -> NDArray[np.float32]:
+    """Divide the events of each item by one more than the most of any, [n_items]."""
+    counts = log.liked().item_counts()
+    share: NDArray[np.float32] = (counts / (counts.max(initial=0) + 1)).astype(np.float32)
+    return share
 
 
 def _same_catalogue(history: Interactions, n_items: int) -> None:

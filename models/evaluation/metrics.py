@@ -46,6 +46,17 @@ def reciprocal_ranks(ranks: Ranks) -> CaseValues:
     return 1.0 / (ranks.astype(np.float64) + 1.0)
 
 
+def popularity_weights(counts: NDArray[np.int64]) -> CaseValues:
+    """Return [M] 1 / sqrt(1 + n), n being the number of training events of each case's target.
+
+    The weighted mean sum(w * v) / sum(w) is the popularity-debiased metric: inverse propensity
+    scoring (Yang et al. 2018), self-normalised (Swaminathan & Joachims 2015), with the propensity
+    of an item to be observed taken as sqrt(1 + n).
+    """
+    weights: CaseValues = 1.0 / np.sqrt(1.0 + counts)
+    return weights
+
+
 def discounts(ranks: Ranks) -> CaseValues:
     """Return [...] 1 / log2(rank + 2), the discount of each rank in DCG."""
     discount: CaseValues = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,14 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.data.row_sets import is_first_occurrence, user_item_keys
-from models.evaluation.splits import Holdout, k_core, leave_one_out, time_quantile, time_split
+from models.evaluation.splits import (
+    Holdout,
+    hold_one_each,
+    k_core,
+    leave_one_out,
+    time_quantile,
+    time_split,
+)
 
 MAX_SEEN_B = 200  # newest events whose items protocol B excludes as seen
 _SPLIT_QUANTILE = 0.9  # of the timestamps, the default date of a time split
@@ -21,16 +29,13 @@ class EvaluationTask(NamedTuple):
 
     name: str
     items: NDArray[np.int64]  # [N] item rows of the original log
+    log: Interactions  # all events, the test cases included
     train: Interactions
     validation: Holdout | None  # None: nothing is tuned, epochs are fixed in advance
     test: Holdout
     exclude_seen: bool
     max_seen: int | None = None  # newest events of a user that count as seen; None = all
-
-    @property
-    def events(self) -> int:
-        """The number of events in the test history and the test cases."""
-        return len(self.test.history) + len(self.test)
+    date: int | None = None  # microseconds UTC; nothing is trained on from then on
 
 
 def protocol_a(log: Interactions) -> EvaluationTask:
@@ -44,7 +49,9 @@ def protocol_a(log: Interactions) -> EvaluationTask:
         raise ValueError("no users and items have five events each: there is nothing to compare")
     items, small = _renumbered(log.where(keep))
     split = leave_one_out(small)
-    return EvaluationTask("A", items, split.train, split.validation, split.test, exclude_seen=True)
+    return EvaluationTask(
+        "A", items, small, split.train, split.validation, split.test, exclude_seen=True
+    )
 
 
 def protocol_b(log: Interactions) -> EvaluationTask:
@@ -56,7 +63,47 @@ def protocol_b(log: Interactions) -> EvaluationTask:
     split = leave_one_out(small)
     history = split.test.history
     return EvaluationTask(
-        "B", items, history, None, split.test, exclude_seen=True, max_seen=MAX_SEEN_B
+        "B", items, small, history, None, split.test, exclude_seen=True, max_seen=MAX_SEEN_B
+    )
+
+
+def global_time(
+    log: Interactions, at: int | None = None, *, seed: int = 0, exclude_seen: bool = True
+) -> EvaluationTask:
+    """Train before a date, and test on one drawn event of each user from that date on.
+
+    The global temporal split with random targets of Gusak et al. 2025: no model learns from what
+    follows a request, as it does in leave-one-out. The history is what a service would have at
+    the time of the target, later than the date included. A quarter of the users that can be
+    validated on are, in the same way, by the events after nine tenths of those before the date.
+
+    Targets and candidates may be items without an event before the date. All rankers are judged
+    on them, and `models.evaluation.slices` counts them.
+
+    Args:
+        log: the events.
+        at: the date, microseconds UTC; by default nine tenths of the events come before it.
+        seed: of the draw of targets and of validation users.
+        exclude_seen: leave out the items of the user's history; False where items are taken again.
+
+    Raises:
+        ValueError: no events before the date, or no cases from it on.
+    """
+    items, small = _renumbered(log)
+    at = time_quantile(small, _SPLIT_QUANTILE) if at is None else at
+    before = small.where(small.timestamps < at)
+    rng = np.random.default_rng(seed)
+    test = hold_one_each(small, at, rng)
+    if not len(before) or not len(test):
+        raise ValueError(
+            "a split by time needs events before its date, and users with events at two times of "
+            "which the later is not before it"
+        )
+    validation_at = time_quantile(before, _SPLIT_QUANTILE)
+    validation = hold_one_each(before, validation_at, rng)
+    train, validation = _hold_out_users(before, validation, validation_at, rng)
+    return EvaluationTask(
+        "global time", items, small, train, validation, test, exclude_seen, date=at
     )
 
 
@@ -92,16 +139,23 @@ def _time_split_task(
     items, small = _renumbered(log)
     at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
     before, test = _first_basket(small, at, new_only=exclude_seen)
-    at = time_quantile(before, _SPLIT_QUANTILE)
-    _, validation = _first_basket(before, at, new_only=exclude_seen)
-    users = np.unique(validation.users)
-    held_out = np.zeros(before.n_users, dtype=np.bool_)
-    drawn = np.random.default_rng(0).permutation(len(users))
-    held_out[users[drawn[: -(-len(users) // _VALIDATION_FRACTION)]]] = True
-    train = before.where((before.timestamps < at) | ~held_out[before.users])
-    chosen = validation.where(held_out[validation.users])
-    cases = Holdout(chosen.users, chosen.targets, chosen.timestamps, train)
-    return EvaluationTask(name, items, train, cases, test, exclude_seen)
+    validation_at = time_quantile(before, _SPLIT_QUANTILE)
+    _, validation = _first_basket(before, validation_at, new_only=exclude_seen)
+    rng = np.random.default_rng(0)
+    train, cases = _hold_out_users(before, validation, validation_at, rng)
+    cases = replace(cases, history=train)
+    return EvaluationTask(name, items, small, train, cases, test, exclude_seen, date=at)
+
+
+def _hold_out_users(
+    log: Interactions, cases: Holdout, at: int, rng: np.random.Generator
+) -> tuple[Interactions, Holdout]:
+    """Draw a quarter of the users with cases: keep these cases, and drop their events from `at`."""
+    users = np.unique(cases.users)
+    held_out = np.zeros(log.n_users, dtype=np.bool_)
+    held_out[rng.permutation(users)[: -(-len(users) // _VALIDATION_FRACTION)]] = True
+    train = log.where((log.timestamps < at) | ~held_out[log.users])
+    return train, cases.where(held_out[cases.users])
 
 
 def _first_basket(log: Interactions, at: int, *, new_only: bool) -> tuple[Interactions, Holdout]:

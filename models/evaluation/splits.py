@@ -94,6 +94,23 @@ def time_split(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
 
 
+def hold_one_each(log: Interactions, at: int, rng: np.random.Generator) -> Holdout:
+    """Draw one liked event from `at` (microseconds) on as the case of each user.
+
+    A user sees the events at earlier times than the target, those from `at` on included. Users
+    without such an event after an earlier one have no case, and no history.
+    """
+    first = log.timestamps[log.offsets[log.users]]  # [E] of the event's user
+    eligible = (log.timestamps >= at) & (log.timestamps > first) & ~log.disliked
+    drawn = rng.permutation(np.flatnonzero(eligible))
+    users, rows = np.unique(log.users[drawn], return_index=True)
+    events = drawn[rows]
+    until = np.full(log.n_users, np.iinfo(np.int64).min)
+    until[users] = log.timestamps[events]
+    history = log.where(log.timestamps < until[log.users])
+    return Holdout(users, log.items[events], log.timestamps[events], history)
+
+
 def time_quantile(log: Interactions, share: float) -> int:
     """Return the time before which about `share` of all events lie, for `time_split`.
 

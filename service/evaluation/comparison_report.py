@@ -37,7 +37,7 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
     """Render the models side by side; errors are standard errors over cases."""
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
-        f"{task.events:,} events; task {task.name}, {len(task.test):,} cases, "
+        f"{len(task.log):,} events; task {task.name}, {len(task.test):,} cases, "
         "the whole catalogue ranked"
     )
     grid.add_column("model")
@@ -84,7 +84,7 @@ def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, A
         "task": task.name,
         "users": task.train.n_users,
         "items": task.train.n_items,
-        "events": task.events,
+        "events": len(task.log),
         "cases": len(task.test),
         "preset": preset,
         "models": {name: results_json(row) for name, row in table.items()},

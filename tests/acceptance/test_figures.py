@@ -176,7 +176,7 @@ def test_holdouts_agree(task: EvaluationTask, cases: list[Case]) -> None:
     """Protocol A and the loops agree on users, items, events and history lengths."""
     assert (task.train.n_users, task.train.n_items) == (len(cases), n_items(cases))
     assert task.train.n_items == len({film for case in cases for film in case.items})
-    assert task.events == sum(len(case.items) for case in cases)
+    assert len(task.log) == sum(len(case.items) for case in cases)
     lengths = sorted(len(case.train) for case in cases)
     assert sorted(task.train.lengths.tolist()) == lengths
 

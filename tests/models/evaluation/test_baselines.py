@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 import models.recommender.cooccurrence
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats
+from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats, WeekPopularity
 from models.evaluation.full_ranking import Ranker
 from models.recommender.cooccurrence import transition_matrix
 from tests.support.ranker_contract import RankerContract
-from tests.support.small import events_of
+from tests.support.small import DAY, events_of
 
 ALL = np.arange(3, dtype=np.int32)
 
@@ -27,6 +27,16 @@ class TestPopularity(RankerContract):
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
         return Popularity.fit(log)
+
+
+class TestWeekPopularity(RankerContract):
+    """The contract, for what everyone took in the last week."""
+
+    personal = False
+
+    @classmethod
+    def fit(cls, log: Interactions) -> Ranker:
+        return WeekPopularity.fit(log, log)
 
 
 class TestTransitionCounts(RankerContract):
@@ -62,6 +72,46 @@ def test_popularity_counts_events() -> None:
     """Everyone sees items by their number of events, repeats counted."""
     scores = Popularity.fit(small()).scores(small(), ALL)
     assert scores.tolist() == [[2, 2, 2, 0]] * 3
+
+
+def test_week_popularity_by_hand() -> None:
+    """The week begins 7 days before the request, which is not part of it; popularity breaks ties.
+
+    Without a time, the request is at the user's newest event; without that, nothing is recent.
+    """
+    times = [0, 1 * DAY, 2 * DAY, 8 * DAY, 9 * DAY, 9 * DAY]
+    items, users = [3, 3, 0, 1, 2, 2], [0, 0, 1, 1, 0, 2]
+    log = Interactions.from_columns(users, items, times, n_users=4, n_items=4)
+    train = Interactions.from_columns([0, 0, 0], [3, 3, 2], [0, 1, 2], n_users=4, n_items=4)
+    ranker, rows = WeekPopularity.fit(train, log), np.array([0, 1, 1, 3], dtype=np.int32)
+    popularity = np.array([0, 0, 1 / 3, 2 / 3])
+    at = np.array([9 * DAY, 9 * DAY + 1, 8 * DAY, 0])
+    weeks = [[1, 1, 0, 0], [0, 1, 2, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
+    np.testing.assert_allclose(ranker.scores(log, rows, at), weeks + popularity, rtol=1e-6)
+    newest = [[1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 0, 1], [0, 0, 0, 0]]
+    np.testing.assert_allclose(ranker.scores(log, rows, None), newest + popularity, rtol=1e-6)
+
+
+def test_week_popularity_equals_a_loop() -> None:
+    """On a random log, disliked events aside, each score is a count by a plain loop."""
+    rng = np.random.default_rng(2)
+    log = Interactions.from_columns(
+        rng.integers(0, 9, 300),
+        rng.integers(0, 5, 300),
+        rng.integers(0, 30, 300) * DAY,
+        types=rng.integers(0, 2, 300),
+        n_users=9,
+        n_items=5,
+        dislike_type=1,
+    )
+    at = rng.integers(0, 40, 9) * DAY
+    counts = np.zeros((9, 5))
+    for row, request in enumerate(at.tolist()):
+        for item, time, dislike in zip(log.items, log.timestamps, log.disliked, strict=True):
+            counts[row, item] += request - 7 * DAY <= time < request and not dislike
+    scores = WeekPopularity.fit(log, log).scores(log, np.arange(9, dtype=np.int32), at)
+    np.testing.assert_array_equal(np.floor(scores), counts)
+    assert counts.min() == 0 < counts.max()
 
 
 @pytest.mark.parametrize("make", [Popularity, Repeats, EASE])

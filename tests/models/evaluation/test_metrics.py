@@ -12,6 +12,7 @@ from models.evaluation.metrics import (
     graded_ndcg,
     hits,
     ndcg_gains,
+    popularity_weights,
     recall,
     reciprocal_ranks,
     standard_error,
@@ -29,6 +30,14 @@ def test_hits_and_gains_by_hand() -> None:
     assert ndcg_gains(RANKS, 3) == pytest.approx([*expected[:3], 0.0, 0.0])
     assert reciprocal_ranks(RANKS) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 10, 1 / 11])
     assert discounts(np.array([0, 2, 6])) == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_popularity_weights_by_hand() -> None:
+    """A hit on an item never trained on weighs as much as ten on an item of 99 events."""
+    weights = popularity_weights(np.array([0, 3, 99]))
+    assert weights == pytest.approx([1, 1 / 2, 1 / 10])
+    debiased = np.average(hits(np.array([50, 2, 0])), weights=weights)
+    assert debiased == pytest.approx(0.6 / 1.6)
 
 
 def test_standard_error_of_a_share() -> None:
