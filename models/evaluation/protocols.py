@@ -19,7 +19,7 @@ from models.evaluation.splits import (
     time_split,
 )
 
-MAX_SEEN_B = 200  # newest events whose items protocol B excludes as seen
+HSTU_MAX_SEEN = 200  # newest events whose items are excluded as seen by HSTU's protocol
 _SPLIT_QUANTILE = 0.9  # of the timestamps, the default date of a time split
 _VALIDATION_FRACTION = 4  # one in so many users of a time split is held out for validation
 
@@ -38,7 +38,7 @@ class EvaluationTask(NamedTuple):
     date: int | None = None  # microseconds UTC; nothing is trained on from then on
 
 
-def protocol_a(log: Interactions) -> EvaluationTask:
+def leave_one_out_5_core(log: Interactions) -> EvaluationTask:
     """Leave-one-out over the 5-core: each user's last event tests, the one before validates.
 
     The protocol of SASRec's reference code (Kang & McAuley 2018), over the full ranking. Raises
@@ -50,20 +50,20 @@ def protocol_a(log: Interactions) -> EvaluationTask:
     items, small = _renumbered(log.where(keep))
     split = leave_one_out(small)
     return EvaluationTask(
-        "A", items, small, split.train, split.validation, split.test, exclude_seen=True
+        "leave-one-out", items, small, split.train, split.validation, split.test, exclude_seen=True
     )
 
 
-def protocol_b(log: Interactions) -> EvaluationTask:
+def leave_one_out_hstu(log: Interactions) -> EvaluationTask:
     """Leave-one-out over all items and users: the last event tests, the rest trains.
 
-    The protocol of HSTU's code (Zhai et al. 2024): the newest `MAX_SEEN_B` events count as seen.
+    The protocol of HSTU's code (Zhai et al. 2024): the newest `HSTU_MAX_SEEN` events count as seen.
     """
     items, small = _renumbered(log)
     split = leave_one_out(small)
     history = split.test.history
     return EvaluationTask(
-        "B", items, small, history, None, split.test, exclude_seen=True, max_seen=MAX_SEEN_B
+        "hstu", items, small, history, None, split.test, exclude_seen=True, max_seen=HSTU_MAX_SEEN
     )
 
 
@@ -96,14 +96,14 @@ def global_time(
     test = hold_one_each(small, at, rng)
     if not len(before) or not len(test):
         raise ValueError(
-            "a split by time needs events before its date, and users with events at two times of "
-            "which the later is not before it"
+            "nothing to train on before the date, or no user to test on from then on: a test "
+            "needs an event later than the first of its user"
         )
     validation_at = time_quantile(before, _SPLIT_QUANTILE)
     validation = hold_one_each(before, validation_at, rng)
     train, validation = _hold_out_users(before, validation, validation_at, rng)
     return EvaluationTask(
-        "global time", items, small, train, validation, test, exclude_seen, date=at
+        "global-time", items, small, train, validation, test, exclude_seen, date=at
     )
 
 

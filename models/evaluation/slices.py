@@ -25,7 +25,7 @@ _GAPS = {
 }
 _LENGTHS = {"up to 10 events": 10, "up to 50": 50, "up to 200": 200, "over 200": None}
 _AGES = {
-    "first event after the case": -1,  # never in a split by time
+    "first event later": -1,  # never in a split by time
     "up to 7 days": 7 * _DAY,
     "up to 30 days": 30 * _DAY,
     "up to 1 year": 365 * _DAY,
@@ -60,7 +60,7 @@ def slice_cases(train: Interactions, cases: Holdout) -> list[Slice]:
     trained = train.item_counts()[cases.targets] > 0
     ages = cases.timestamps - first[cases.targets]
     found = [
-        Slice("all", "cases", np.ones(len(cases))),
+        Slice("all", "all cases", np.ones(len(cases))),
         Slice("all", "popularity-debiased", popularity_weights(counts)),
         *_bins("gap to the target", gaps, _GAPS, gaps >= 0),
         *_bins("history", cases.history.lengths[cases.users], _LENGTHS),

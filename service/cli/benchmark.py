@@ -19,11 +19,12 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
-from service.cli.training import Chosen
+from service.cli.training import Chosen, Date, Seeds, require_global_time
 from service.cli.transfer import open_movielens
 from service.domain.errors import Invalid
 
 Name = Literal["ml-100k", "ml-1m", "online-retail"]
+Protocol = Literal["leave-one-out", "hstu", "global-time"]
 
 
 def benchmark(
@@ -36,16 +37,18 @@ def benchmark(
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     protocol: Annotated[
-        Literal["A", "B"],
+        Protocol,
         typer.Option(
-            help="Of MovieLens. A: users and items with five events or more; test on the last "
-            "event, validate on the one before. B: train on all but the last event, with a fixed "
-            "number of epochs."
+            help="Of MovieLens; global-time, of all. leave-one-out: users and items with five "
+            "events or more; test on the last event, validate on the one before. hstu: train on "
+            "all but the last event, with a fixed number of epochs. global-time: train before a "
+            "date, and test on one drawn event of each user from then on."
         ),
-    ] = "A",
+    ] = "leave-one-out",
+    date: Date = None,
     preset: Chosen = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")] = 1,
+    seeds: Seeds = 1,
     ablate: Annotated[
         bool,
         typer.Option("--ablate", help="Also train without each part; seven times as long."),
@@ -59,11 +62,13 @@ def benchmark(
     without the request time. Nothing is tuned on the test cases.
 
     Half of the consecutive events of MovieLens 1M share the same second, so that a model partly
-    learns the order of the file. online-retail, with real order, has two tasks: the next basket,
-    and the items new to a customer in the next basket that has any.
+    learns the order of the file. online-retail, with real order, has two tasks unless the protocol
+    is global-time: the next basket, and the items new to a customer in the next basket that has
+    any.
     """
     if plot is not None and find_spec("matplotlib") is None:
         raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'")
+    require_global_time(date, protocol)
     use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
@@ -75,7 +80,7 @@ def benchmark(
             source(dataset, path, data), open_embeddings(encoder, data)
         )
     reports = []
-    for task in tasks(dataset, protocol, corpus.log):
+    for task in tasks(dataset, protocol, corpus.log, date):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         out.print(f"Task {task.name}, preset {chosen}.")
         with progress_bars.stage_bars(out) as progress:
@@ -107,11 +112,15 @@ def source(dataset: Name, path: Path | None, data: Path) -> Any:
     return open_movielens(dataset, data)
 
 
-def tasks(dataset: Name, protocol: Literal["A", "B"], log: Any) -> list[Any]:
-    """Split a log of events into the evaluation tasks of its data set."""
+def tasks(dataset: Name, protocol: Protocol, log: Any, date: int | None = None) -> list[Any]:
+    """Split a log of events into the evaluation tasks of its data set, or at a date."""
     from models.evaluation import protocols
-    from service.evaluation.compare_models import split
+    from service.evaluation.compare_models import split, split_at
 
+    if protocol == "global-time":
+        return split_at(log, date)
     if dataset == "online-retail":
         return split(log, protocols.next_basket, protocols.next_new_item)
-    return split(log, protocols.protocol_a if protocol == "A" else protocols.protocol_b)
+    if protocol == "hstu":
+        return split(log, protocols.leave_one_out_hstu)
+    return split(log, protocols.leave_one_out_5_core)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats
+from models.evaluation.baselines import (
+    EASE,
+    MAX_EASE_ITEMS,
+    ItemTransitions,
+    Popularity,
+    Repeats,
+    WeekPopularity,
+)
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import EvaluationTask
+from models.evaluation.protocols import EvaluationTask, global_time
 from models.evaluation.splits import Holdout
+from models.training.log_profile import has_repeat_consumption
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.training.train_and_publish import fit_model
@@ -48,6 +57,22 @@ def split(
         raise ModelRejected(str(error)) from error
 
 
+def split_at(log: Interactions, date: int | None = None, seed: int = 0) -> list[EvaluationTask]:
+    """Split a log by `protocols.global_time`; seen items are candidates where they come back.
+
+    Args:
+        log: the events.
+        date: from which nothing is trained on, microseconds UTC; by default, nine tenths of the
+            events come before it.
+        seed: of the draw of targets.
+
+    Raises:
+        ModelRejected: there is nothing to train or to test on.
+    """
+    new_only = not has_repeat_consumption(log)
+    return split(log, partial(global_time, at=date, seed=seed, exclude_seen=new_only))
+
+
 def compare(
     task: EvaluationTask,
     content: NDArray[np.float32],
@@ -77,7 +102,8 @@ def compare(
             progress(f"baseline: {name}", at, len(baselines), None)
         started = time.monotonic()
         ranker = make(task.train)
-        _judge(table, name, task, ranker, time.monotonic() - started, times=False)
+        timed = isinstance(ranker, WeekPopularity)
+        _judge(table, name, task, ranker, time.monotonic() - started, times=timed)
     for seed in range(first_seed, first_seed + seeds):
         done = fit_model(task.train, content, task.validation, preset, seed, progress)
         _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
@@ -95,9 +121,13 @@ def compare(
 
 def _baselines(task: EvaluationTask) -> Mapping[str, Callable[[Interactions], Ranker]]:
     makers: dict[str, Callable[[Interactions], Ranker]] = {"popularity": Popularity.fit}
+    if np.ptp(task.log.timestamps) > 0:
+        makers["popularity of 7 days"] = partial(WeekPopularity.fit, log=task.log)
     if not task.exclude_seen:
         makers["repeats"] = Repeats.fit
-    return makers | {"EASE": EASE.fit, "transition counts": ItemTransitions.fit}
+    if task.train.n_items <= MAX_EASE_ITEMS:
+        makers["EASE"] = EASE.fit
+    return makers | {"transition counts": ItemTransitions.fit}
 
 
 def _ablations(

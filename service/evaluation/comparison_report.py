@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,29 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
 from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import PairedDifference, bootstrap, hits, ndcg_gains
+from models.evaluation.metrics import (
+    CaseValues,
+    PairedDifference,
+    Ranks,
+    bootstrap,
+    hits,
+    ndcg_gains,
+)
 from models.evaluation.protocols import EvaluationTask
+from models.evaluation.slices import Slice, slice_cases
+from service.domain.timestamps import to_rfc3339
 from service.evaluation.compare_models import HEED, Comparison, ModelResults
 
 # HR@10 and NDCG@10 on MovieLens 1M as published in papers and repositories, by protocol.
 PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
-    ("ml-1m", "A"): (
+    ("ml-1m", "leave-one-out"): (
         ("SASRec, binary cross-entropy", 0.239, 0.126),
         ("BERT4Rec", 0.284, 0.154),
         ("gSASRec", 0.300, 0.173),
         ("SASRec, full cross-entropy", 0.3152, 0.1821),
         ("SASRec, 3,000 negatives", 0.3159, 0.1857),
     ),
-    ("ml-1m", "B"): (
+    ("ml-1m", "hstu"): (
         ("SASRec", 0.2853, 0.1603),
         ("HSTU", 0.3097, 0.1720),
         ("HSTU-large", 0.3294, 0.1893),
@@ -34,10 +43,14 @@ PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
 
 
 def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> RenderableType:
-    """Render the models side by side; errors are standard errors over cases."""
+    """Render the models side by side, then their differences to Heed and metrics by slice.
+
+    Errors are standard errors over cases.
+    """
+    date = "" if task.date is None else f", trained before {to_rfc3339(task.date)}"
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
-        f"{len(task.log):,} events; task {task.name}, {len(task.test):,} cases, "
+        f"{len(task.log):,} events; task {task.name}, {len(task.test):,} cases{date}, "
         "the whole catalogue ranked"
     )
     grid.add_column("model")
@@ -58,24 +71,92 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
             f"{np.mean(row.seconds):.1f}",
         )
     lines = [
-        f"{HEED} over {other}, paired bootstrap: NDCG@10 {format_interval(ndcg)}, "
+        f"{HEED}{label} over {other}, paired bootstrap: NDCG@10 {format_interval(ndcg)}, "
         f"HR@10 {format_interval(hr)}"
-        for other, (hr, ndcg) in differences(table).items()
+        for label, at_time in (("", False), (" at time", True))
+        for other, (hr, ndcg) in differences(table, at_time=at_time).items()
     ]
-    return Group(grid, *lines)
+    return Group(grid, *lines, _slice_table(task, table))
 
 
-def differences(table: Comparison) -> dict[str, tuple[PairedDifference, PairedDifference]]:
-    """Return Heed's paired differences to each other model in HR and NDCG, of the first seed."""
-    ours = table[HEED].test[0].ranks
+def differences(
+    table: Comparison, *, at_time: bool = False
+) -> dict[str, tuple[PairedDifference, PairedDifference]]:
+    """Return Heed's paired differences to each other model in HR and NDCG.
+
+    The values of a case are averaged over seeds. With `at_time`, models that use the target's time
+    are given it.
+    """
+
+    def values(row: ModelResults) -> tuple[CaseValues, CaseValues]:
+        found = (at_time and row.test_with_time) or row.test
+        return _case_means(found, hits), _case_means(found, ndcg_gains)
+
+    heed = table[HEED]
+    if not heed.test[0].n_cases or (at_time and not heed.test_with_time):
+        return {}
+    ours = values(heed)
     return {
-        name: (
-            bootstrap(hits(ours) - hits(row.test[0].ranks)),
-            bootstrap(ndcg_gains(ours) - ndcg_gains(row.test[0].ranks)),
-        )
+        name: (bootstrap(ours[0] - hr), bootstrap(ours[1] - ndcg))
         for name, row in table.items()
-        if name != HEED and len(ours)
+        if name != HEED
+        for hr, ndcg in [values(row)]
     }
+
+
+def _slice_table(task: EvaluationTask, table: Comparison) -> RichTable:
+    """Render NDCG@10 by slice of the cases; ablations are left out."""
+    rows = {name: row for name, row in table.items() if not name.startswith(f"{HEED} without")}
+    grid = RichTable("", "cases", *(label for label, _ in _variants(rows)), title="NDCG@10")
+    grid.columns[0].no_wrap = True
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    before = None
+    for each, metrics in _sliced(task, rows):
+        if each.by not in {before, "all"}:
+            grid.add_section()
+            grid.add_row(f"[dim]{each.by}[/]")
+        cells = (f"{ndcg:.4f}" for _, ndcg in metrics.values())
+        grid.add_row(each.label, f"{each.n_cases:,}", *cells)
+        before = each.by
+    return grid
+
+
+def _sliced(
+    task: EvaluationTask, table: Comparison
+) -> Iterator[tuple[Slice, dict[str, tuple[float, float]]]]:
+    """Iterate over the slices of the test cases, with HR and NDCG of each model."""
+    values = {
+        label: (_case_means(found, hits), _case_means(found, ndcg_gains))
+        for label, found in _variants(table)
+    }
+    for each in slice_cases(task.train, task.test):
+        yield (
+            each,
+            {
+                label: (
+                    float(np.average(hr, weights=each.weights)),
+                    float(np.average(ndcg, weights=each.weights)),
+                )
+                for label, (hr, ndcg) in values.items()
+            },
+        )
+
+
+def _variants(table: Comparison) -> Iterator[tuple[str, Sequence[RankingMetrics]]]:
+    """Iterate over the models, and those that were also given the target's time."""
+    for name, row in table.items():
+        yield name, row.test
+        if row.test_with_time:
+            yield f"{name}, at time", row.test_with_time
+
+
+def _case_means(
+    found: Sequence[RankingMetrics], metric: Callable[[Ranks], CaseValues]
+) -> CaseValues:
+    """Average a metric of each case over the seeds, [M]."""
+    means: CaseValues = np.mean([metric(each.ranks) for each in found], axis=0)
+    return means
 
 
 def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, Any]:
@@ -86,17 +167,30 @@ def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, A
         "items": task.train.n_items,
         "events": len(task.log),
         "cases": len(task.test),
+        "date": None if task.date is None else to_rfc3339(task.date),
         "preset": preset,
         "models": {name: results_json(row) for name, row in table.items()},
         "heed_over": differences_json(table),
+        "heed_over_at_time": differences_json(table, at_time=True),
+        "slices": [
+            {
+                "by": each.by,
+                "slice": each.label,
+                "cases": each.n_cases,
+                "models": {
+                    label: {"hr": hr, "ndcg": ndcg} for label, (hr, ndcg) in metrics.items()
+                },
+            }
+            for each, metrics in _sliced(task, table)
+        ],
     }
 
 
-def differences_json(table: Comparison) -> dict[str, Any]:
+def differences_json(table: Comparison, *, at_time: bool = False) -> dict[str, Any]:
     """Return `differences` as JSON values."""
     return {
         name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
-        for name, (hr, ndcg) in differences(table).items()
+        for name, (hr, ndcg) in differences(table, at_time=at_time).items()
     }
 
 
@@ -110,12 +204,10 @@ def draw_plot(task: EvaluationTask, table: Comparison, path: Path, data: str = "
 
     rows = [(f"{name} (published)", hr, ndcg, 0.0, 0.0, "0.75")
             for name, hr, ndcg in PUBLISHED.get((data, task.name), ())]  # fmt: skip
-    for name, row in table.items():
-        colour = "tab:blue" if name.startswith(HEED) else "0.55"
-        for label, found in ((name, row.test), (f"{name}, at time", row.test_with_time)):
-            if found:
-                hr, ndcg = _errors(found)
-                rows.append((label, _mean(found, "hr"), _mean(found, "ndcg"), hr, ndcg, colour))
+    for label, found in _variants(table):
+        colour = "tab:blue" if label.startswith(HEED) else "0.55"
+        hr, ndcg = _errors(found)
+        rows.append((label, _mean(found, "hr"), _mean(found, "ndcg"), hr, ndcg, colour))
     figure = Figure(figsize=(11, 1.4 + 0.34 * len(rows)), layout="constrained")
     figure.suptitle(f"{data} {task.name}: the whole catalogue ranked".strip())
     left, right = figure.subplots(1, 2, sharey=True)

@@ -22,7 +22,7 @@ from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.protocols import EvaluationTask, protocol_a
+from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core
 from service.datasets.movielens import fetch as fetch_movielens
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def task(folder: Path) -> EvaluationTask:
-    """Protocol A, as `heed benchmark` has it."""
+    """Leave-one-out over the 5-core, as `heed benchmark` has it."""
     users, items = Vocabulary(), Vocabulary()
     events = list(fetch_movielens("ml-100k", folder).events())
     log = Interactions.from_columns(
@@ -75,12 +75,12 @@ def task(folder: Path) -> EvaluationTask:
         n_users=len(users),
         n_items=len(items),
     )
-    return protocol_a(log)
+    return leave_one_out_5_core(log)
 
 
 @pytest.fixture(scope="module")
 def cases(folder: Path) -> list[Case]:
-    """The cases of protocol A, read from the raw file.
+    """The cases of leave-one-out over the 5-core, read from the raw file.
 
     Users come as the file first names them, whether or not that rating is kept.
     """
@@ -173,7 +173,7 @@ def ahead(scores: Scores, cases: list[Case]) -> tuple[NDArray[np.int64], NDArray
 
 
 def test_holdouts_agree(task: EvaluationTask, cases: list[Case]) -> None:
-    """Protocol A and the loops agree on users, items, events and history lengths."""
+    """The protocol and the loops agree on users, items, events and history lengths."""
     assert (task.train.n_users, task.train.n_items) == (len(cases), n_items(cases))
     assert task.train.n_items == len({film for case in cases for film in case.items})
     assert len(task.log) == sum(len(case.items) for case in cases)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import EvaluationTask, protocol_a
+from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset, choose_preset
 from service.cli import progress_bars
@@ -86,7 +86,7 @@ def prepare_data(
     source = fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
     corpus = training_corpus.read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
-    task = protocol_a(corpus.log)
+    task = leave_one_out_5_core(corpus.log)
     chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
     item_ids = tuple(corpus.item_ids[row] for row in task.items)
     name = f"{dataset}-{chosen.name}-{chosen.train_config.epochs}-epochs"
@@ -160,7 +160,7 @@ def _arrays(task: EvaluationTask, content: NDArray[np.float32]) -> dict[str, NDA
         }
         return {f"{name}_{column}": values for column, values in columns.items()}
 
-    assert task.validation is not None  # protocol A has cases to choose by
+    assert task.validation is not None  # leave-one-out has cases to choose by
     return {
         **log("train", task.train),
         **log("history", task.test.history),

@@ -57,7 +57,7 @@ def cold_start(
             source(dataset, path, data), open_embeddings(encoder, data)
         )
     reports = []
-    for task in tasks(dataset, "A", corpus.log):
+    for task in tasks(dataset, "leave-one-out", corpus.log):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         content = corpus.content[task.items]
         with progress_bars.stage_bars(out) as told:
@@ -84,7 +84,7 @@ def personal_search(
     the user's history are removed from both rankings, with the user and without.
     """
     use_all_cores()
-    from models.evaluation.protocols import protocol_a
+    from models.evaluation.protocols import leave_one_out_5_core
     from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.evaluation import compare_models
@@ -96,7 +96,7 @@ def personal_search(
     with open_store(data) as store, progress_bars.stage_bars(out) as told:
         vectors = open_embeddings(encoder, data)
         corpus = training_corpus.read_store(store, vectors, told)
-        (task,) = compare_models.split(corpus.log, protocol_a)
+        (task,) = compare_models.split(corpus.log, leave_one_out_5_core)
         chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
         measured = study.measure(
             task,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models.evaluation.protocols import EvaluationTask, protocol_a
+from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core
 from models.text.static_encoder import StaticEncoder
 from service.evaluation import compare_models
 from service.evaluation.compare_models import HEED
@@ -38,7 +38,7 @@ def measured(
         corpus = training_corpus.read_store(store, EmbeddingCache(StaticEncoder()))
     finally:
         asyncio.run(store.close())
-    task = protocol_a(corpus.log)
+    task = leave_one_out_5_core(corpus.log)
     content = corpus.content[task.items]
     table = compare_models.compare(task, content, FAST)
     return task, table, cold_start.measure(task, content, FAST, table)
@@ -58,7 +58,9 @@ def test_all_models_rank_the_same_cases(
         assert 0 < counts.pop() < len(task.test)
     assert list(found.users) == [1, 2, 3, 5, None]
     for table in found.users.values():
-        assert list(table) == ["popularity", "EASE", "transition counts", HEED]
+        assert list(table) == [
+            "popularity", "popularity of 7 days", "EASE", "transition counts", HEED,
+        ]  # fmt: skip
         assert {row.test[0].n_cases for row in table.values()} == {len(task.test)}
 
 

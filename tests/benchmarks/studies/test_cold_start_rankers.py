@@ -9,7 +9,7 @@ import pytest
 
 from models.evaluation.baselines import ItemTransitions, Popularity
 from models.evaluation.full_ranking import evaluate
-from models.evaluation.protocols import EvaluationTask, protocol_a, protocol_b
+from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core, leave_one_out_hstu
 from tests.benchmarks.studies.cold_start_rankers import (
     Among,
     AtRandom,
@@ -25,7 +25,7 @@ ITEMS = 30
 
 def task(seed: int = 0) -> EvaluationTask:
     """Fifty users who took nearly all of thirty items."""
-    return protocol_a(drawn_log(seed, [25] * 50, ITEMS, again=False))
+    return leave_one_out_5_core(drawn_log(seed, [25] * 50, ITEMS, again=False))
 
 
 def test_a_tenth_of_the_items_is_hidden_by_the_seed() -> None:
@@ -72,7 +72,7 @@ def test_what_is_fitted_is_renumbered_in_order() -> None:
 
 def test_a_task_without_validation_has_none() -> None:
     """A task without validation cases keeps none."""
-    cold = cold_items(protocol_b(drawn_log(1, [12] * 20, ITEMS, again=False)))
+    cold = cold_items(leave_one_out_hstu(drawn_log(1, [12] * 20, ITEMS, again=False)))
     assert cold.validation is None
     assert cold.fitting()[1] is None
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import protocol_a
+from models.evaluation.protocols import leave_one_out_5_core
 from models.training.presets import choose_preset
 from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.datasets.movielens import fetch as fetch_movielens
@@ -157,14 +157,14 @@ def run(
     seconds: Annotated[float, typer.Option(help="Processor time of a turn.")] = 10.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
 ) -> None:
-    """Train Heed and RecTools' SASRec in turns, one thread each, on protocol A's training part."""
+    """Train Heed and RecTools' SASRec in turns, one thread each, on the training part."""
     # Into a pipe or a file, the table keeps the width it needs.
     out, err = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     err.print(MOVIELENS_LICENCE, style="dim", highlight=False, soft_wrap=True)
     source = fetch_movielens(dataset, data / CACHE_FOLDER)
     encoder = open_encoder(Settings.read().encoder)
     corpus = read_dataset(source, EmbeddingCache(encoder, data / EMBEDDINGS_FILE))
-    task = protocol_a(corpus.log)
+    task = leave_one_out_5_core(corpus.log)
     content = corpus.content[task.items]
     wanted = contestants(task.train, content.shape[1], rectools)
     with out.status("training in turns"):

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity
 from models.evaluation.protocols import (
-    MAX_SEEN_B,
+    HSTU_MAX_SEEN,
     EvaluationTask,
     global_time,
+    leave_one_out_5_core,
+    leave_one_out_hstu,
     next_basket,
     next_new_item,
-    protocol_a,
-    protocol_b,
 )
 from models.evaluation.splits import Holdout
 from tests.support.small import DAY, events_of
@@ -49,9 +49,9 @@ def held(task: EvaluationTask, part: Interactions, user: int) -> list[int]:
 CORE = [(user, 10 + (user + n) % 5, 100 * n + user) for user in range(5) for n in range(5)]
 
 
-def test_protocol_a_keeps_the_core_and_holds_out_the_last_two() -> None:
+def test_leave_one_out_5_core_keeps_the_core_and_holds_out_the_last_two() -> None:
     """Items and users below five events are gone; the last event is the test case."""
-    task = protocol_a(log(*CORE, (5, 20, 7), (0, 20, 8)))
+    task = leave_one_out_5_core(log(*CORE, (5, 20, 7), (0, 20, 8)))
     assert task.items.tolist() == [10, 11, 12, 13, 14]
     assert task.train.n_users == 5
     assert len(task.log) == 25
@@ -62,21 +62,21 @@ def test_protocol_a_keeps_the_core_and_holds_out_the_last_two() -> None:
     assert (task.exclude_seen, task.max_seen) == (True, None)
 
 
-def test_protocol_a_of_nothing() -> None:
+def test_leave_one_out_5_core_of_nothing() -> None:
     """Without any user and item of five events there is no task."""
     with pytest.raises(ValueError, match="five events"):
-        protocol_a(log((0, 0, 1), (1, 0, 2)))
+        leave_one_out_5_core(log((0, 0, 1), (1, 0, 2)))
 
 
-def test_protocol_b_fits_on_everything_but_the_last() -> None:
-    """Protocol B trains on all but the last event, without validation, with 200 seen items."""
-    task = protocol_b(log((0, 3, 1), (0, 5, 2), (0, 9, 3), (1, 5, 1)))
+def test_leave_one_out_hstu_fits_on_everything_but_the_last() -> None:
+    """HSTU's protocol trains on all but the last event, without validation, with 200 seen items."""
+    task = leave_one_out_hstu(log((0, 3, 1), (0, 5, 2), (0, 9, 3), (1, 5, 1)))
     assert task.items.tolist() == [3, 5, 9]
     assert task.validation is None
     assert cases(task, task.test) == {(0, 9, 3)}
     assert held(task, task.train, 0) == [3, 5]
     assert held(task, task.train, 1) == [5]
-    assert (task.exclude_seen, task.max_seen) == (True, MAX_SEEN_B)
+    assert (task.exclude_seen, task.max_seen) == (True, HSTU_MAX_SEEN)
 
 
 SHOP = [
@@ -146,7 +146,7 @@ def test_global_time_by_hand() -> None:
     assert cases(task, task.test) == {(0, 3, 90), (1, 4, 96)}
     assert [held(task, task.test.history, user) for user in range(4)] == [[1, 2], [2, 5], [], []]
     assert cases(task, task.validation) <= {(0, 2, 40), (2, 3, 50)}
-    assert (task.name, task.date, task.exclude_seen) == ("global time", 90, True)
+    assert (task.name, task.date, task.exclude_seen) == ("global-time", 90, True)
     assert len(task.log) == 9
 
 
@@ -248,5 +248,7 @@ def test_global_time_does_not_look_ahead() -> None:
 @pytest.mark.parametrize("date", [0, 50 * DAY])
 def test_global_time_needs_events_on_both_sides(date: int) -> None:
     """A date before or after all events leaves nothing to train or to test on."""
-    with pytest.raises(ValueError, match="a split by time needs events before its date"):
+    with pytest.raises(
+        ValueError, match="nothing to train on before the date, or no user to test on"
+    ):
         global_time(drawn_times(), date)

@@ -39,7 +39,7 @@ def test_slices_by_hand() -> None:
     """Bounds belong to the slice below them; slices without cases are left out."""
     found = {name: np.flatnonzero(each.weights).tolist() for name, each in sliced().items()}
     assert found == {
-        ("all", "cases"): [0, 1, 2, 3, 4],
+        ("all", "all cases"): [0, 1, 2, 3, 4],
         ("all", "popularity-debiased"): [0, 1, 2, 3, 4],
         ("gap to the target", "0 s"): [0],
         ("gap to the target", "up to 1 minute"): [1],
@@ -50,7 +50,7 @@ def test_slices_by_hand() -> None:
         ("history", "up to 50"): [1, 2],
         ("history", "up to 200"): [3],
         ("history", "over 200"): [4],
-        ("age of the item", "first event after the case"): [3],
+        ("age of the item", "first event later"): [3],
         ("age of the item", "up to 1 year"): [2],
         ("age of the item", "over 1 year"): [0, 1],
         ("age of the item", "not in training"): [4],

@@ -383,7 +383,10 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
     found: dict[str, Any] = json.loads(out.read_text())
     assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
     assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs at most)"
-    assert list(found["models"]) == ["popularity", "EASE", "transition counts", "heed"]
+    names = ["popularity", "popularity of 7 days", "EASE", "transition counts"]
+    assert list(found["models"]) == [*names, "heed"]
+    assert list(found["heed_over"]) == list(found["heed_over_at_time"]) == names
+    assert (found["task"], found["date"]) == ("leave-one-out", None)
     for model in found["models"].values():
         for judged in (model["test"], model["validation"]):
             (figures,) = judged
@@ -391,6 +394,28 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
         assert min(model["seconds"]) >= 0
     assert Registry(data / MODELS_FOLDER).versions() == []  # it publishes nothing
     assert not (data / CHECKPOINT_FILE).exists()
+
+
+def test_evaluate_by_global_time_with_several_seeds(
+    heed: Heed, world: World, tmp_path: Path
+) -> None:
+    """`--protocol global-time` trains before its date, once for each seed, on the same cases."""
+    data, out = world.copy(tmp_path / "world", trained=False), tmp_path / "found.json"
+    options = ("--protocol", "global-time", "--epochs", 1, "--seeds", 2, "--json", out)
+    said = heed("evaluate", "--data", data, *options, "--date", "2025-11-26")
+    assert said.code == 0, said.err
+    printed = " ".join(said.out.split())
+    assert "trained before 2025-11-26T00:00:00Z" in printed
+    assert "up to 1 day" in printed
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert (found["task"], found["date"]) == ("global-time", "2025-11-26T00:00:00Z")
+    assert {name: len(row["test"]) for name, row in found["models"].items()} == {
+        "popularity": 1, "popularity of 7 days": 1, "EASE": 1, "transition counts": 1, "heed": 2,
+    }  # fmt: skip
+    assert [len(found["models"]["heed"][part]) for part in ("test_with_time", "seconds")] == [2, 2]
+    whole, *_ = found["slices"]
+    assert whole["slice"] == "all cases"
+    assert 0 < whole["cases"] == found["cases"] <= 40
 
 
 # ------------------------------------------------------------------ what cannot be done
@@ -411,6 +436,8 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
         (["train", "--preset", "slow"], 2, "--preset"),
         (["evaluate", "--preset", "Best"], 2, "--preset"),
         (["evaluate"], 1, "no events"),
+        (["evaluate", "--date", "2024-05-01"], 1, "--date needs --protocol global-time"),
+        (["evaluate", "--protocol", "global-time", "--date", "May"], 2, "must be a time such as"),
         (["serve", "--host", "0.0.0.0"], 1, "refusing to bind 0.0.0.0"),
         (["serve", "--host", "::"], 1, "refusing to bind ::"),
         (["serve", "--port", "70000"], 1, "HEED_PORT"),
