@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,11 @@ class FieldKeys:
         """Return the places of the keys of items [n], item by item, and the item of each key."""
         items, places = expand_ranges(*self._spans.array[rows].T)
         return places, items
+
+    def counts_of(self, rows: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the number of keys of each item [n]."""
+        counts: NDArray[np.int64] = self._spans.array[rows, 1]
+        return counts
 
     def mask(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which keys [F] are of allowed items [N]; not to be written to."""

@@ -34,7 +34,7 @@ class FieldMatches:
     places: RowIndices  # [K] the compared keys, ascending; only allowed ones are attended
     keys: Tensor  # [K, D]
     cosines: Tensor  # [1, K]
-    offset: Tensor  # [1, K] score less cosine: BM25, and the temperature of the key's field
+    bm25: Tensor  # [1, K] BM25 score of each key's item, as a share of the best item's
     items: RowIndices  # [I] rows of the items of the keys, ascending
     item_of: RowIndices  # [K] the place of each key's item among them
     options: AttentionOptions
@@ -46,18 +46,31 @@ class FieldMatches:
         """The number of keys that are attended."""
         return int(np.count_nonzero(self.allowed_keys[self.places]))
 
+    @property
+    def offset(self) -> Tensor:
+        """Score less cosine [1, K]: BM25, and the factor of the cosines of the key's field."""
+        factors = _cosine_factors(self.catalogue, self.parameters)
+        factors = factors[self.catalogue.keys.codes[self.places]]
+        by_words = self.parameters.lexical * self.bm25
+        return self.cosines * torch.from_numpy(factors - 1) + by_words
+
     def bias(
         self, places: RowIndices, personal: NDArray[np.float32] | None, temperature: float
     ) -> Tensor:
         """Return the biases of some keys [K], in units of the cosine; -inf hides a key.
 
         `personal` [N] are logits that are added to the keys of each item. `attend` divides scores
-        and biases by the temperature, on which biases must not depend.
+        and biases by the temperature, on which biases must not depend. Where words alone count,
+        the keys of an item share its weight equally, so that items rank by BM25.
         """
         fields = self.catalogue.keys
-        biases = self.parameters.fields
-        of_field = np.array([biases.get(name, 0.0) for name in fields.names], np.float32)
-        bias = of_field[fields.codes[places]] - fields.log_frequency[places]
+        if self.parameters.meaning:
+            biases = self.parameters.fields
+            of_field = np.array([biases.get(name, 0.0) for name in fields.names], np.float32)
+            bias = of_field[fields.codes[places]] - fields.log_frequency[places]
+        else:
+            counts = fields.counts_of(fields.owners[places])
+            bias = -np.log(np.maximum(counts, 1), dtype=np.float32)  # 0: of a key without an owner
         if personal is not None:
             bias = bias + personal[fields.owners[places]]
         bias[~self.allowed_keys[places]] = -np.inf
@@ -66,15 +79,15 @@ class FieldMatches:
     def sample_others(self) -> tuple[RowIndices, Tensor]:
         """Return a sample [S] of the allowed keys that are not attended, and their scores [1, S].
 
-        The scores are cosines by the temperature of each field; such keys share no word.
+        The scores are cosines by the factor of each field; such keys share no word.
         """
         sample, vectors = self.catalogue.keys.sample()
         place = np.minimum(np.searchsorted(self.places, sample), len(self.places) - 1)
         others = self.allowed_keys[sample] & (self.places[place] != sample)
         cosines = unit_cosines(self.query, torch.from_numpy(vectors))
         sample, cosines = sample[others], cosines[:, torch.from_numpy(others)]
-        sharpness = _sharpness(self.catalogue, self.parameters)[self.catalogue.keys.codes[sample]]
-        return sample, cosines * torch.from_numpy(sharpness)
+        factors = _cosine_factors(self.catalogue, self.parameters)
+        return sample, cosines * torch.from_numpy(factors[self.catalogue.keys.codes[sample]])
 
 
 @torch.inference_mode()
@@ -96,7 +109,8 @@ def match_fields(
 
     Args:
         snapshot: the catalogue.
-        query: [D], of the catalogue's text encoder; a zero vector matches nothing.
+        query: [D], of the catalogue's text encoder; a zero vector matches nothing, nor does any
+            where the parameters let words alone count.
         allowed: bool [N], the items that may be returned.
         options: the softmax, its temperature in units of the parameters', and the retrieval.
         hits: returns allowed items by BM25; called once the nearest keys are known, so that a
@@ -108,12 +122,12 @@ def match_fields(
     allowed_keys = fields.mask(allowed)
     count = int(np.count_nonzero(allowed_keys))
     mode = options.resolve_mode(count)
-    compared = bool(np.any(query))
+    compared = bool(np.any(query)) and parameters.meaning > 0
     near = np.zeros(0, np.int64)
     if mode == "coarse" and compared:
         places = _nearest_keys(snapshot, unit, allowed_keys, count, options)
         near = fields.owners[places].astype(np.int64)
-    shared, bm25 = _scaled_hits(None if hits is None else hits(), parameters)
+    shared, bm25 = _bm25_shares(None if hits is None else hits(), parameters)
     everything = mode == "exact" and compared and count > _WIDE * len(allowed_keys)
     if everything:
         # Keys without an owner are not allowed: the item they are counted for is of no matter.
@@ -127,10 +141,8 @@ def match_fields(
             order = np.argsort(places)
             places, item_of = places[order], item_of[order]
     keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
-    sharpness = _sharpness(catalogue, parameters)[fields.codes[places]]
     by_item = np.zeros(len(items), np.float32)
     by_item[np.searchsorted(items, shared)] = bm25  # hits are allowed, so they are among the items
-    cosines = unit_cosines(unit, keys)
     return FieldMatches(
         catalogue,
         unit,
@@ -138,8 +150,8 @@ def match_fields(
         count,
         places,
         keys,
-        cosines,
-        cosines * torch.from_numpy(sharpness - 1) + torch.from_numpy(by_item[item_of]),
+        unit_cosines(unit, keys),
+        torch.from_numpy(by_item[item_of])[None],
         items,
         item_of,
         options,
@@ -193,18 +205,18 @@ def _top_keys(
     return torch.topk(cosines, k).indices.numpy()
 
 
-def _scaled_hits(
+def _bm25_shares(
     hits: Hits | None, parameters: SearchParameters
 ) -> tuple[RowIndices, NDArray[np.float32]]:
-    """Return the rows of BM25 hits, ascending, and their scores in units of the cosine."""
+    """Return the rows of BM25 hits, ascending, and their scores as shares of the best one's."""
     if hits is None or not len(hits.rows) or not parameters.lexical:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     order = np.argsort(hits.rows)
-    scaled = parameters.lexical * hits.scores / hits.scores.max()
-    return hits.rows[order], scaled[order].astype(np.float32)
+    return hits.rows[order], (hits.scores / hits.scores.max())[order]
 
 
-def _sharpness(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np.float32]:
-    """Return the factors of each field's cosines, which stand for the field's temperature."""
+def _cosine_factors(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np.float32]:
+    """Return the factor of the cosines of each field, which stands for its own temperature too."""
     base, own = parameters.temperature, parameters.temperatures
-    return np.array([base / own.get(name, base) for name in catalogue.keys.names], np.float32)
+    factors = [base / own.get(name, base) for name in catalogue.keys.names]
+    return np.array(factors, np.float32) * np.float32(parameters.meaning)

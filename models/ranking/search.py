@@ -1,12 +1,12 @@
 """Search as attention: the text is the query, the fields of items are the keys, items the values.
 
-    logit(query, key) = (cos(query, key) + l · BM25(query, item) / max) / τ + b_field - log m
+    logit(query, key) = (μ · cos(query, key) + l · BM25(query, item) / max) / τ + b_field - log m
     weight(item) = Σ over its keys of softmax(logit)
 
 so that an item which matches in two fields gathers both. Two heads read a query: one compares its
 embedding with each key, one ranks the items by BM25, and their scores add up. A key that m items
 share (a category that is all a field says) is one key with m values: its weight is split among
-them.
+them. At μ = 0, b_field - log m is -log of the number of the item's keys, so that words alone rank.
 """
 
 from __future__ import annotations

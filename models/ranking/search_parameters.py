@@ -1,4 +1,4 @@
-"""Parameters of search scores, which can be fitted on judgments."""
+"""Parameters of search scores, which can be fitted to a catalogue or to judgments."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ class SearchParameters:
     """Weights of a match, and the temperature of the softmax over matches.
 
     Temperature and lexical were chosen on judgments of Cranfield and of SciFact's training queries,
-    by which everything near them is as good: from .05 to .1, with .4 to .8.
+    by which everything near them is as good: from .05 to .12, with .7 to 1.2. `meaning` is fitted
+    to a catalogue without judgments; at 0, items rank by BM25 alone.
 
     Raises ValueError, naming the field, for a value out of range.
     """
 
-    temperature: float = 0.07  # of the scores: two keys .1 apart differ fourfold in weight
-    lexical: float = 0.7  # BM25 score of the best item, in cosines
+    temperature: float = 0.12  # of the scores: two keys .1 apart differ 2.3-fold in weight
+    lexical: float = 1.0  # BM25 score of the best item, in cosines
     # Logits of a match in a field relative to one in the title: labels say little.
     fields: Mapping[str, float] = field(default_factory=lambda: {"tags": -1.0, "categories": -3.0})
     # Temperatures of single fields in place of the common one.
     temperatures: Mapping[str, float] = field(default_factory=dict)
+    meaning: float = 1.0  # factor of all cosines; 0 = words alone
 
     def __post_init__(self) -> None:
         for name, value in {"temperature": self.temperature, **self.temperatures}.items():
             if not _is_number(value) or not value > 0:
                 raise ValueError(f"{name} must be a temperature greater than 0, not {value!r}")
-        if not _is_number(self.lexical) or self.lexical < 0:
-            raise ValueError(f"lexical must be a number of at least 0, not {self.lexical!r}")
+        for name, value in {"lexical": self.lexical, "meaning": self.meaning}.items():
+            if not _is_number(value) or value < 0:
+                raise ValueError(f"{name} must be a number of at least 0, not {value!r}")
         for name, value in self.fields.items():
             if not _is_number(value):
                 raise ValueError(f"fields: {name} must be a number, not {value!r}")

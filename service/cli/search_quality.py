@@ -1,8 +1,9 @@
-"""Commands `heed evaluate-search` and `heed tune-search`, on judged queries."""
+"""Commands `heed evaluate-search` and `heed tune-search`, and the calibration after an import."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -46,6 +47,9 @@ def evaluate_search(
     each alone. The JSON also has the rank of each query's first relevant item, and all that the
     ranks depend on: the encoder, the parameters, and a digest of the items.
 
+    The items of a folder are searched with the parameters that an import would calibrate, the
+    stored items with those that [bold]heed serve[/] uses.
+
     With another [bold]--encoder[/] the same texts are embedded by that encoder, into a file of
     its own.
     """
@@ -58,7 +62,10 @@ def evaluate_search(
     searched = _searched(folder, judgments, data, encoder, split)
     judged, items = searched.judged, len(searched.snapshot.catalogue)
     read_by = searched.vectors.encoder.name
-    used = load_search_parameters(data / SEARCH_FILE, read_by)
+    if folder is None:
+        used = load_search_parameters(data / SEARCH_FILE, read_by)
+    else:
+        used = _calibrated(searched.items, searched.vectors)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
             way: search_quality.evaluate_search(
@@ -123,12 +130,24 @@ def tune_search(
     Parameters fitted on judgments of the stored items are saved if they improve the other half;
     [bold]heed serve[/] reads them when it next starts with the same text encoder. Never fit on
     queries whose results you report.
+
+    Without judgments, the weight of embeddings beside words is calibrated to the stored items:
+    their titles and sentences, held out, are the queries that shall find them.
+    [bold]heed import[/] does the same for the static encoder, unless judgments were fitted to.
     """
     from service.cli import progress_bars
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import format_interval
-    from service.snapshots.search_parameters import load_search_parameters, save_search_parameters
+    from service.snapshots.search_parameters import (
+        FittedParameters,
+        load_search_parameters,
+        save_search_parameters,
+    )
 
+    if folder is None and judgments is None:
+        with open_store(data) as store:
+            _calibrate(store, data, encoder)
+        return
     searched = _searched(folder, judgments, data, encoder, split)
     vectors = searched.vectors
     read_by = vectors.encoder.name
@@ -155,16 +174,72 @@ def tune_search(
         out.print("Nothing was saved: they were fitted on other items than the stored ones.")
     else:
         path = data / SEARCH_FILE
-        save_search_parameters(path, read_by, tuned.parameters)
+        save_search_parameters(path, read_by, FittedParameters(tuned.parameters))
         out.print(
             f"Saved in {path} for {read_by}; heed serve reads them at its next start with it."
         )
 
 
+def calibrate_grown(store: Any, data: Path) -> None:
+    """Calibrate search to the stored items if there are many more than at the last calibration.
+
+    Only for the static encoder, which embeds them in seconds.
+    """
+    from models.text.static_encoder import StaticEncoder
+    from service.domain.settings import STATIC_ENCODER, Settings
+    from service.snapshots.search_parameters import is_calibration_due
+
+    encoder = Settings.read().encoder
+    count = asyncio.run(store.counts())["items"]
+    if encoder == STATIC_ENCODER and is_calibration_due(
+        data / SEARCH_FILE, StaticEncoder.name, count
+    ):
+        with suppress(Invalid):  # too few texts to calibrate on
+            _calibrate(store, data, encoder)
+
+
+def _calibrate(store: Any, data: Path, encoder: str) -> None:
+    """Calibrate search to the stored items, print the result and save it.
+
+    Raises:
+        Invalid: they have too few texts.
+    """
+    from service.cli import progress_bars
+    from service.evaluation import search_calibration
+    from service.snapshots.search_parameters import FittedParameters, save_search_parameters
+
+    vectors = _open_embeddings(data, encoder)
+    with progress_bars.stage_bars(out) as progress:
+        found = search_calibration.calibrate(store.scan_items(), vectors, progress=progress)
+    weight = found.parameters.meaning
+    out.print(
+        f"search: {len(found.gains):,} titles and sentences, held out, find their items with "
+        f"nDCG {found.mean(weight):.3f} by words and meaning (weight {weight:g}), "
+        f"{found.mean(0.0):.3f} by words alone",
+        soft_wrap=True,
+    )
+    fitted = FittedParameters(found.parameters, "catalogue", asyncio.run(store.counts())["items"])
+    save_search_parameters(data / SEARCH_FILE, vectors.encoder.name, fitted)
+
+
+def _calibrated(items: Any, vectors: Any) -> Any:
+    """Return the parameters calibrated to items, or the defaults where they have too few texts."""
+    from models.ranking.search_parameters import DEFAULTS
+    from service.cli import progress_bars
+    from service.evaluation import search_calibration
+
+    try:
+        with progress_bars.stage_bars(out) as progress:
+            return search_calibration.calibrate(items, vectors, progress=progress).parameters
+    except Invalid:
+        return DEFAULTS
+
+
 class _Searched(NamedTuple):
-    """Snapshot of a collection, its embeddings and its judged queries."""
+    """Snapshot of a collection, its items, their embeddings and its judged queries."""
 
     name: str
+    items: Any
     snapshot: Any
     vectors: Any  # cache of embeddings
     judged: Any
@@ -177,16 +252,10 @@ def _searched(
     from service.cli import progress_bars
     from service.datasets.collections import open_collection, read_judgments
     from service.evaluation import search_quality
-    from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
-    from service.snapshots.text_encoders import open_encoder
 
     if folder is None and judgments is None:
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
-    reader = open_encoder(encoder)
-    kept = data / EMBEDDINGS_FILE
-    if folder is not None or is_of_other_encoder(kept, reader.name):
-        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE  # does not replace those of the service
-    vectors = EmbeddingCache(reader, kept if data.exists() else None)
+    vectors = _open_embeddings(data, encoder, stored=folder is None)
     with out.status("reading the items"):
         if folder is not None:
             source = open_collection(folder, split)
@@ -201,7 +270,19 @@ def _searched(
         raise Invalid("", f"{name}: no query has a relevant item")
     with progress_bars.stage_bars(out) as progress:
         snapshot = search_quality.build_snapshot(items, vectors, progress)
-    return _Searched(name, snapshot, vectors, judged, search_quality.catalogue_digest(items))
+    return _Searched(name, items, snapshot, vectors, judged, search_quality.catalogue_digest(items))
+
+
+def _open_embeddings(data: Path, encoder: str, *, stored: bool = True) -> Any:
+    """Open the embeddings of stored items or of others, which do not replace the service's."""
+    from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
+    from service.snapshots.text_encoders import open_encoder
+
+    reader = open_encoder(encoder)
+    kept = data / EMBEDDINGS_FILE
+    if not stored or is_of_other_encoder(kept, reader.name):
+        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE
+    return EmbeddingCache(reader, kept if data.exists() else None)
 
 
 def _table(title: str, first: str, *headings: str) -> Any:

@@ -12,7 +12,8 @@ from service.cli.console import DATA, Data, err, open_store, out
 from service.runtime.data_layout import CACHE_FOLDER
 
 imports = typer.Typer(
-    help="Import a public data set or your own files. Importing twice changes nothing.",
+    help="Import a public data set or your own files. Importing twice changes nothing. Where items "
+    "have descriptions, search is calibrated to them: see [bold]heed tune-search --help[/].",
     no_args_is_help=True,
 )
 
@@ -181,8 +182,11 @@ async def _put_users(store: Any, source: Any) -> int:
 
 
 def _import(source: Any, data: Path) -> None:
+    from service.cli.search_quality import calibrate_grown
+
     with open_store(data) as store:
         import_dataset(store, source)
+        calibrate_grown(store, data)
 
 
 def _dims() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.snapshot import UNTRAINED, Snapshot
+from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.evaluation.metrics import (
     PairedDifference,
     bootstrap,
@@ -78,13 +78,19 @@ def build_snapshot(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
+    *,
+    index_from: int = INDEX_FROM,
 ) -> Snapshot:
-    """Build a snapshot of items as the service would search them; their embeddings are saved."""
+    """Build a snapshot of items as the service would search them; their embeddings are saved.
+
+    `index_from` is the number of items from which on an index of their keys is built.
+    """
     empty = Catalogue.empty(embeddings.encoder.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.encoder.dimension) for item in items]
     catalogue = empty.updated(entries, [], encode_with_progress(embeddings, progress))
     embeddings.save()
-    return Snapshot.build(UNTRAINED, None, catalogue, np.zeros(0, dtype=np.int64))
+    counts = np.zeros(0, dtype=np.int64)
+    return Snapshot.build(UNTRAINED, None, catalogue, counts, index_from=index_from)
 
 
 def catalogue_digest(items: Iterable[Item]) -> str:
@@ -109,7 +115,7 @@ def evaluate_search(
     `encode` maps a query to its embedding [D]; `depth` ranks are retrieved, the cut-off of recall.
     """
     if mode == "meaning alone":
-        parameters = replace(parameters, lexical=0.0)
+        parameters = replace(parameters, lexical=0.0, meaning=parameters.meaning or 1.0)
     ndcg, found, ranks = [], [], []
     for query, gains in judged:
         ranking = _ranked(snapshot, encode, query, mode, parameters, depth)

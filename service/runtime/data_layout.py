@@ -5,5 +5,5 @@ MODELS_FOLDER = "models"
 CACHE_FOLDER = "cache"  # downloads; may be deleted
 EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted
 CHECKPOINT_FILE = "training.checkpoint"  # of an unfinished training; may be deleted
-SEARCH_FILE = "search.json"  # parameters fitted on judgments; defaults apply without it
+SEARCH_FILE = "search.json"  # fitted parameters; defaults apply without it
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted

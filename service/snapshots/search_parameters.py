@@ -1,10 +1,11 @@
-"""Search parameters fitted on judgments, one set for each text encoder, in a file."""
+"""Fitted search parameters, one set for each text encoder, in a file."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple, get_args
 
 import orjson
 
@@ -14,9 +15,21 @@ from service.runtime import durable_files
 
 _log = logging.getLogger(__name__)
 
+_GROWTH = 2  # times the items of a calibration, from which on another is worth its seconds
+
+Evidence = Literal["judgments", "catalogue"]
+
+
+class FittedParameters(NamedTuple):
+    """Search parameters, and what they were fitted to."""
+
+    parameters: SearchParameters
+    fitted_to: Evidence = "judgments"
+    items: int = 0  # in the catalogue they were fitted to
+
 
 def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
-    """Load the parameters that `heed tune-search` fitted for a text encoder, or the defaults.
+    """Load the parameters that were fitted for a text encoder, or the defaults.
 
     What was fitted to the cosines of one encoder says nothing of another's: each has its own.
 
@@ -32,31 +45,63 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
             " and ".join(sorted(kept)),
             encoder,
         )
-    return kept.get(encoder, DEFAULTS)
+    return kept[encoder].parameters if encoder in kept else DEFAULTS
 
 
-def save_search_parameters(path: Path, encoder: str, fitted: SearchParameters) -> None:
+def save_search_parameters(path: Path, encoder: str, fitted: FittedParameters) -> None:
     """Save the parameters of a text encoder; those of other encoders stay as they are.
 
     Raises:
         Corrupt: as `load_search_parameters`.
         StoreFull: the disk is full.
     """
-    every = {**_read_parameters(path), encoder: fitted}
+    every = {
+        name: {
+            **each.parameters.as_dict(),
+            "fitted_to": each.fitted_to,
+            "items": each.items,
+        }
+        for name, each in {**_read_parameters(path), encoder: fitted}.items()
+    }
     with durable_files.open_replacement(path) as file:
         file.write(orjson.dumps(every, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def _read_parameters(path: Path) -> Mapping[str, SearchParameters]:
+def is_calibration_due(path: Path, encoder: str, items: int) -> bool:
+    """Whether a catalogue has grown enough to be calibrated on, since it last was.
+
+    Parameters fitted to judgments are never due.
+
+    Raises:
+        Corrupt: as `load_search_parameters`.
+    """
+    kept = _read_parameters(path).get(encoder)
+    if kept is None:
+        return items > 0
+    return kept.fitted_to == "catalogue" and items >= _GROWTH * kept.items
+
+
+def _read_parameters(path: Path) -> Mapping[str, FittedParameters]:
     """Read the parameters by encoder name; none where the file is missing."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return {}
     try:
-        return {name: SearchParameters(**each) for name, each in orjson.loads(content).items()}
+        return {name: _parse(each) for name, each in orjson.loads(content).items()}
     except (TypeError, ValueError, AttributeError) as error:
         raise Corrupt(
             f"{path}: is no set of search parameters for each text encoder ({error}); delete it, "
             "and fit them again with heed tune-search"
         ) from error
+
+
+def _parse(values: dict[str, object]) -> FittedParameters:
+    """Parse an entry of the file. Raises TypeError or ValueError where it is none."""
+    # Files of 0.2 say nothing of judgments, to which all were fitted.
+    fitted_to, items = values.pop("fitted_to", "judgments"), values.pop("items", 0)
+    if fitted_to not in get_args(Evidence):
+        raise ValueError(f"fitted_to must be one of {get_args(Evidence)}, not {fitted_to!r}")
+    if not isinstance(items, int) or items < 0:
+        raise ValueError(f"items must be a number of items, not {items!r}")
+    return FittedParameters(SearchParameters(**values), fitted_to, items)  # type: ignore[arg-type]

@@ -114,7 +114,8 @@ class Loop:
             shared = bm25.get(int(made.keys.owners[place]), 0.0) / max(bm25.values(), default=1.0)
             name = made.keys.names[made.keys.codes[place]]
             own = parameters.temperatures.get(name, parameters.temperature)
-            logit = cosines[-1] / own + parameters.lexical * shared / parameters.temperature
+            logit = parameters.meaning * cosines[-1] / own
+            logit += parameters.lexical * shared / parameters.temperature
             logit = logit / options.temperature + parameters.fields.get(name, 0.0)
             logit -= math.log(equal[place])
             owner = made.keys.owners[place]
@@ -190,6 +191,7 @@ drawn = {
             DEFAULTS,
             SearchParameters(0.2, 0.1, {"title": 0.5, "nobody's": 3.0}, {"tags": 0.1}),
             SearchParameters(0.05, 0.0, {}, {"title": 0.08, "description": 0.5}),
+            SearchParameters(0.1, 0.5, {}, {"tags": 0.2}, meaning=0.4),
         ]
     ),
 }
@@ -348,6 +350,22 @@ def test_labels_say_less_than_titles() -> None:
     np.testing.assert_allclose(
         ratios, [DEFAULTS.fields["tags"], DEFAULTS.fields["categories"]], atol=1e-4
     )
+
+
+def test_words_alone_rank_by_bm25_whatever_the_fields() -> None:
+    """At meaning 0, items weigh as a softmax of BM25 alone, however many fields they have."""
+    fields = [{"title": "jazz"}, {"title": "blues", "description": "jazz", "tags": "piano"},
+              {"description": "opera"}, {"title": "jazz", "categories": "music"}]  # fmt: skip
+    made = Catalogue.empty(DIMENSION).updated(
+        [ItemEntry(str(at), fields=each) for at, each in enumerate(fields)], [], encode
+    )
+    hits = Hits(np.array([1, 3, 0]), np.array([4.0, 3.0, 2.9], np.float32))
+    words = SearchParameters(temperature=0.2, lexical=0.8, meaning=0.0)
+    found = search(serve(made), encode(["jazz"])[0], limit=4, allowed=made.visible, hits=hits,
+                   parameters=words)  # fmt: skip
+    assert found.rows.tolist() == [1, 3, 0]
+    expected = reference.softmax([0.8 * score / 4.0 for score in (4.0, 3.0, 2.9)], 0.2, False)
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-5)
 
 
 def test_the_length_of_a_query_does_not_count(snapshot: Snapshot) -> None:

@@ -27,7 +27,12 @@ from service.evaluation.search_quality import (
     tune_parameters,
 )
 from service.runtime.data_layout import SEARCH_FILE
-from service.snapshots.search_parameters import load_search_parameters, save_search_parameters
+from service.snapshots.search_parameters import (
+    FittedParameters,
+    is_calibration_due,
+    load_search_parameters,
+    save_search_parameters,
+)
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.service.cli.test_cli import Heed, heed
 from tests.support.judged import beir
@@ -157,7 +162,8 @@ def test_nothing_is_fitted_on_a_few_queries() -> None:
     "content",
     ["", "{", "[]", '{"temperature": 0.07}', '{"a": {"heat": 1}}', '{"a": {"temperature": 0}}',
      '{"a": {"lexical": "a"}}', '{"a": {"fields": 3}}', '{"a": {"fields": {"title": null}}}',
-     '{"a": {"temperatures": {"title": -1}}}'],
+     '{"a": {"temperatures": {"title": -1}}}', '{"a": {"meaning": -1}}',
+     '{"a": {"fitted_to": "luck"}}', '{"a": {"items": "many"}}'],
 )  # fmt: skip
 def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: str) -> None:
     """Damaged search parameters are refused with the file and the remedy, and kept."""
@@ -166,7 +172,7 @@ def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: s
     path.write_text(content)
     for use in (
         lambda: load_search_parameters(path, "b"),
-        lambda: save_search_parameters(path, "b", DEFAULTS),
+        lambda: save_search_parameters(path, "b", FittedParameters(DEFAULTS)),
     ):
         with pytest.raises(Corrupt, match=r"search.json: .*delete it, .*heed tune-search"):
             use()
@@ -179,15 +185,36 @@ def test_search_parameters_survive_a_round_trip(
     """Search parameters are stored per text encoder; an encoder without any gets defaults."""
     path = tmp_path / SEARCH_FILE
     kept = SearchParameters(0.05, 0.3, {"title": 1.0}, {"tags": 0.2})
-    save_search_parameters(path, "first", kept)
+    save_search_parameters(path, "first", FittedParameters(kept))
     assert load_search_parameters(path, "first") == kept
     assert caplog.text == ""
     assert load_search_parameters(path, "second") == DEFAULTS
     for text in ("search.json", "fitted for the text encoder first", "second", "tune-search"):
         assert text in caplog.text
-    save_search_parameters(path, "second", SearchParameters(0.1))
+    save_search_parameters(path, "second", FittedParameters(SearchParameters(0.1)))
     assert load_search_parameters(path, "first") == kept
     assert load_search_parameters(path, "second") == SearchParameters(0.1)
+
+
+def test_calibration_is_due_when_the_catalogue_has_doubled(tmp_path: Path) -> None:
+    """A catalogue is calibrated at first and when it doubled, never over fitted judgments."""
+    path = tmp_path / SEARCH_FILE
+    assert [is_calibration_due(path, "a", items) for items in (0, 1)] == [False, True]
+    save_search_parameters(path, "a", FittedParameters(DEFAULTS, "catalogue", 50))
+    assert [is_calibration_due(path, "a", items) for items in (99, 100)] == [False, True]
+    assert is_calibration_due(path, "b", 1)
+    save_search_parameters(path, "a", FittedParameters(DEFAULTS, "judgments", 50))
+    assert not is_calibration_due(path, "a", 1_000)
+
+
+def test_parameters_of_0_2_count_as_fitted_to_judgments(tmp_path: Path) -> None:
+    """A file without the evidence of its parameters, as 0.2 wrote it, is read and kept."""
+    path = tmp_path / SEARCH_FILE
+    path.write_text(
+        '{"a": {"temperature": 0.05, "lexical": 0.4, "fields": {}, "temperatures": {}}}'
+    )
+    assert load_search_parameters(path, "a") == SearchParameters(0.05, 0.4, {})
+    assert not is_calibration_due(path, "a", 1_000)
 
 
 # ---------------------------------------------------------------------------- the commands
@@ -262,7 +289,7 @@ def test_fitted_parameters_are_stored_and_served(
     data = tmp_path / "data"
     assert heed("import", "items", tmp_path / "items.jsonl").code == 0
     bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
-    save_search_parameters(data / SEARCH_FILE, StaticEncoder.name, bad)
+    save_search_parameters(data / SEARCH_FILE, StaticEncoder.name, FittedParameters(bad))
     before = _found(data)
     said = heed("tune-search", "--judgments", tmp_path / "judged.jsonl")
     assert said.code == 0, said.err

@@ -1,0 +1,201 @@
+"""Calibration of search to a catalogue without judgments: its own texts, held out, are queries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.evaluation.metrics import first_relevant_rank, ndcg_gains, standard_error
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.ranking.search import nearest
+from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from service.domain.errors import Invalid
+from service.domain.records import Item
+from service.engine.search import match_text
+from service.evaluation.search_quality import build_snapshot
+from service.snapshots.text_embeddings import EmbeddingCache
+from service.training.training_corpus import StageProgressCallback
+
+WEIGHTS = (0.0, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # of meaning that are compared
+MIN_QUERIES = 100  # with fewer of which nothing is calibrated
+_QUERIES = 250  # of each kind, at most
+_MAX_ITEMS = 10_000  # that are searched: a sample of larger catalogues
+_MIN_WORDS = 20  # that a sentence leaves of its description: fewer share none with it by chance
+_DEPTH = 100  # rank from which on an item counts as not found
+_TELL = 20  # queries between two calls of progress
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_COARSE = AttentionOptions(mode="coarse")  # far keys cannot come among the first ranks
+
+
+class HeldOut(NamedTuple):
+    """Items without the texts that are held out, and those texts as queries for their own items."""
+
+    items: list[Item]
+    queries: list[tuple[str, str]]  # text, id of its item
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Search parameters fitted to a catalogue, and the gains by which they were chosen.
+
+    Attributes:
+        parameters: the defaults, with the chosen weight of meaning.
+        gains: [Q, W] the discounted gain of each held-out text's own item, by weight of meaning.
+    """
+
+    parameters: SearchParameters
+    gains: NDArray[np.float64]
+
+    def mean(self, weight: float) -> float:
+        """Return the mean gain (nDCG@100 with one relevant item) of one of `WEIGHTS`."""
+        return float(self.gains[:, WEIGHTS.index(weight)].mean())
+
+
+def calibrate(
+    items: Iterable[Item],
+    embeddings: EmbeddingCache,
+    *,
+    seed: int = 0,
+    progress: StageProgressCallback | None = None,
+) -> Calibration:
+    """Choose the weight of meaning by how well held-out texts of a catalogue find their own items.
+
+    `seed` is of the samples. Takes seconds, and the time to embed the texts that are new to
+    `embeddings`.
+
+    Raises:
+        Invalid: too few items have several texts.
+    """
+    rng = np.random.default_rng(seed)
+    searched = _sample((item for item in items if not item.hidden), rng)
+    parts = [hold_out_titles(searched, rng), hold_out_sentences(searched, rng)]
+    total = sum(len(part.queries) for part in parts)
+    if total < MIN_QUERIES:
+        raise Invalid(
+            "",
+            f"{total} titles and sentences can be held out of these items, too few to calibrate "
+            f"search: {MIN_QUERIES} are needed, of items with a title and a description, or with "
+            "descriptions of several sentences",
+        )
+    gains: list[NDArray[np.float64]] = []
+    for part in parts:
+        if not part.queries:
+            continue
+        # Indexes would take longer to build than they save.
+        snapshot = build_snapshot(part.items, embeddings, progress, index_from=_MAX_ITEMS + 1)
+        for text, item_id in part.queries:
+            rankings = rank_by_weight(snapshot, embeddings.query, text, _DEPTH, _COARSE)
+            gains.append(_gains(rankings, item_id))
+            if progress is not None and (len(gains) % _TELL == 0 or len(gains) == total):
+                progress("calibrating search", len(gains), total, None)
+    found = np.array(gains)
+    return Calibration(replace(DEFAULTS, meaning=choose_weight(found)), found)
+
+
+def choose_weight(gains: NDArray[np.float64]) -> float:
+    """Choose the weight of meaning by the gains [Q, W] of held-out texts for each of `WEIGHTS`.
+
+    The default is lowered to the next weight that finds no less than words alone. It is raised
+    while the next weight finds significantly more, by two standard errors of the paired difference.
+    Between these, it stays: a held-out text is in its author's words, as queries are not, so that
+    it tells when meaning harms, and when more of it helps, but not when less would be enough.
+    """
+    mean, at = gains.mean(axis=0), WEIGHTS.index(DEFAULTS.meaning)
+    while mean[at] < mean[0]:
+        at -= 1
+    while at + 1 < len(WEIGHTS):
+        more = gains[:, at + 1] - gains[:, at]
+        if not more.mean() > 2 * standard_error(more):
+            break
+        at += 1
+    return WEIGHTS[at]
+
+
+def hold_out_titles(items: Sequence[Item], rng: np.random.Generator) -> HeldOut:
+    """Hold out the titles of all items; those of a sample of items with descriptions are queries.
+
+    A title that the item's description repeats is no query.
+    """
+    queries: list[tuple[str, str]] = []
+    for at in rng.permutation(len(items)).tolist():
+        item = items[at]
+        if item.description.strip() and _is_new(item.title, item.description):
+            queries.append((_plain(item.title), item.item_id))
+            if len(queries) == _QUERIES:
+                break
+    return HeldOut([replace(item, title="") for item in items], queries)
+
+
+def hold_out_sentences(items: Sequence[Item], rng: np.random.Generator) -> HeldOut:
+    """Hold out one sentence of the descriptions of a sample of items, as a query for each.
+
+    A sentence that another text of the item repeats is none.
+    """
+    left, queries = list(items), list[tuple[str, str]]()
+    for at in rng.permutation(len(items)).tolist():
+        item = items[at]
+        sentences = [part for part in _SENTENCE_END.split(item.description) if part.strip()]
+        if len(sentences) < 2:
+            continue
+        sentence = sentences.pop(int(rng.integers(len(sentences))))
+        rest = " ".join(sentences)
+        if len(rest.split()) >= _MIN_WORDS and _is_new(sentence, f"{item.title} {rest}"):
+            left[at] = replace(item, description=rest)
+            queries.append((_plain(sentence), item.item_id))
+            if len(queries) == _QUERIES:
+                break
+    return HeldOut(left, queries)
+
+
+def rank_by_weight(
+    snapshot: Snapshot,
+    encode: Callable[[str], NDArray[np.float32]],
+    text: str,
+    depth: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> list[list[str]]:
+    """Return the ids of the first `depth` items of a search, for each of `WEIGHTS`.
+
+    `encode` maps the text to its embedding [D].
+    """
+    catalogue = snapshot.catalogue
+    _, matches = match_text(text, snapshot, encode, allowed=catalogue.servable, options=options)
+    weighted = (
+        replace(matches, parameters=replace(DEFAULTS, meaning=weight)) for weight in WEIGHTS
+    )
+    return [catalogue.vocabulary.ids_of(nearest(each, depth).tolist()) for each in weighted]
+
+
+def _gains(rankings: Sequence[Sequence[str]], item_id: str) -> NDArray[np.float64]:
+    """Return the gain [W] of an item's rank in each ranking."""
+    ranks = [first_relevant_rank(ranking, {item_id: 1.0}, _DEPTH) for ranking in rankings]
+    return ndcg_gains(np.array(ranks), _DEPTH)
+
+
+def _sample(items: Iterable[Item], rng: np.random.Generator) -> list[Item]:
+    """Return all items, or a uniform sample of very many (reservoir sampling, Vitter 1985)."""
+    sample: list[Item] = []
+    for count, item in enumerate(items):
+        if count < _MAX_ITEMS:
+            sample.append(item)
+        elif (at := int(rng.integers(count + 1))) < _MAX_ITEMS:
+            sample[at] = item
+    return sample
+
+
+def _is_new(text: str, others: str) -> bool:
+    """Whether a text has words, and other texts do not repeat it."""
+    words = " ".join(re.findall(r"\w+", text.casefold()))
+    return bool(words) and words not in " ".join(re.findall(r"\w+", others.casefold()))
+
+
+def _plain(text: str) -> str:
+    """Return a text without the operators of the query language."""
+    return re.sub('["*]', " ", text)
