@@ -30,7 +30,7 @@ _MIN_WORDS = 20  # that a sentence leaves of its description: fewer share none w
 _DEPTH = 100  # rank from which on an item counts as not found
 _TELL = 20  # queries between two calls of progress
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _COARSE = AttentionOptions(mode="coarse")  # far keys cannot come among the first ranks
 
 
@@ -141,7 +141,7 @@ def hold_out_sentences(items: Sequence[Item], rng: np.random.Generator) -> HeldO
     left, queries = list(items), list[tuple[str, str]]()
     for at in rng.permutation(len(items)).tolist():
         item = items[at]
-        sentences = [part for part in _SENTENCE_END.split(item.description) if part.strip()]
+        sentences = [part for part in SENTENCE_END.split(item.description) if part.strip()]
         if len(sentences) < 2:
             continue
         sentence = sentences.pop(int(rng.integers(len(sentences))))
