@@ -48,10 +48,15 @@ class FieldMatches:
 
     @property
     def offset(self) -> Tensor:
-        """Score less cosine [1, K]: BM25, and the factor of the cosines of the key's field."""
+        """Score less cosine [1, K]: BM25, and the factor of the cosines of the key's field.
+
+        Where words alone count, it is -inf for the keys of items that have none of them.
+        """
         factors = _cosine_factors(self.catalogue, self.parameters)
         factors = factors[self.catalogue.keys.codes[self.places]]
         by_words = self.parameters.lexical * self.bm25
+        if not self.parameters.meaning:
+            by_words = by_words.masked_fill(self.bm25 == 0, -torch.inf)
         return self.cosines * torch.from_numpy(factors - 1) + by_words
 
     def bias(

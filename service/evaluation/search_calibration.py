@@ -103,7 +103,7 @@ def choose_weight(gains: NDArray[np.float64]) -> float:
     """Choose the weight of meaning by the gains [Q, W] of held-out texts for each of `WEIGHTS`.
 
     The default is lowered to the next weight that finds no less than words alone. It is raised
-    while the next weight finds significantly more, by two standard errors of the paired difference.
+    while the next weight finds more, by over a standard error of the paired difference.
     Between these, it stays: a held-out text is in its author's words, as queries are not, so that
     it tells when meaning harms, and when more of it helps, but not when less would be enough.
     """
@@ -112,7 +112,7 @@ def choose_weight(gains: NDArray[np.float64]) -> float:
         at -= 1
     while at + 1 < len(WEIGHTS):
         more = gains[:, at + 1] - gains[:, at]
-        if not more.mean() > 2 * standard_error(more):
+        if not more.mean() > standard_error(more):
             break
         at += 1
     return WEIGHTS[at]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from models.ranking.search_parameters import DEFAULTS
 from models.text.static_encoder import StaticEncoder
+from service.cli.console import open_store
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.evaluation.search_calibration import (
@@ -82,7 +83,7 @@ def gains(*means: float) -> NDArray[np.float64]:
 
 
 def test_weight_stays_without_evidence() -> None:
-    """Equal gains, and gains within two standard errors, leave the default."""
+    """Equal gains, and gains within a standard error, leave the default."""
     same = gains(*[0.5] * len(WEIGHTS))
     assert choose_weight(same) == DEFAULTS.meaning
     noisy = same + np.random.default_rng(1).normal(scale=0.1, size=same.shape)
@@ -207,7 +208,8 @@ def test_an_import_calibrates_and_keeps_what_judgments_said(heed: Heed, tmp_path
     assert not search_file.exists()
     said = heed("import", "items", write(tmp_path / "some.jsonl", items[:160]))
     assert "titles and sentences, held out, find their items" in said.out, said.err
-    expected = calibrate(items[:160], EmbeddingCache(StaticEncoder()))
+    with open_store(tmp_path / "data") as store:
+        expected = calibrate(store.scan_items(), EmbeddingCache(StaticEncoder()))
     assert load_search_parameters(search_file, StaticEncoder.name) == expected.parameters
     said = heed("import", "items", write(tmp_path / "more.jsonl", items[:319]))
     assert (said.code, "held out" in said.out) == (0, False)
