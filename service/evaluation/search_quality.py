@@ -41,7 +41,7 @@ SUCCESS_AT, _NDCG_AT, RECALL_AT = 3, 10, 100
 _MIN_QUERIES = 20  # judged queries, with fewer of which nothing is fitted
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
-_TEMPERATURES = (0.03, 0.05, 0.07, 0.1, 0.14)
+_TEMPERATURES = (0.03, 0.045, 0.06, 0.085, 0.12)
 _BIASES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0)
 _SHARPNESS = (0.5, 1.0, 2.0)  # of a field's temperature over the general one
 
