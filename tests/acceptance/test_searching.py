@@ -284,7 +284,7 @@ def test_search_explanations_equal_those_of_score(
 
 def test_coarse_search_attends_a_short_memory_exactly(http: httpx.Client) -> None:
     """Coarse search attends a short memory exactly, so that each item has mass 1."""
-    found = search(http, user_id="u3", retrieval={"mode": "coarse", "k": 4})
+    found = search(http, user_id="u3", temperature=4.0, retrieval={"mode": "coarse", "k": 4})
     assert found["retrieval"] == "coarse"
     assert 0 < found["mass"] < 1
     assert [item["mass"] for item in found["items"]] == [1.0] * len(found["items"])
