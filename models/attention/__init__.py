@@ -15,7 +15,7 @@ every implementation of softmax attention by its path under `models/`, reference
 | `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |
 | `recommender.target_attention.target_attention` | All items as targets: no contexts are formed. |
 | `recommender.target_attention.target_attention_prefixes` | All prefixes: e^(s+b) = e^s · e^b. |
-| `recommender.target_attention.candidate_query` | Approximate: one context for all targets. |
+| `ranking.candidates.user_readout` | Approximate: one readout of a user for all targets. |
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
 | `encoder.encoder_block.attend_cached` | New events of many histories over cached rows. |
 | `encoder.numpy_step.attend_one` | One new event, in less time than torch takes to start. |

@@ -29,14 +29,14 @@ class HeadProjections(nn.Module):
     `tied` makes W_V the same matrix as W_K (values are keys).
     """
 
-    def __init__(self, dim: int, heads: int, *, tied: bool = False) -> None:
+    def __init__(self, dim: int, heads: int, size: int, *, tied: bool = False) -> None:
         super().__init__()
         self.heads = heads
-        self.w_q = nn.Linear(dim, dim, bias=False)
-        self.w_k = nn.Linear(dim, dim, bias=False)
+        self.w_q = nn.Linear(dim, heads * size, bias=False)
+        self.w_k = nn.Linear(dim, heads * size, bias=False)
         # None, not a second name for w_k: a shared tensor would be saved twice.
-        self.w_v = None if tied else nn.Linear(dim, dim, bias=False)
-        self.w_o = nn.Linear(dim, dim, bias=False)
+        self.w_v = None if tied else nn.Linear(dim, heads * size, bias=False)
+        self.w_o = nn.Linear(heads * size, dim, bias=False)
 
     @property
     def tied(self) -> bool:

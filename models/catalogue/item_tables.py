@@ -23,13 +23,13 @@ _BLOCK = 32_768  # items whose tables are made at once: making takes several tim
 class CowItemTables:
     """Item tables packed into two arrays, by what is read together.
 
-    Everything is read by item but `candidate_keys`, which candidates are compared in.
+    Everything is read by item but the vectors, which candidates are compared in.
     """
 
     heads: int
     tied: bool  # values are keys
-    _candidate_keys: CowArray[np.float32]  # [N, dim + H·d] vectors, then outputs
-    # [N, 2·H·d or 3·H·d] queries, keys, and values unless tied
+    _vectors: CowArray[np.float32]  # [N, dim]
+    # [N, 3·H·d or 4·H·d] queries, outputs, keys, and values unless tied
     _attended_rows: CowArray[np.float32]
     prior: Tensor  # [N]
 
@@ -37,9 +37,9 @@ class CowItemTables:
     def build(cls, make: MakeTables, count: int, *, tied: bool) -> CowItemTables:
         """Compute the tables of `count` items."""
         first = make(np.arange(min(count, _BLOCK)))
-        offered, attended = _packed(first, tied=tied)
+        vectors, attended = _packed(first, tied=tied)
         pages = cls(
-            first.queries.shape[0], tied, CowArray(offered), CowArray(attended), first.prior.clone()
+            first.queries.shape[0], tied, CowArray(vectors), CowArray(attended), first.prior.clone()
         )
         for begin in range(_BLOCK, count, _BLOCK):
             pages = pages.updated(make, np.arange(begin, min(count, begin + _BLOCK)))
@@ -52,17 +52,17 @@ class CowItemTables:
         """
         if not len(rows):
             return self
-        old = len(self._candidate_keys)
+        old = len(self._vectors)
         made = make(rows)
         before = rows < old
         at = rows[before]
-        offered, attended = _packed(made, tied=self.tied)
+        vectors, attended = _packed(made, tied=self.tied)
         prior = torch.cat([self.prior, made.prior[torch.from_numpy(~before)]])
         prior[torch.from_numpy(at)] = made.prior[torch.from_numpy(before)]
         return CowItemTables(
             self.heads,
             self.tied,
-            self._candidate_keys.updated(at, offered[before], offered[~before]),
+            self._vectors.updated(at, vectors[before], vectors[~before]),
             self._attended_rows.updated(at, attended[before], attended[~before]),
             prior,
         )
@@ -70,28 +70,19 @@ class CowItemTables:
     @property
     def tables(self) -> ItemTables:
         """The tables, as views that may not be written to."""
-        offered = torch.from_numpy(self._candidate_keys.array)
+        vectors = torch.from_numpy(self._vectors.array)
         attended = torch.from_numpy(self._attended_rows.array)
-        width = attended.shape[1] // (2 if self.tied else 3)
-        dim = offered.shape[1] - width
+        width = attended.shape[1] // (3 if self.tied else 4)
         parts = [attended[:, at : at + width] for at in range(0, attended.shape[1], width)]
-        queries, keys, values = parts[0], parts[1], parts[-1]
-        return ItemTables(
-            offered[:, :dim],
-            split_heads(queries, self.heads),
-            split_heads(keys, self.heads),
-            split_heads(values, self.heads),
-            split_heads(offered[:, dim:], self.heads),
-            self.prior,
+        queries, outputs, keys, values = (
+            split_heads(part, self.heads) for part in (*parts[:3], parts[-1])
         )
-
-    def candidate_keys(self, rows: slice = slice(None)) -> Tensor:
-        """The candidate keys of some items without the prior, [n, dim + H·d]."""
-        return torch.from_numpy(self._candidate_keys.array[rows])
+        return ItemTables(vectors, queries, keys, values, outputs, self.prior)
 
 
 def _packed(tables: ItemTables, *, tied: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    heads = [tables.queries, tables.keys] if tied else [tables.queries, tables.keys, tables.values]
-    offered = torch.cat([tables.vectors, merge_heads(tables.outputs)], 1)
+    heads = [tables.queries, tables.outputs, tables.keys]
+    if not tied:
+        heads.append(tables.values)
     attended = torch.cat([merge_heads(table) for table in heads], 1)
-    return offered.detach().numpy(), attended.detach().numpy()
+    return tables.vectors.detach().numpy(), attended.detach().numpy()

@@ -116,7 +116,7 @@ class Snapshot:
         catalogue = self.catalogue.with_keys(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
-            index = item_index(self.cow_tables)
+            index = item_index(self.tables)
         if len(keys) >= index_from:
             key_index = ann_index.build_index("ivf", keys, reuse_clusters=self.key_index)
         return replace(
@@ -216,10 +216,9 @@ class Snapshot:
         return "personal" if self.trained else "content"
 
 
-def item_index(pages: CowItemTables) -> CoarseIndex:
-    """Build an index of all items under `candidate_query`, whose last dimension is the prior's."""
-    offered, prior = pages.candidate_keys().numpy(), pages.prior.numpy()
-    return ann_index.build_index("pq", offered, bias=prior)
+def item_index(tables: ItemTables) -> CoarseIndex:
+    """Build an index of all items by vector and prior, the last dimension of a query."""
+    return ann_index.build_index("pq", tables.vectors.numpy(), bias=tables.prior.numpy())
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

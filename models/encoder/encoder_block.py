@@ -64,17 +64,14 @@ class EncoderBlock(nn.Module):
         added: Tensor = self.drop(torch.sigmoid(feed_gate) * self.down(silu(left) * right))
         return x + added
 
-    def forward(self, x: Tensor, source: Tensor, bucket: Tensor) -> Tensor:
-        """Run the block over whole windows.
+    def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
+        """Run the block over whole windows [B, L, dim].
 
-        Args:
-            x: the stream of the queries, [B, L, dim].
-            source: the stream of the keys and values, [B, L, dim].
-            bucket: int32 [B, L, L], `FUTURE_BUCKET` above the diagonal.
+        bucket: int32 [B, L, L], `FUTURE_BUCKET` above the diagonal.
         """
-        past = self.norm_attention(source)
-        queries, gate = self.queries_gates(past if x is source else self.norm_attention(x))
-        keys, values = self.keys_values(past)
+        normed = self.norm_attention(x)
+        queries, gate = self.queries_gates(normed)
+        keys, values = self.keys_values(normed)
         table = self.recency.table()
         return self.add_outputs(x, causal_attention(queries, keys, values, table, bucket), gate)
 

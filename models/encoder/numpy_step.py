@@ -67,7 +67,7 @@ class NumpyEncoder:
     """Appends single events to an encoder cache; holds a copy of the trained weights."""
 
     def __init__(self, encoder: HistoryEncoder) -> None:
-        self._norm_in = _Norm(encoder.norm_in)
+        self._norm_in, self._norm_out = _Norm(encoder.norm_in), _Norm(encoder.norm_out)
         self._gap = GAP_SCALE * _array(encoder.gap.weight)
         self._edges = AGE_EDGES.numpy()
         self._blocks = [_Block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
@@ -87,13 +87,11 @@ class NumpyEncoder:
             normed = block.norm(x)
             own = (block.key_value @ normed).reshape(2, heads, size)
             keys[number, :, old], values[number, :, old] = own
-            if number < blocks - 1:
-                context = block.attention_output(normed, keys[number], values[number], bucket)
-                x = block.feed_forward(x + context)
-        return EncoderCache(
-            torch.from_numpy(keys), torch.from_numpy(values), torch.from_numpy(times),
-            torch.from_numpy(x),
-        )  # fmt: skip
+            context = block.attention_output(normed, keys[number], values[number], bucket)
+            x = block.feed_forward(x + context)
+        states = np.empty((old + 1, len(x)), np.float32)
+        states[:old], states[old] = cache.states.numpy(), self._norm_out(x)
+        return EncoderCache(*map(torch.from_numpy, (keys, values, times, states)))
 
 
 def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
-from models.data.windows import newest_windows
+from models.data.windows import newest_windows, pad_windows
 from models.encoder.event_types import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.recommender import Recommender
@@ -28,7 +28,7 @@ class ModelRanker:
         model: Recommender,
         content: NDArray[np.float32],
         *,
-        attention: bool = True,
+        target_in_query: bool = True,
         reduced_precision: bool = False,
     ) -> None:
         """Precompute the item tables.
@@ -36,7 +36,7 @@ class ModelRanker:
         Args:
             model: in eval mode.
             content: text embeddings of its items [items, D].
-            attention: whether the scores include the target attention.
+            target_in_query: whether queries have the target's part beside the user's.
             reduced_precision: take matrix products in the dtype of training: twice as fast, and
                 accurate enough to choose an epoch by.
         """
@@ -44,8 +44,8 @@ class ModelRanker:
         self._device = device = model.prior.device
         dtype = product_dtype(device) if reduced_precision else torch.float32
         self._autocast = autocast(device, dtype)
-        # An untrained attention adds nothing and takes half of the time.
-        self._attention = attention and bool(model.cross_attention.w_o.weight.any())
+        # Where the target's part of the queries is zero, one readout serves all targets.
+        self._target_in_query = target_in_query and bool(model.cross_attention.w_q.weight.any())
         items = model.config.n_items
         with torch.inference_mode():
             self._tables = model.item_tables(
@@ -80,41 +80,65 @@ class ModelRanker:
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
         model, tables = self._model, self._tables
-        window = newest_windows(history, users, model.config.window)
-        events, times = self._to_device(window.items), self._to_device(window.timestamps)
-        types, lengths = self._to_device(window.types), self._to_device(window.lengths)
-        log_weights = torch.log(self._to_device(window.weights))
+        begins, ends = history.offsets[users], history.offsets[users + 1]
+        every = pad_windows(history, begins, ends)
+        events, times = self._to_device(every.items), self._to_device(every.timestamps)
+        types, lengths = self._to_device(every.types), self._to_device(every.lengths)
+        log_weights = torch.log(self._to_device(every.weights))
         batch = torch.arange(len(users), device=self._device)
         last = (lengths - 1).clamp(min=0)
-        at = times[batch, last]  # the attention's request time, which is not clamped
-        encoder_times = torch.full_like(times, NO_REQUEST_TIME)
+        newest = times[batch, last]
+        at = newest if request_times is None else self._to_device(request_times)
+        states, has_state = self._states(history, users, events.shape[1])
+        request = torch.full_like(at, NO_REQUEST_TIME)
         if request_times is not None:
-            newest, at = at, self._to_device(request_times)
-            encoder_times[batch, last] = model.clamp_request_time(at, newest)
+            request = model.clamp_request_time(at, newest)
+        some = (lengths > 0)[:, None]
+        user = model.user_states(states[batch, last], newest, request).float() * some
         total = tables.prior.expand(len(users), -1).clone()
-        if model.encoder is not None:
-            inputs = model.event_inputs(tables.vectors[events], types, log_weights)
-            states = model.user_states(inputs, times, encoder_times)[batch, last]
-            states = states.float() * (lengths > 0)[:, None]
+        if model.has_transitions:
             counts = [
                 self._counts(items[:length].flip(0), event_types[:length].flip(0))
                 for items, event_types, length in zip(
-                    events, types, window.lengths.tolist(), strict=True
+                    events, types, every.lengths.tolist(), strict=True
                 )
             ]
-            transitions = model.transition_scores(states, torch.stack(counts))
-            total += states @ tables.vectors.T + transitions
-        if self._attention:
-            distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
-            bias = model.memory_bias(distance, at[:, None] - times, log_weights, types)
-            bias = bias.transpose(0, 1).masked_fill((distance < 0)[:, None], -torch.inf)
-            keys = tables.keys[:, events].transpose(0, 1)  # (B, H, L, d)
-            values = tables.values[:, events].transpose(0, 1)
-            some = lengths > 0
-            if some.any():
-                total[some] += target_attention(tables, keys[some], values[some], bias[some])
+            total += model.transition_scores(user, torch.stack(counts))
+        distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
+        bias = model.memory_bias(distance, at[:, None] - times, log_weights, types)
+        hidden = (distance < 0) | ~some
+        bias = bias.transpose(0, 1).masked_fill(hidden[:, None], -torch.inf)
+        keys, values = model.attended_rows(tables.vectors[events], states, has_state)
+        query = model.user_query(user)  # (B, H, d)
+        bias = bias + (keys @ query[..., None])[..., 0].float() * query.shape[-1] ** -0.5
+        if self._target_in_query:
+            total += target_attention(tables, keys, values, bias)
+        else:
+            total += model.read_out(values, bias).float() @ tables.vectors.T
         scores: NDArray[np.float32] = total.cpu().numpy()
         return scores
+
+    def _states(
+        self, history: Interactions, users: NDArray[np.int32], length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Encode the newest events of histories: states [B, L, dim] and whether there is one."""
+        model = self._model
+        states = torch.zeros(len(users), length, model.config.dim, device=self._device)
+        has_state = torch.zeros(len(users), length, 1, device=self._device)
+        if model.encoder is None:
+            return states, has_state
+        window = newest_windows(history, users, model.config.window)
+        items, times = self._to_device(window.items), self._to_device(window.timestamps)
+        types = self._to_device(window.types)
+        log_weights = torch.log(self._to_device(window.weights))
+        inputs = model.event_inputs(self._tables.vectors[items], types, log_weights)
+        read = model.event_states(inputs, times).float()
+        for row, (size, total) in enumerate(
+            zip(window.lengths.tolist(), history.lengths[users].tolist(), strict=True)
+        ):
+            states[row, total - size : total] = read[row, :size]
+            has_state[row, total - size : total] = 1
+        return states, has_state
 
     def _counts(self, items: Tensor, types: Tensor) -> Tensor:
         """Count the transitions of one user, [S, N], from items and types, newest first."""

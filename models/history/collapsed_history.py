@@ -130,6 +130,7 @@ class CollapsedHistory:
             weights, items, table = self._items.weights.copy(), self._items.items, self._tables
         queries = snapshot.tables.queries[:, :: max(1, len(snapshot.has_vector) // _QUERIES)]
         metric = queries.mT @ queries / max(1, queries.shape[1])
+        metric += snapshot.model.user_query_moment()
         rows = torch.from_numpy(items)
         return ClusterTree(table, log(weights), table_rows=rows, metric=metric), weights
 
@@ -189,14 +190,6 @@ class CollapsedHistory:
         error = found.error.clone()
         error[:, own] /= left[..., 0]
         return found._replace(partial=PartialSoftmax(context, log_mass), error=error)
-
-    def mean_context(self) -> PartialSoftmax:
-        """The mean of the values, by their weights: attention of a zero query, [H, 1, d_v]."""
-        heads, _, width = self._tables.values.shape
-        nothing = torch.zeros(heads, 1, self._tables.keys.shape[2])
-        recent = PartialSoftmax.empty(heads, 1, width)
-        # Of the mean the moments of clusters are exact.
-        return self.attend(nothing, recent, max_error=math.inf).partial
 
     def top_events(
         self, query: Tensor, outputs: Tensor, total: Tensor, top: int

@@ -25,7 +25,7 @@ _EDGES = AGE_EDGES.numpy()
 
 
 def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-    """Order contributions [n] to a score: the largest positive first, then the most negative.
+    """Order contributions [..., n] to scores: the largest positive first, then the most negative.
 
     What lowers a score is never preferred to what raises it: a reason is given as "because of".
     """

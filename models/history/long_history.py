@@ -19,7 +19,7 @@ from models.encoder.event_types import UNKNOWN
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory
-from models.history.user_memory import UserMemory
+from models.history.user_memory import UserMemory, target_queries
 from models.recommender.target_attention import gather_rows
 
 REMAINDER = -(1 << 62)  # the source of the row that stands for all other older events
@@ -72,7 +72,7 @@ def attend_recent(
         user.bias / options.temperature,
         exclude_self(targets, user.rows) if options.exclude_self else None,
     )
-    query = gather_rows(snapshot.tables.queries, targets) / options.temperature
+    query = target_queries(snapshot, user, targets) / options.temperature
     return attend_blocks(query, [block])
 
 
@@ -92,7 +92,7 @@ def attend_long(
     if options.hard or options.temperature != 1:
         raise ValueError("options: a collapsed history is attended by the softmax at temperature 1")
     tables = snapshot.tables
-    query, outputs = gather_rows(tables.queries, targets), gather_rows(tables.outputs, targets)
+    query, outputs = target_queries(snapshot, user, targets), gather_rows(tables.outputs, targets)
     recent = attend_recent(snapshot, user, targets, options)
     use_clusters = options.mode == "coarse" or (
         options.mode == "auto" and len(collapsed) > options.crossover.rows(len(targets))
@@ -144,7 +144,8 @@ def expand_top_events(
     if user.collapsed is None:
         return user
     collapsed = user.collapsed
-    query, outputs = snapshot.tables.queries[:, target], snapshot.tables.outputs[:, target]
+    query = snapshot.tables.queries[:, target] + user.query
+    outputs = snapshot.tables.outputs[:, target]
     with collapsed.lock:
         collapsed.advance_to(user.at)
         history = collapsed.history

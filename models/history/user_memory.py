@@ -36,12 +36,13 @@ class UserMemory:
     age: Tensor  # int64 [m] microseconds at the request
     log_weights: Tensor  # [m]
     types: Tensor  # int64 [m] rows of the model's types, `UNKNOWN` for the profile
-    user_state: Tensor  # [dim] h_u, zero without events
+    user_state: Tensor  # [dim] m_u, zero without events
+    query: Tensor  # [H, d] of the user state, added to the query of every target
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
     history: UserHistory  # the history that this was built from
     at: int  # microseconds, the request's time, or one of which every age is in the same bucket
-    encoded: EncodedHistory | None  # what `user_state` was computed from, unless it was given
+    encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
     collapsed_count: int = 0  # of events in `collapsed` when this was built
 
@@ -53,7 +54,8 @@ class UserMemory:
         """Bytes held, without the history, the older events and the tables."""
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
-            *(self.log_weights, self.types, self.user_state, self.recent, self.recent_items),
+            *(self.log_weights, self.types, self.user_state, self.query),
+            *(self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
         return own + (0 if self.encoded is None else self.encoded.nbytes)
@@ -71,13 +73,13 @@ class EncodedHistory(NamedTuple):
     """Encoder states of a history, and their inputs, which tell where encoding can resume."""
 
     first_item: int  # number of the first event on an item that was read
-    events: Tensor  # [n, dim] what was read of them: `Recommender.read`
-    state: EncoderCache  # with their timestamps
+    events: Tensor  # [n, dim] what was read of them: `Recommender.event_inputs`
+    cache: EncoderCache  # with their states and timestamps
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self.events.nbytes + self.state.nbytes
+        return self.events.nbytes + self.cache.nbytes
 
 
 def encode(
@@ -107,20 +109,20 @@ def encode(
     first = start - history.before
     events = encoder_inputs(snapshot, history, source[first:], rows[first:])
     times = torch.from_numpy(history.timestamps[source[first:]])
-    state, read = None, 0
+    cache, read = None, 0
     if before is not None and before.first_item == start and len(before.events) <= len(events):
         size = len(before.events)
-        same = torch.equal(before.state.timestamps, times[:size])
+        same = torch.equal(before.cache.timestamps, times[:size])
         if same and torch.equal(before.events, events[:size]):
-            state, read = before.state, size
-    if state is None:
-        state = encoder.empty_cache()
+            cache, read = before.cache, size
+    if cache is None:
+        cache = encoder.empty_cache()
     if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
         for event, time in zip(events[read:], times[read:].tolist(), strict=True):
-            state = snapshot.stepper.append(state, event, time)
+            cache = snapshot.stepper.append(cache, event, time)
     else:
-        state = encoder.append(state, events[read:], times[read:])
-    return EncodedHistory(start, events, state)
+        cache = encoder.append(cache, events[read:], times[read:])
+    return EncodedHistory(start, events, cache)
 
 
 def encoder_inputs(
@@ -146,7 +148,6 @@ def build_memory(
     at: int,
     *,
     encoded: EncodedHistory | None = None,
-    user_state: Tensor | None = None,
     collapsed: CollapsedHistory | None = None,
 ) -> UserMemory:
     """Build the memory of a history: events that are not visible count as if they never happened.
@@ -156,12 +157,11 @@ def build_memory(
         history: what the requester did.
         at: the request's time, microseconds UTC; an event after it has age 0.
         encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
-        user_state: h_u [dim], where the caller already has it.
         collapsed: its first events, collapsed; the memory's rows are then those of the others.
     """
     if collapsed is not None:
         newer = history.newest(collapsed.count, collapsed.attendable)
-        near = build_memory(snapshot, newer, at, encoded=encoded, user_state=user_state)
+        near = build_memory(snapshot, newer, at, encoded=encoded)
         source = np.where(near.source < 0, near.source, near.source + collapsed.count)
         return replace(near, source=source, collapsed=collapsed, collapsed_count=collapsed.count)
     tables = snapshot.tables
@@ -184,11 +184,17 @@ def build_memory(
     distance = torch.arange(len(source) - 1, -1, -1)
     age = (at - times).clamp(min=0)
 
-    if user_state is None:
-        encoded = encode(snapshot, history, source, rows, encoded)
-        user_state = _user_state(snapshot.model, encoded, at)
+    encoded = encode(snapshot, history, source, rows, encoded)
+    on_items = (rows >= 0).nonzero().flatten()
+    projections = snapshot.model.state_attention
+    if encoded is not None and projections is not None and len(encoded.cache):
+        # Rows that the encoder did not read keep the keys and values of their items alone.
+        read = on_items[-len(encoded.cache) :]
+        keys[read] += projections.keys(encoded.cache.states)
+        values[read] += projections.values(encoded.cache.states)
+    user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
-    recent = (rows >= 0).nonzero().flatten().flip(0)[: snapshot.model.cooccurrence_window.depth + 1]
+    recent = on_items.flip(0)[: snapshot.model.cooccurrence_window.depth + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
     profile = _profile(snapshot, history)
     if profile is not None:
@@ -214,6 +220,7 @@ def build_memory(
         log_weights,
         types,
         user_state,
+        snapshot.model.user_query(user_state),
         recent,
         recent_items,
         history,
@@ -223,11 +230,12 @@ def build_memory(
 
 
 def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> Tensor:
-    """h_u [dim] at a request's time."""
-    if model.encoder is None or encoded is None or not len(encoded.state):
+    """Return the user state m_u [dim] at a request's time."""
+    if model.encoder is None or encoded is None or not len(encoded.cache):
         return torch.zeros(model.config.dim)
-    asked = model.clamp_request_time(torch.tensor(at), encoded.state.timestamps[-1])
-    return model.encoder.user_state(encoded.state, int(asked))
+    newest = encoded.cache.timestamps[-1]
+    request_time = model.clamp_request_time(torch.tensor(at), newest)
+    return model.encoder.at_request(encoded.cache.states[-1], newest, request_time)
 
 
 def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
@@ -243,6 +251,11 @@ def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray
     attendable &= history.types != MASKED
     source = np.flatnonzero(attendable)
     return source, torch.from_numpy(np.where(inside, history.rows, -1)[source].astype(np.int64))
+
+
+def target_queries(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
+    """Compute the queries [H, T, d] of targets, item rows int64 [T], over a user's memory."""
+    return gather_rows(snapshot.tables.queries, targets) + user.query[:, None]
 
 
 def _profile(snapshot: Snapshot, history: UserHistory) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -7,13 +7,12 @@ near to each other are encoded in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
@@ -27,7 +26,6 @@ from models.history.user_memory import (
     encoder_inputs,
 )
 from models.ranking.scoring import score
-from models.recommender.recommender import Recommender
 
 # Histories without events so near to each other are encoded in one pass. Measured: a pass costs as
 # much as 35 events in it, and what some of them need not have read anew is less than that.
@@ -54,49 +52,47 @@ def scores_without(
         dict: the score of each (source, item row).
     """
     found: dict[tuple[int, int], float] = {}
-    summaries = _summaries(snapshot, user, list(targets))
-    for (source, rows), summary in zip(targets.items(), summaries, strict=True):
-        less = build_memory(
-            snapshot, user.history.without(_place(user, source)), user.at, user_state=summary
-        )
+    for source, encoded in _encoded_without(snapshot, user, list(targets)):
+        rows = targets[source]
+        history = user.history.without(_place(user, source))
+        less = build_memory(snapshot, history, user.at, encoded=encoded)
         less = replace(less, collapsed=user.collapsed)
         totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), options).total.tolist()
         found |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
     return found
 
 
-def _summaries(snapshot: Snapshot, user: UserMemory, sources: Sequence[int]) -> Tensor:
-    """Return h_u [J, dim] of the history without each of the sources [J]."""
-    summaries = user.user_state.repeat(len(sources), 1)
-    model, encoded = snapshot.model, user.encoded
-    encoder = model.encoder
+def _encoded_without(
+    snapshot: Snapshot, user: UserMemory, sources: Sequence[int]
+) -> Iterator[tuple[int, EncodedHistory | None]]:
+    """Yield each of the sources, and the encoded history without it; None = to be encoded."""
+    encoder, encoded = snapshot.model.encoder, user.encoded
     if encoder is None or encoded is None:
-        return summaries
+        yield from ((source, None) for source in sources)
+        return
     before = user.history.before
-    asked = np.array([_place(user, source) for source in sources])
+    places = np.array([_place(user, source) for source in sources])
     source, rows = attendable_events(snapshot, user.history)
     source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
-    read = np.flatnonzero(np.isin(asked, source))  # of the others it knows nothing
-    if not len(read):
-        return summaries
-    places = np.searchsorted(source, asked[read])
+    is_read = np.isin(places, source)  # of the others it knows nothing
+    yield from ((each, encoded) for each, read in zip(sources, is_read, strict=True) if not read)
     left = len(source) - 1
-    if left < 1:
-        summaries[read] = 0
-        return summaries
-    start = window_start(before + left, model.config.window) - before
+    if left < 1 or not is_read.any():
+        yield from ((each, None) for each, read in zip(sources, is_read, strict=True) if read)
+        return
+    start = window_start(before + left, snapshot.model.config.window) - before
     if start != encoded.first_item - before:
         events = encoder_inputs(snapshot, user.history, source[start:], rows[start:])
         times = torch.from_numpy(user.history.timestamps[source[start:]])
-        encoded = EncodedHistory(
-            start + before, events, encoder.append(encoder.empty_cache(), events, times)
-        )
+        cache = encoder.append(encoder.empty_cache(), events, times)
+        encoded = EncodedHistory(start + before, events, cache)
     # One event more than the window that is left: without an earlier event, its first one is past.
-    gone, row = np.unique(np.maximum(places - start, 0), return_inverse=True)
-    parts = np.split(gone, np.flatnonzero(np.diff(gone // _NEAR)) + 1)
-    each = torch.cat([_summaries_of(model, encoder, encoded, part, user.at) for part in parts])
-    summaries[read] = each[row]
-    return summaries
+    gone = np.maximum(np.searchsorted(source, places[is_read]) - start, 0)
+    order = np.argsort(gone, kind="stable")
+    asked = [each for each, read in zip(sources, is_read, strict=True) if read]
+    for part in np.split(order, np.flatnonzero(np.diff(gone[order] // _NEAR)) + 1):
+        less = _without_each(encoder, encoded, gone[part])
+        yield from zip((asked[number] for number in part.tolist()), less, strict=True)
 
 
 def _place(user: UserMemory, source: int) -> int:
@@ -104,17 +100,17 @@ def _place(user: UserMemory, source: int) -> int:
     return source if source < 0 or user.collapsed is None else source - user.collapsed.count
 
 
-def _summaries_of(
-    model: Recommender,
-    encoder: HistoryEncoder,
-    read: EncodedHistory,
-    gone: NDArray[np.int64],
-    at: int,
-) -> Tensor:
-    """Return h_u [G, dim] of the encoded history without each of the ascending places [G]."""
-    shared = min(int(gone[0]), len(read.events) - 2)  # so that something follows
-    after = torch.arange(shared, len(read.events)).expand(len(gone), -1)
+def _without_each(
+    encoder: HistoryEncoder, encoded: EncodedHistory, gone: NDArray[np.int64]
+) -> list[EncodedHistory]:
+    """Return the encoded history without each of the ascending places [G], in one pass."""
+    size = len(encoded.events)
+    shared = min(int(gone[0]), size - 2)  # so that something follows
+    after = torch.arange(shared, size).expand(len(gone), -1)
     after = after[after != torch.from_numpy(gone)[:, None]].view(len(gone), -1)  # (G, n)
-    times = read.state.timestamps[after]
-    asked = model.clamp_request_time(torch.tensor(at), times[:, -1])
-    return encoder.branch(read.state, shared, read.events[after], times, asked)
+    events = encoded.events[after]
+    caches = encoder.branch(encoded.cache, shared, events, encoded.cache.timestamps[after])
+    return [
+        EncodedHistory(encoded.first_item, torch.cat([encoded.events[:shared], own]), cache)
+        for own, cache in zip(events, caches, strict=True)
+    ]

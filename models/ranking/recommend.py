@@ -12,14 +12,15 @@ from torch import Tensor
 
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot, popular_first
-from models.data.row_sets import RowIndices, sorted_union
+from models.data.row_sets import RowIndices
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
+from models.ranking.candidates import candidates
 from models.ranking.scoring import Scores, score
-from models.recommender.target_attention import candidate_query
 
-# Scoring every item is the true ranking, so it is done while targets × rows stay below this:
-# measured by `make bench`, about 30 ms on one core.
+# Without an encoder the user's part of the queries is zero, and candidates are no more than near.
+# Every item is then scored while targets × rows stay below this: measured by `make bench`, about
+# 30 ms on one core.
 EXACT_WORK = 2_000_000
 CANDIDATES = 500  # items that reach the target attention otherwise, at least
 _SHARE = 400  # one in so many does: of a million near copies, the best 20 are spread that far
@@ -63,10 +64,13 @@ def recommend(
     if not len(user):
         ranked = popular_first(snapshot, np.flatnonzero(allowed))
         rows = ranked[: max(limit, CANDIDATES if diversity else limit)]
-    elif options.mode == "exact" or count * _cost(user, options) <= EXACT_WORK:
-        rows = np.flatnonzero(allowed)
     else:
-        rows = candidates(snapshot, user, allowed, candidate_count(user, limit, count, options))
+        wanted = candidate_count(user, limit, count, options)
+        small = snapshot.model.encoder is None and count * _cost(user, options) <= EXACT_WORK
+        if options.mode == "exact" or small or count <= wanted:
+            rows = np.flatnonzero(allowed)
+        else:
+            rows = candidates(snapshot, user, allowed, wanted, options)
     exact = not len(user) or len(rows) == count
     scores = score(snapshot, user, rows, options)
     # Without a memory the rows are in order of popularity, from which a trained prior may differ.
@@ -89,59 +93,10 @@ def candidate_count(
     return max(CANDIDATES, 4 * limit, many)
 
 
-@torch.inference_mode()
-def candidates(
-    snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], count: int
-) -> RowIndices:
-    """Return the allowed items of the largest approximate scores, ascending.
-
-    One inner product with the user's pooled query stands for every target's own attention. It
-    selects `count` of the indexed items, and `count` of the newer ones, which are compared exactly.
-    `count` items with the largest transition counts are added, and for repeat consumption the
-    user's newest items.
-    """
-    beside = None
-    if user.collapsed is not None:
-        with user.collapsed.lock:
-            beside = user.collapsed.mean_context()
-    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias, beside)
-    alone = query[:-1]  # the last is 1, times the prior
-    first = snapshot.indexed_items  # 0 without an index
-    found = np.zeros(0, dtype=np.int64)
-    if snapshot.index is not None:
-        inside = snapshot.index.search(alone[None].numpy(), count, allow=allowed[:first])[0]
-        found = inside[inside >= 0]
-    open_rows = np.flatnonzero(allowed[first:]) + first
-    if len(open_rows) > count:
-        near = snapshot.cow_tables.candidate_keys(slice(first, None)) @ alone
-        near += snapshot.tables.prior[first:]
-        near = near.masked_fill(~torch.from_numpy(allowed[first:]), -torch.inf)
-        open_rows = torch.topk(near, count).indices.numpy() + first
-    counted = _counted(snapshot, user, count)
-    return sorted_union(found, open_rows, counted[allowed[counted]])
-
-
 def _cost(user: UserMemory, options: AttentionOptions) -> float:
     """Return the cost of attending for one target, in rows."""
     older = 0 if user.collapsed is None else min(len(user.collapsed), options.crossover.many)
     return len(user.memory) + older
-
-
-def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
-    """Return candidates by transition counts, which the pooled query does not contain.
-
-    The items that most often followed the newest ones; and these themselves if they are repeated.
-    """
-    trained, model = snapshot.trained, snapshot.model
-    if trained is None or not model.has_transitions or not len(user.recent):
-        return np.zeros(0, dtype=np.int64)
-    after = model.transition_counts.top(user.recent_items, count)
-    ids = [trained.item_ids[item] for item in after.tolist()]
-    rows = snapshot.catalogue.rows(ids).astype(np.int64)
-    if not model.counts_repeats:
-        return rows
-    taken, _ = user.taken(model.config.dislike_type)
-    return np.concatenate([rows, taken.numpy()])
 
 
 def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Tensor:

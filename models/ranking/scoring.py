@@ -1,7 +1,6 @@
-"""Score targets as the sum of four parts: sequence, transitions, attention and prior.
+"""Score targets as the sum of three parts: attention over the user's memory, transitions, prior.
 
-Sequence, transitions and prior come from `models.recommender.recommender`, the attention from the
-user's memory. `models.training.losses` forms the same sum when it trains.
+`models.training.losses` forms the same sum when it trains.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.long_history import attend_long, attend_recent, concat_targets
-from models.history.user_memory import UserMemory
+from models.history.user_memory import UserMemory, target_queries
 from models.recommender.target_attention import gather_rows
 
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
@@ -26,12 +25,11 @@ _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured
 
 
 class Scores(NamedTuple):
-    """Scores of T targets: total = sequence + transitions + attention + prior."""
+    """Scores of T targets: total = attention + transitions + prior."""
 
     total: Tensor  # [T]
-    sequence: Tensor  # [T]
-    transitions: Tensor  # [T]
     attention: Tensor  # [T]
+    transitions: Tensor  # [T]
     prior: Tensor  # [T]
     mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
     mode: Literal["exact", "coarse"]  # coarse: clusters stood for some rows of a long history
@@ -57,12 +55,10 @@ def score(
     """
     if not len(targets):
         none = torch.zeros(0)
-        return Scores(none, none, none, none, none, none, "exact", len(user))
-    tables = snapshot.tables
+        return Scores(none, none, none, none, none, "exact", len(user))
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
-    sequence = tables.vectors.index_select(0, chosen) @ user.user_state
-    transitions = _transitions(snapshot, user, chosen, again=not options.exclude_self)
-    prior = tables.prior.index_select(0, chosen)
+    transitions = transition_scores(snapshot, user, chosen, again=not options.exclude_self)
+    prior = snapshot.tables.prior.index_select(0, chosen)
     mode: Literal["exact", "coarse"] = "exact"
     error = scanned = whole = None
     if user.collapsed is not None:
@@ -80,21 +76,34 @@ def score(
             _attend_exact(snapshot, user, block, options) for block in torch.split(chosen, step)
         ]
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
-    total = sequence + transitions + attention + prior
+    total = attention + transitions + prior
     return Scores(
-        total, sequence, transitions, attention, prior, mass, mode, len(user),
-        error, scanned, whole,
-    )  # fmt: skip
+        total, attention, transitions, prior, mass, mode, len(user), error, scanned, whole
+    )
 
 
-def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
-    """Return the transitions part [T]: by what followed the newest items, and by repetition.
+def transition_scores(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool
+) -> Tensor:
+    """Return the transitions part [T] of targets. Arguments as in `target_counts`."""
+    counts = target_counts(snapshot, user, targets, again=again)
+    return snapshot.model.transition_scores(user.user_state, counts)
 
-    again: whether earlier events on the target itself count.
+
+def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
+    """Count what followed the newest items, and repetitions, for each target: [S, T].
+
+    Zero without transitions.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory` with the same snapshot.
+        targets: item rows, int64 [T].
+        again: whether earlier events on the target itself count.
     """
     model = snapshot.model
     if not model.has_transitions or not len(user.recent):
-        return torch.zeros(len(targets))
+        return torch.zeros(1 + model.counts_repeats, len(targets))
     rows = snapshot.trained_rows.index_select(0, targets)
     after = model.transition_counts.sums(user.recent_items)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
@@ -103,7 +112,7 @@ def _transitions(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again
         depth = model.cooccurrence_window.depth
         items = items[:depth][liked[:depth] & again]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
-    return model.transition_scores(user.user_state, torch.stack(counts))
+    return torch.stack(counts)
 
 
 def _attend_exact(
@@ -116,7 +125,7 @@ def _attend_exact(
     tables = snapshot.tables
     if options.hard:
         context = attend(
-            gather_rows(tables.queries, targets),  # (H, T, d)
+            target_queries(snapshot, user, targets),  # (H, T, d)
             user.memory.keys.transpose(0, 1),
             user.memory.values.transpose(0, 1),
             bias=user.bias[:, None],  # (H, 1, m)

@@ -20,7 +20,7 @@ from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
 
 ItemCounts = NDArray[np.int64]
 
-ARTIFACT_FORMAT = 4
+ARTIFACT_FORMAT = 5
 _ITEM_COUNTS = "item_counts"  # name of the tensor beside the weights
 _INTEGER_BUFFERS = {"transition_items": torch.int32, "max_request_gap": torch.int64}
 WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE = "weights.safetensors", "model.json", "items.json"
@@ -122,10 +122,12 @@ class TrainedModel:
                     raise ValueError(f"weight {name} must be {wanted}, not {weight.dtype}")
             # Checked before a model of the described size is allocated.
             last = f"encoder.blocks.{config.blocks - 1}.out.weight"
+            width = config.attention_heads * (config.dim // config.heads)
             if (
                 tensors["content_projection.weight"].shape != (config.dim, config.content_dim)
                 or tensors["transition_items"].shape
                 != (config.n_items, config.transitions_per_item)
+                or tensors["cross_attention.w_q.weight"].shape != (width, config.dim)
                 or (config.blocks and last not in tensors)
             ):
                 raise ValueError(f"its weights are not of the shape in {DESCRIPTION_FILE}")

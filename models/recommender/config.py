@@ -7,7 +7,7 @@ from typing import Any
 
 _MINIMUM = {
     "n_items": 0, "content_dim": 1, "dim": 1, "heads": 1, "blocks": 0, "transitions_per_item": 0,
-    "window": 1, "n_event_types": 1, "dislike_type": -1, "dislike_heads": 0,
+    "attention_heads": 1, "window": 1, "n_event_types": 1, "dislike_type": -1, "dislike_heads": 0,
 }  # fmt: skip
 
 
@@ -21,8 +21,9 @@ class RecommenderConfig:
     n_items: int  # rows of the id embedding
     content_dim: int = 256  # dimension of the text embeddings
     dim: int = 128
-    heads: int = 4
-    blocks: int = 3  # of the history encoder; 0 disables the sequence and transition parts
+    heads: int = 4  # of the encoder; those of the target attention are of the same size
+    attention_heads: int = 4  # of the target attention
+    blocks: int = 3  # of the history encoder; 0 disables the transition part
     transitions_per_item: int = 512  # largest counts kept of each item; 0 disables the part
     window: int = 240  # recent events that the encoder reads, three quarters of them at least
     dropout: float = 0.3
@@ -50,7 +51,7 @@ class RecommenderConfig:
         types, dislike = self.n_event_types, self.dislike_type
         if dislike >= types or (dislike >= 0 and types < 2):
             raise ValueError(f"dislike_type must be one of several types, not {dislike}")
-        if self.dislike_heads and (dislike < 0 or self.dislike_heads >= self.heads):
+        if self.dislike_heads and (dislike < 0 or self.dislike_heads >= self.attention_heads):
             raise ValueError("dislike_heads must leave other heads, and needs a dislike_type")
 
     def with_event_types(
@@ -63,7 +64,7 @@ class RecommenderConfig:
             dislike_type: the event type of dislikes, or -1.
             has_dislikes: whether the log has any; one head is then theirs if another is left.
         """
-        heads = 1 if has_dislikes and self.heads > 1 else 0
+        heads = 1 if has_dislikes and self.attention_heads > 1 else 0
         return replace(self, n_event_types=types, dislike_type=dislike_type, dislike_heads=heads)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,11 +1,17 @@
 """The recommender: item tower, history encoder and target cross-attention as one module.
 
-    s(u, c) = ⟨x_c, h_u⟩ + λ(h_u)·log(1 + counts) + Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + prior_c
-               sequence     transitions               target attention              popularity
+    s(u, c) = Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + λ(m_u)·log(1 + counts) + prior_c
+                     attention                     transitions          popularity
 
-x is the item vector, h_u the encoder's user state at the request time, α the softmax over the
-user's memory with per-head position, age and type biases, v = W_V x and o_c = W_O^T x_c. The
-transition counts are 2 F_u(c), how often c followed the user's last items in other histories;
+x is the item vector, h_j the encoder's state of event j, and m_u the user state: the newest event's
+state and the time since. The rows of the attention are events and profile entries:
+
+    q^h_c = W_Q LN(x_c) + W_S m_u + b    k^h_j = W_K LN(x_j) + W_KS h_j
+    o^h_c = W_O^T x_c                    v^h_j = W_V LN(x_j) + W_VS h_j
+
+α is the softmax of ⟨q, k⟩ / √d with per-head position, age and type biases. A row that the encoder
+has not read, as an event older than its window or a profile entry, has the terms of its item alone.
+The transition counts are 2 F_u(c), how often c followed the user's last items in other histories;
 a next-basket model with repeat consumption adds how often the user took c, and the prior of a
 next-basket model includes the recent popularity.
 """
@@ -21,7 +27,7 @@ from models.encoder.history_encoder import HistoryEncoder
 from models.encoder.recency_bias import POSITION_BUCKETS, RecencyBias
 from models.recommender.config import RecommenderConfig
 from models.recommender.recent_popularity import HALF_LIVES
-from models.recommender.target_attention import ItemTables
+from models.recommender.target_attention import ItemTables, StateProjections
 from models.recommender.transition_counts import (
     BASKET_WINDOW,
     SEQUENCE_WINDOW,
@@ -62,8 +68,10 @@ class Recommender(nn.Module):
         self.register_buffer("transition_sums", torch.zeros(shape))
         self.register_buffer("max_request_gap", torch.tensor(MAX_REQUEST_GAP))
         self.item_norm = nn.LayerNorm(dim)
-        self.cross_attention = HeadProjections(dim, heads, tied=config.tied_values)
-        nn.init.zeros_(self.cross_attention.w_o.weight)  # an untrained attention adds nothing
+        heads, size = config.attention_heads, dim // config.heads
+        self.cross_attention = HeadProjections(dim, heads, size, tied=config.tied_values)
+        self.state_attention = StateProjections(dim, heads, size) if config.blocks else None
+        self._initialise_attention()
         self.recency = RecencyBias(heads)
         types, dislikes = config.n_event_types, (config.dislike_type, config.dislike_heads)
         self.event_embedding = EventEmbedding(types, dim) if config.blocks else None
@@ -75,9 +83,28 @@ class Recommender(nn.Module):
         self.recent_popularity_weight = nn.Parameter(weights) if config.next_basket else None
         self.register_buffer("recent_popularity", popularity if config.next_basket else None)
 
+    def _initialise_attention(self) -> None:
+        """Start with the mean of the newest states as the readout, whatever the target.
+
+        Without an encoder the attention adds nothing before it is trained.
+        """
+        attention, states = self.cross_attention, self.state_attention
+        if states is None:
+            nn.init.zeros_(attention.w_o.weight)
+            return
+        for projection in (attention.w_q, attention.w_k, attention.w_v):
+            if projection is not None:
+                nn.init.zeros_(projection.weight)
+        dim, width = attention.w_o.weight.shape
+        with torch.no_grad():
+            copies = torch.eye(dim).repeat(-(-width // dim), 1)[:width]
+            attention.w_o.weight.copy_(copies.T / (width / dim))
+            nn.init.normal_(states.value.weight, std=0.2 / dim**0.5)
+            states.value.weight += copies
+
     @property
     def has_transitions(self) -> bool:
-        """Whether there is a transition part; λ is a function of the encoder's user state."""
+        """Whether there is a transition part; λ is a function of the user state."""
         return self.encoder is not None and self.config.transitions_per_item > 0
 
     @property
@@ -166,7 +193,7 @@ class Recommender(nn.Module):
         normed, attention = self.item_norm(vectors), self.cross_attention
         keys = attention.keys(normed)
         values = keys if attention.tied else attention.values(normed)
-        outputs = split_heads(normed @ attention.w_o.weight, self.config.heads)
+        outputs = split_heads(vectors @ attention.w_o.weight, attention.heads)
         return ItemTables(vectors, attention.queries(normed), keys, values, outputs, prior)
 
     # ------------------------------------------------------------------ parts of the score
@@ -199,15 +226,81 @@ class Recommender(nn.Module):
         type_bias: Tensor = self.type_bias(types)
         return bias + type_bias
 
-    def user_states(self, events: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
-        """Compute h_t of each prefix, [B, L, dim]; zero without an encoder.
+    def event_states(self, events: Tensor, timestamps: Tensor) -> Tensor:
+        """Compute the encoder's state of each event, [B, L, dim].
 
         Arguments as in `HistoryEncoder.forward`.
         """
         if self.encoder is None or events.shape[1] == 0:
             return torch.zeros_like(events)
-        states: Tensor = self.encoder(events, timestamps, request_times)
+        states: Tensor = self.encoder(events, timestamps)
         return states
+
+    def user_states(self, states: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
+        """Compute m [..., dim] from the states of newest events; zero without an encoder.
+
+        Arguments as in `HistoryEncoder.at_request`.
+        """
+        if self.encoder is None:
+            return states
+        return self.encoder.at_request(states, timestamps, request_times)
+
+    def attended_rows(
+        self, vectors: Tensor, states: Tensor, has_state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute keys and values, [B, H, L, d] each, of the events of windows.
+
+        Args:
+            vectors: item vectors, [B, L, dim].
+            states: of the encoder, [B, L, dim].
+            has_state: [B, L, 1], 0 for a row with the key and the value of its item alone.
+        """
+        attention, normed = self.cross_attention, self.item_norm(vectors)
+        keys = attention.keys(normed)
+        values = keys if attention.tied else attention.values(normed)
+        if self.state_attention is None:
+            return keys, values
+        read = has_state[..., None].to(keys.dtype)
+        keys = keys + (self.state_attention.keys(states) * read).transpose(1, 2)
+        return keys, values + (self.state_attention.values(states) * read).transpose(1, 2)
+
+    def read_out(self, values: Tensor, scores: Tensor) -> Tensor:
+        """Attend by scores that are the same for every target.
+
+        Args:
+            values: [B, H, L, d].
+            scores: [B, H, L]; -inf hides a row; without a visible row a head adds nothing.
+
+        Returns:
+            Tensor: r [B, dim], whose product with an item's vector is the attention part.
+        """
+        weights = torch.softmax(scores, -1).nan_to_num(0.0).to(values.dtype)
+        readout: Tensor = self.cross_attention.w_o((weights[:, :, None] @ values).flatten(1))
+        return readout
+
+    def user_query(self, user_state: Tensor) -> Tensor:
+        """Project user states [..., dim] to the addend of every target's query, [..., H, d].
+
+        Zero without an encoder.
+        """
+        if self.state_attention is None:
+            heads, size = self.config.attention_heads, self.config.dim // self.config.heads
+            return user_state.new_zeros(*user_state.shape[:-1], heads, size)
+        queries: Tensor = self.state_attention.queries(user_state)
+        return queries
+
+    def user_query_moment(self) -> Tensor:
+        """Return an estimate of the mean of q qᵀ over user queries q, [H, d, d].
+
+        User states are layer-normed, so that about the identity is the mean of m mᵀ.
+        """
+        heads = self.config.attention_heads
+        if self.state_attention is None:
+            return torch.zeros(heads, 1, 1)
+        query = self.state_attention.query
+        dim = query.weight.shape[1]
+        weight, bias = query.weight.view(heads, -1, dim), query.bias.view(heads, -1)
+        return weight @ weight.mT + bias[:, :, None] * bias[:, None]
 
     def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
         """Clamp a request time to at most `max_request_gap` after the newest event.
@@ -218,10 +311,10 @@ class Recommender(nn.Module):
         return torch.minimum(request_time, newest + self.max_request_gap)
 
     def transition_scores(self, user_state: Tensor, counts: Tensor) -> Tensor:
-        """Compute Σ_s λ_s(h)·log(1 + counts_s).
+        """Compute Σ_s λ_s(m)·log(1 + counts_s).
 
         Args:
-            user_state: h, [..., dim].
+            user_state: m, [..., dim].
             counts: of the targets [..., S, T]: 2F and, if the model `counts_repeats`, the user's
                 own counts.
         """
@@ -234,14 +327,14 @@ def content_only_model(dimension: int) -> Recommender:
 
     Layer-normed unit vectors have length √d, so a score is √d·cos(c, j): sharp enough that the most
     similar events count most. Its values point back at content, so that the attention part is the
-    mean cosine of a target with the attended events. There is no sequence part.
+    mean cosine of a target with the attended events.
 
     Args:
         dimension: of the text embeddings.
     """
     config = RecommenderConfig(
         n_items=0, content_dim=dimension, dim=dimension, heads=1, blocks=0, transitions_per_item=0,
-        tied_values=True,
+        attention_heads=1, tied_values=True,
     )  # fmt: skip
     model = Recommender(config)
     attention, eye = model.cross_attention, torch.eye(dimension)
@@ -251,6 +344,6 @@ def content_only_model(dimension: int) -> Recommender:
         for projection in (attention.w_q, attention.w_k, attention.w_v):
             if projection is not None:
                 projection.weight.copy_(eye)
-        attention.w_o.weight.copy_(eye / dimension)
+        attention.w_o.weight.copy_(eye / dimension**0.5)
         model.recency.position.copy_(-torch.linspace(0, 1, POSITION_BUCKETS))
     return model.eval()

@@ -66,13 +66,13 @@ class TransitionCounts(NamedTuple):
         best, at = torch.topk(total[rows], min(count, len(rows)))
         return rows[at[best > 0]]
 
-    def shares(self, recent: Tensor, target: int) -> Tensor:
-        """Return what each recent item adds to F(target), [min(n, depth)]."""
+    def shares(self, recent: Tensor, targets: Tensor) -> Tensor:
+        """Return what each recent item adds to F of targets, int64 [T]: [T, min(n, depth)]."""
         recent, decay = self._weighted(recent)
-        if target < 0:
-            return self.counts.new_zeros(len(recent))
-        matches = (self.items[recent.clamp(min=0)] == target) & (recent >= 0)[:, None]
-        return (self.counts[recent.clamp(min=0)] * matches).sum(1) * decay
+        rows = recent.clamp(min=0)
+        # -1, a target outside the table, is no item of it.
+        matches = self.items[rows] == targets[:, None, None]  # (T, n, K)
+        return (matches * self.counts[rows]).sum(2) * (decay * (recent >= 0))
 
     def _weighted(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Return the recent items that count, and their weights."""

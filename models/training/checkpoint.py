@@ -16,7 +16,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout
 
-HEADER = b"heed training 3\n"  # the number changes with the fields of a checkpoint
+HEADER = b"heed training 4\n"  # the number changes with the fields of a checkpoint
 _DIGEST = hashlib.sha256().digest_size
 
 

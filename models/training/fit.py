@@ -69,10 +69,10 @@ def fit(
 ) -> TrainingResult:
     """Train a recommender by full cross-entropy over the catalogue at every event.
 
-    First the encoder, the item tower and the transitions; then the target attention, with
-    everything else frozen. Beyond `train_config.full_softmax_items` items the partition function
-    is estimated from uniform negatives and the batch's own targets, each stratum with its exact
-    weight.
+    First everything but the target's part of the queries, by the exact softmax; then the attention
+    with the target in its queries, by a sampled softmax and with everything else frozen. Beyond
+    `train_config.full_softmax_items` items the partition function of the first is estimated from
+    uniform negatives and the batch's own targets, each stratum with its exact weight.
 
     Args:
         log: the training events.
@@ -178,18 +178,18 @@ class _TrainingRun:
 
     def _stages(self) -> list[Stage]:
         model, config = self._model, self._config
-        attention: list[nn.Module] = [model.item_norm, model.cross_attention, model.recency]
-        if model.type_bias is not None:
-            attention.append(model.type_bias)
-        rest = [part for part in model.children() if part not in attention]
-        tokens = config.attention_batch_tokens
+        every, tokens = list(model.children()), config.attention_batch_tokens
         if model.encoder is None:
-            parts = [*rest, *attention]
-            return [Stage("attention", config.epochs, tokens, parts, trains_prior=True)]
-        stages = [Stage("sequence", config.epochs, config.batch_tokens, rest, trains_prior=True)]
+            return [Stage("sampled", config.epochs, tokens, every, trains_prior=True)]
+        stages = [Stage("full", config.epochs, config.batch_tokens, every, trains_prior=True)]
         if config.attention_epochs:
+            attention: list[nn.Module | None] = [
+                model.item_norm, model.cross_attention, model.state_attention, model.recency,
+                model.type_bias,
+            ]  # fmt: skip
+            parts = [part for part in attention if part is not None]
             epochs = config.attention_epochs
-            stages.append(Stage("attention", epochs, tokens, attention, trains_prior=False))
+            stages.append(Stage("sampled", epochs, tokens, parts, trains_prior=False))
         return stages
 
     def _train(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
@@ -208,7 +208,8 @@ class _TrainingRun:
         if resume is not None:
             first, validations_since_best = resume.epoch + 1, resume.validations_since_best
             self._restore(trainer, resume)
-        loss = self._losses.sequence if stage.name == "sequence" else self._losses.attention
+        losses = self._losses
+        loss = losses.full_softmax if stage.name == "full" else losses.sampled_softmax
         for epoch in range(first, stage.epochs + 1):
             if validations_since_best >= config.patience:
                 break
@@ -217,7 +218,7 @@ class _TrainingRun:
                 self._report(before + epoch, total, step, steps, mean)
             record = {"epoch": float(before + epoch), "loss": mean}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
-            if self._validation is not None and (due or stage.name == "attention"):
+            if self._validation is not None and (due or stage.name == "sampled"):
                 self._latest = metrics = self._validate(trainer.ema, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:

@@ -1,4 +1,4 @@
-"""The two training losses: the sequence loss with transitions, and the target attention's loss."""
+"""The training losses: exact without the target in the query, sampled with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from models.attention.multihead import merge_heads
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
+from models.encoder.causal_attention import causal_attention, causal_buckets
 from models.encoder.event_types import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.recent_popularity import RecentPopularity
@@ -25,6 +27,7 @@ from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch, WindowBatches
 
 CHUNK_LOGITS = 640_000  # logits at once, few enough to stay in the cache
+_STATELESS = 0.2  # of the windows with rows without states: those without any state
 ATTENTION_SAMPLE = 256  # items drawn for each window of the target attention beside its targets
 
 
@@ -36,6 +39,15 @@ class TrainingStep(NamedTuple):
     keep_id: Tensor  # bool [N], items that keep their id in this step
     vectors: Tensor  # [C, dim] of the softmax's items
     prior: Tensor  # [C] popularity and sampling correction
+
+
+class AttendedRows(NamedTuple):
+    """What the prefixes of B windows of L events attend to, and by what."""
+
+    keys: Tensor  # [B, H, L, d]
+    values: Tensor  # [B, H, L, d]
+    users: Tensor  # [B, L, dim] the user state of each prefix
+    queries: Tensor  # [B, H, L, d] the users' part of the queries
 
 
 class TrainingLosses:
@@ -76,16 +88,19 @@ class TrainingLosses:
         )
         self._dtype = product_dtype(device)
 
-    def sequence(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
-        """Compute the mean cross-entropy of sequence + transitions + prior."""
+    def full_softmax(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
+        """Compute the mean cross-entropy with queries that are the same for every target.
+
+        One readout of each prefix then stands for the attention of all targets.
+        """
         step = self.draw(windows)
         batch = step.batch
         with autocast(self._device, self._dtype):
-            events = self._item_vectors(batch.inputs, step.keep_id)
-        states = self._user_states(step, events).flatten(0, 1)
+            rows = self._attended_rows(step, self._item_vectors(batch.inputs, step.keep_id))
+            readout = self._read_out(batch, rows).float()
         loss = chunked_cross_entropy(
-            states,
-            self._count_scales(states),
+            batch.visible_state(readout).flatten(0, 1),
+            self._count_scales(batch.visible_state(rows.users.float()).flatten(0, 1)),
             step.vectors,
             step.prior,
             # An item in the padding need not have a column, and any column will do.
@@ -96,41 +111,40 @@ class TrainingLosses:
         )
         return loss, float(batch.target_weights.sum())
 
-    def attention(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
-        """Compute the mean cross-entropy of the whole score.
+    def sampled_softmax(self, windows: NDArray[np.int64]) -> tuple[Tensor, float]:
+        """Compute the mean cross-entropy with the target in the query, over a sample of the items.
 
-        With an encoder only the target attention gets a gradient. Each window is trained on its
-        own targets and on a sample of the items that the rest of the score ranks high there.
+        Each window is trained on its own targets and on a sample of the items that the model
+        without the target in its queries ranks high there. With an encoder, the encoder gets no
+        gradient.
         """
-        model = self._model
-        attention = model.cross_attention
-        with torch.set_grad_enabled(model.encoder is None and torch.is_grad_enabled()):
-            step = self.draw(windows)
-            batch, own = step.batch, step.items.columns(step.batch.targets)
-            events = self._item_vectors(batch.inputs, step.keep_id)
-            logits = self._frozen_logits(step, events)
-            if self._exclude_seen:
-                logits = logits.masked_fill(seen_columns(batch, step.items, own), MASKED_LOGIT)
-        columns, correction = sample_columns(logits.detach(), own, batch.valid, ATTENTION_SAMPLE)
+        model, step = self._model, self.draw(windows)
+        batch, own = step.batch, step.items.columns(step.batch.targets)
+        with autocast(self._device, self._dtype):
+            rows = self._attended_rows(step, self._item_vectors(batch.inputs, step.keep_id))
+            with torch.no_grad():
+                readout = batch.visible_state(self._read_out(batch, rows).float())
+        rest = self._rest_logits(step, batch.visible_state(rows.users.float()))
+        logits = rest.detach() + readout @ step.vectors.detach().T
+        if self._exclude_seen:
+            logits = logits.masked_fill_(seen_columns(batch, step.items, own), MASKED_LOGIT)
+        columns, correction = sample_columns(logits, own, batch.valid, ATTENTION_SAMPLE)
+        # The sample has items that a window saw early, which its later targets are not among.
+        hidden = logits.gather(2, columns[:, None].expand(-1, logits.shape[1], -1)) <= MASKED_LOGIT
         with autocast(self._device, self._dtype):
             tables = model.project_items(step.vectors, step.prior)
-            normed = model.item_norm(events)
-            keys = attention.keys(normed)
-            values = keys if attention.tied else attention.values(normed)
-        bias = self._memory_bias(batch)
-        with autocast(self._device, self._dtype):
             attended = target_attention_prefixes(
                 tables.queries[:, columns].transpose(0, 1),  # (B, H, P, d)
                 tables.outputs[:, columns].transpose(0, 1),
-                keys,
-                values,
-                bias,
+                rows.keys,
+                rows.values,
+                self._prefix_bias(batch, rows),
             )
         width = batch.inputs.shape[1]
-        frozen = logits.gather(2, columns[:, None].expand(-1, width, -1)) + correction[:, None]
+        others = rest.gather(2, columns[:, None].expand(-1, width, -1)) + correction[:, None]
         target = (columns[:, None] == own[:, :, None]).int().argmax(2)  # (B, L)
         weights = batch.target_weights[batch.valid]
-        scores = (frozen + attended)[batch.valid]
+        scores = (others + attended).masked_fill(hidden, MASKED_LOGIT)[batch.valid]
         losses = cross_entropy(scores, target[batch.valid], reduction="none")
         return (losses * weights).sum() / weights.sum().clamp(min=1e-30), float(weights.sum())
 
@@ -157,25 +171,57 @@ class TrainingLosses:
     def _item_vectors(self, rows: Tensor, keep_id: Tensor) -> Tensor:
         return self._model.item_vectors(rows, self._content[rows], keep_id[rows])
 
-    def _user_states(self, step: TrainingStep, events: Tensor) -> Tensor:
-        """Encode the user state that each target sees, [B, L, dim], from its item vectors."""
-        batch, model = step.batch, self._model
-        with autocast(self._device, self._dtype):
-            inputs = model.event_inputs(events, batch.types, batch.log_weights)
-            states = model.user_states(inputs, batch.timestamps, batch.request_times)
-        return batch.visible_state(states.float())
+    def _attended_rows(self, step: TrainingStep, events: Tensor) -> AttendedRows:
+        """Compute the rows that prefixes attend to, from the item vectors [B, L, dim] of events.
 
-    def _frozen_logits(self, step: TrainingStep, events: Tensor) -> Tensor:
-        """Compute sequence + transitions + prior at each position, [B, L, C]."""
-        states = self._user_states(step, events)
-        logits = states @ step.vectors.T
-        scales = self._count_scales(states).unbind(-1)
+        A share of the windows has rows without states, as the events have that are older than the
+        encoder's window; and some have no state at all, as a profile without events has none.
+        """
+        batch, model = step.batch, self._model
+        inputs = model.event_inputs(events, batch.types, batch.log_weights)
+        states = model.event_states(inputs, batch.timestamps)
+        users = model.user_states(states, batch.timestamps, batch.request_times)
+        count, length = batch.inputs.shape
+        chosen, every = torch.rand(2, count, 1).unbind()
+        cut = (torch.rand(count, 1) * length).long()
+        cut = torch.where(every < _STATELESS, length, cut) * (chosen < self._config.item_rows_share)
+        has_state = (torch.arange(length) >= cut)[..., None].to(states.dtype)
+        users = users * (cut < length)[..., None].to(users.dtype)
+        keys, values = model.attended_rows(events, states, has_state)
+        return AttendedRows(keys, values, users, model.user_query(users).transpose(1, 2))
+
+    def _read_out(self, batch: WindowBatch, rows: AttendedRows) -> Tensor:
+        """Attend from each prefix by its user's query alone: r_t [B, L, dim]."""
+        latest = torch.where(
+            batch.request_times == NO_REQUEST_TIME, batch.timestamps, batch.request_times
+        )
+        model, row_bias = (
+            self._model,
+            batch.log_weights.expand(self._model.config.attention_heads, -1, -1),
+        )
+        if model.type_bias is not None:
+            row_bias = row_bias + model.type_bias(batch.types)
+        context = causal_attention(
+            rows.queries.transpose(0, 1),
+            rows.keys.transpose(0, 1),
+            rows.values.transpose(0, 1),
+            model.recency.table(),
+            causal_buckets(batch.timestamps, latest),
+            row_bias if bool(row_bias.any()) else None,
+        )  # (H, B, L, d)
+        readout: Tensor = model.cross_attention.w_o(merge_heads(context.transpose(0, 1)))
+        return readout
+
+    def _rest_logits(self, step: TrainingStep, users: Tensor) -> Tensor:
+        """Compute transitions + prior at each position, [B, L, C], from user states."""
+        logits = step.prior.expand(*users.shape[:2], -1)
+        scales = self._count_scales(users).unbind(-1)
         for scale, counts in zip(scales, self._log_counts(step), strict=True):
             logits = logits + scale[..., None] * counts.view_as(logits)
-        return logits + step.prior
+        return logits
 
-    def _memory_bias(self, batch: WindowBatch) -> Tensor:
-        """Compute the target attention's bias of each prefix, [B, H, L, L]; -inf hides a row."""
+    def _prefix_bias(self, batch: WindowBatch, rows: AttendedRows) -> Tensor:
+        """Compute the scores of each prefix without the target, [B, H, L, L]; -inf hides a row."""
         newest = batch.newest_inputs()
         distance = newest[..., None] - torch.arange(batch.inputs.shape[1])  # (L, L) or (B, L, L)
         latest = batch.visible_state(batch.timestamps)
@@ -187,7 +233,10 @@ class TrainingLosses:
             batch.types[:, None],
         )
         future = (distance < 0).expand(bias.shape[1:])
-        return bias.transpose(0, 1).masked_fill(future[:, None], -torch.inf)
+        bias = bias.transpose(0, 1).masked_fill(future[:, None], -torch.inf)
+        queries = batch.visible_state(rows.queries.transpose(1, 2)).transpose(1, 2)
+        scores: Tensor = bias + (queries @ rows.keys.mT).float() * queries.shape[-1] ** -0.5
+        return scores
 
     def _count_scales(self, states: Tensor) -> Tensor:
         """Return the factor of each of `_log_counts`, [..., S], from user states [..., dim]."""

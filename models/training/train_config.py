@@ -22,6 +22,7 @@ class TrainConfig:
     attention_batch_tokens: int = 1_600  # padded positions while the target attention is trained
     id_dropout: float = 0.1  # share of items that lose their id in a step, so that text must work
     request_time_share: float = 0.75  # of windows that see their targets' times, as a service does
+    item_rows_share: float = 0.25  # of windows whose older rows have no state, as in long histories
     ema_decay: float = 0.998  # of the exponential moving average of the weights, which is served
     sampled_negatives: int = 4_096  # for catalogues beyond `full_softmax_items`
     full_softmax_items: int = 20_000

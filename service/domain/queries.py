@@ -81,7 +81,8 @@ class Requester:
     exclude_self: bool = False
     at: int | None = None  # request time; None = now
     explain: int = 0  # events in each item's explanation
-    explain_exact: bool = False  # also recompute the score without each of these events
+    explain_effects: bool = False  # also what the score loses without each of these events
+    explain_exact: bool = False  # the same exactly, by scoring the history without each
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +181,9 @@ class Contribution:
     type: str
     timestamp: int | None
     weight: float  # mean over heads of the softmax weight
-    contribution: float  # signed; all rows' contributions sum to the attention part
-    without: float  # estimated score without this row; its effect on the sequence part is ignored
-    without_exact: float | None = None  # recomputed score without this event; None if not requested
+    contribution: float  # signed; all rows' contributions and the prior sum to the score
+    effect: float | None = None  # what the score loses without this row; None: not requested
+    effect_is_exact: bool = False  # False: estimated
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def attend_user(
 ) -> AttendResult:
     """Attend over every row of a user's memory through the model's projections.
 
-    The target is an item row, or a vector of the content space.
+    The target is an item row, or a vector of the content space; the user's part is in its query.
 
     Raises:
         Invalid: when another number of heads than the model's is requested, or a vector is not of
@@ -77,13 +77,13 @@ def attend_user(
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
     memory = user.memory
     if isinstance(target, int):
-        vector = snapshot.tables.queries[:, target]  # (H, d)
+        vector = snapshot.tables.queries[:, target]
         if query.exclude_self:
             memory = replace(memory, bias=user.bias.masked_fill(user.rows == target, -math.inf))
     else:
         _check_content(snapshot, target)
         vector = snapshot.projected(target).queries[:, 0]
-    return _attend(query, vector[None], memory, None, snapshot.version)
+    return _attend(query, (vector + user.query)[None], memory, None, snapshot.version)  # (1, H, d)
 
 
 def attend_catalogue(

@@ -50,7 +50,7 @@ async def _event_ids(
 def _contribution(
     snapshot: Snapshot, events: EventColumns, reason: Reason, event_ids: Mapping[int, str | None]
 ) -> Contribution:
-    numbers = (reason.weight, reason.contribution, reason.without, reason.without_exact)
+    numbers = (reason.weight, reason.contribution, reason.effect, reason.effect_is_exact)
     titles = snapshot.catalogue.titles
     if reason.source < 0:
         interest = events.interests[-1 - reason.source]

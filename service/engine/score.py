@@ -40,9 +40,8 @@ def score_answer(
         catalogue.vocabulary.ids_of(rows.tolist()),
         scores.total.tolist(),
         catalogue.titles.take(rows),
-        scores.sequence.tolist(),
-        scores.transitions.tolist(),
         scores.attention.tolist(),
+        scores.transitions.tolist(),
         scores.prior.tolist(),
         scores.mass.tolist(),
         strict=True,
@@ -52,16 +51,11 @@ def score_answer(
             "item_id": item_id,
             "score": total,
             "title": title,
-            "parts": {
-                "sequence": sequence,
-                "transitions": transitions,
-                "attention": attention,
-                "prior": prior,
-            },
+            "parts": {"attention": attention, "transitions": transitions, "prior": prior},
             "reason": reason,
             "mass": mass,
         }
-        for item_id, total, title, sequence, transitions, attention, prior, mass in columns
+        for item_id, total, title, attention, transitions, prior, mass in columns
     ]
     if requester.explain:
         for item, explanation in zip(items, explanations, strict=True):

@@ -108,9 +108,9 @@ def compare(
         done = fit_model(task.train, content, task.validation, preset, seed, progress)
         _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
         if seed == first_seed and ablate:
-            # The attention is trained last, the rest frozen: without it, the rest is unchanged.
-            alone = ModelRanker(done.model, content, attention=False)
-            _judge(table, f"{HEED} without target attention", task, alone, done.seconds)
+            # The target's part of the queries is trained last: without it, the rest is unchanged.
+            alone = ModelRanker(done.model, content, target_in_query=False)
+            _judge(table, f"{HEED} without the target in the query", task, alone, done.seconds)
     if ablate:
         for name, changed, text, other in _ablations(task, content, preset):
             done = fit_model(other.train, text, other.validation, changed, first_seed, progress)

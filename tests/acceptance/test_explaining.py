@@ -1,4 +1,4 @@
-"""Explanations of scores over HTTP: sums of parts and contributions, and `without`."""
+"""Explanations of scores over HTTP: contributions and the prior sum to the score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
-from service.domain.timestamps import from_rfc3339
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from tests.support.reference_model import ReferenceModel
@@ -106,8 +105,9 @@ class Published:
         content = fields.sum(0) / np.linalg.norm(fields.sum(0))
         return self.reference.vector(self.row(name), content)
 
-    def summary(self, names: list[str], times: list[int]) -> Any:
-        return self.reference.summary([self.vector(name) for name in names], times, NOON)
+    def encode(self, names: list[str], times: list[int]) -> Any:
+        """The states of events and the user state at noon."""
+        return self.reference.encode([self.vector(name) for name in names], times, NOON)
 
     def shares(self, names: list[str], target: str) -> list[float]:
         """What the events add to F(target), newest first."""
@@ -117,78 +117,22 @@ class Published:
         recent = [self.row(name) for name in names[::-1]]
         return self.reference.transitions(summary, recent, self.row(target))
 
-    def stored(self, http: httpx.Client, user: str) -> tuple[list[str], list[int], list[str]]:
-        """Items of the catalogue, times and ids of a user's events as the service orders them."""
-        page = http.get(f"/v1/users/{user}/history", params={"limit": 1000}).json()["events"]
-        known = [event for event in page[::-1] if event["item_id"] in self.catalogue]
-        times = [from_rfc3339(event["timestamp"]) for event in known]
-        return [e["item_id"] for e in known], times, [e["event_id"] for e in known]
-
 
 @pytest.mark.parametrize("how", HOWS)
 def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict[str, Any]) -> None:
-    """Parts sum to the score, and so do sequence, contributions and prior."""
+    """Parts sum to the score, and so do contributions and prior."""
     for item in score(http, user, **how):
         parts, reasons = item["parts"], item["explanation"]
         assert sum(parts.values()) == pytest.approx(item["score"], abs=1e-4)
         told = sum(reason["contribution"] for reason in reasons)
-        assert parts["sequence"] + told + parts["prior"] == pytest.approx(item["score"], abs=1e-4)
+        assert told + parts["prior"] == pytest.approx(item["score"], abs=1e-4)
         contributions = [reason["contribution"] for reason in reasons]
         assert contributions == sorted(contributions, reverse=True)
         assert "unknown" not in {reason["item_id"] for reason in reasons}
 
 
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.3}, {"hard": True}])
-def test_without_is_the_score_after_deleting_the_event(
-    server: Server, http: httpx.Client, user: str, how: dict[str, Any]
-) -> None:
-    """`without` changes the score as deleting the event changes attention and transitions.
-
-    The attention part is what it becomes. The transitions are what follows the events that are
-    left, under the λ of the whole history: the sequence part, which λ is read off, is taken as it
-    is.
-    """
-    is_trained = Registry(server.data / MODELS_FOLDER).current() is not None
-    published = Published(server, http) if is_trained else None
-    compared = 0
-    for event in history(user):
-        event_id = event["event_id"]
-        before = score(http, user, **how)
-        if published is not None:
-            summary = published.summary(*published.stored(http, user)[:2])
-        http.delete(f"/v1/users/{user}/history/{event_id}").raise_for_status()
-        after = score(http, user, **how)
-        left = [] if published is None else published.stored(http, user)[0]
-        post(http, [event])
-        for old, new in zip(before, after, strict=True):
-            assert event_id not in {reason["event_id"] for reason in new["explanation"]}
-            change = new["parts"]["attention"] - old["parts"]["attention"]
-            if published is not None:
-                follow = published.transitions(summary, left, old["item_id"])
-                change += follow - old["parts"]["transitions"]
-            told = [r["without"] for r in old["explanation"] if r["event_id"] == event_id]
-            for without in told:  # none where it had no weight and nothing followed it
-                assert without - old["score"] == pytest.approx(change, abs=1e-4), event_id
-                compared += 1
-    assert 0 < compared <= 14 * len(TARGETS) if how.get("hard") else compared == 14 * len(TARGETS)
-
-
-def test_without_of_an_interest_is_the_score_after_withdrawing_it(
-    http: httpx.Client, user: str
-) -> None:
-    """`without` of a profile interest is the score after the interest is withdrawn."""
-    before = score(http, user)
-    http.put(f"/v1/users/{user}", json={"interests": [item_id(1, 9)]}).raise_for_status()
-    after = score(http, user)
-    for old, new in zip(before, after, strict=True):
-        (reason,) = [r for r in old["explanation"] if r["title"] == GENRES[2]]
-        assert (reason["event_id"], reason["item_id"], reason["type"]) == (None, None, "profile")
-        change = new["parts"]["attention"] - old["parts"]["attention"]
-        assert reason["without"] - old["score"] == pytest.approx(change, abs=1e-4)
-
-
 def test_score_without_the_only_event_is_the_prior(http: httpx.Client) -> None:
-    """Deleting the only event leaves the prior, and `without` drops attention and transitions."""
+    """Deleting the only event leaves the prior: its effect is attention and transitions."""
     post(http, [{"user_id": "once", "event_id": "once", "item_id": TARGETS[0]}])
     before = score(http, "once")
     http.delete("/v1/users/once/history/once").raise_for_status()
@@ -196,7 +140,7 @@ def test_score_without_the_only_event_is_the_prior(http: httpx.Client) -> None:
         (reason,) = old["explanation"]
         assert reason["weight"] == pytest.approx(1)
         gone = old["parts"]["attention"] + old["parts"]["transitions"]
-        assert reason["without"] == pytest.approx(old["score"] - gone, abs=1e-5)
+        assert reason["effect"] == pytest.approx(gone, abs=1e-5)
         assert new["score"] == new["parts"]["prior"] == old["parts"]["prior"]
         assert (new["reason"], new["explanation"]) == ("popular", [])
 
@@ -211,20 +155,21 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
         past = [event for event in events() if event.user_id == user]
         names, times = [e.item_id for e in past], [e.timestamp or 0 for e in past]
         vectors = [published.vector(name) for name in names]
-        summary = published.summary(names, times)
+        states, summary = published.encode(names, times)
         for item in items:
             target = published.vector(item["item_id"])
             weights, gains = published.reference.attention(
                 target,
                 vectors,
                 vectors,
+                user=summary,
+                states=states,
                 distances=list(range(len(past)))[::-1],
                 ages=[NOON - time for time in times],
                 weights=[1.0] * len(past),
             )
             row = published.row(item["item_id"])
             parts = {
-                "sequence": summary @ target,
                 "transitions": published.transitions(summary, names, item["item_id"]),
                 "attention": (weights * gains).sum(),
                 "prior": published.reference.state["prior"][row],
@@ -245,19 +190,17 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
 
 
 def test_age_is_measured_from_the_request(trained: Server) -> None:
-    """A later request time changes the sequence and attention parts of the same history."""
+    """A later request time changes the attention part of the same history."""
     with trained.client() as http:
         post(http, history("aged"))
         now, later = (score(http, "aged", at=at)[0]["parts"] for at in (AT, "2026-01-01T15:00:00Z"))
-    assert abs(now["sequence"] - later["sequence"]) > 1e-4
     assert abs(now["attention"] - later["attention"]) > 1e-4
 
 
-def test_sequence_is_constant_beyond_the_horizon(trained: Server) -> None:
-    """Beyond the horizon the sequence part does not depend on the request time."""
+def test_transitions_are_constant_beyond_the_horizon(trained: Server) -> None:
+    """Beyond the horizon the user state does not depend on the request time."""
     with trained.client() as http:
         post(http, history("gone"))
         years, decades = (score(http, "gone", at=at)[0]["parts"]
                           for at in ("2031-01-01T12:00:00Z", "2061-01-01T12:00:00Z"))  # fmt: skip
-    assert years["sequence"] == pytest.approx(decades["sequence"], abs=1e-6)
     assert years["transitions"] == pytest.approx(decades["transitions"], abs=1e-6)

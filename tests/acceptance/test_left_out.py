@@ -1,4 +1,4 @@
-"""`explain_exact` over HTTP: `without_exact` equals the score after deletion of the event."""
+"""Effects over HTTP: with `explain_exact` the score falls by them when the event is deleted."""
 
 from __future__ import annotations
 
@@ -34,10 +34,16 @@ def personal(item: dict[str, Any]) -> float:
     return float(item["score"] - item["parts"]["prior"])
 
 
+def exact_effect(reason: dict[str, Any]) -> float:
+    """Return the effect of a reason, which must be exact."""
+    assert reason["effect_is_exact"] is True
+    return float(reason["effect"])
+
+
 def compare(
     http: httpx.Client, user: str, event: dict[str, Any], **how: Any
 ) -> list[tuple[float, float]]:
-    """Pair each target's `without_exact` of an event with its score after deletion of the event.
+    """Pair each target's score less an event's effect with its score after its deletion.
 
     The event is stored again afterwards.
     """
@@ -47,7 +53,7 @@ def compare(
     after = score(http, user, **how)
     post(http, [event])
     return [
-        (reason["without_exact"] - old["parts"]["prior"], personal(new))
+        (personal(old) - exact_effect(reason), personal(new))
         for old, new in zip(before, after, strict=True)
         for reason in old["explanation"]
         if reason["event_id"] == event_id
@@ -70,10 +76,10 @@ def long_history(user: str, length: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_without_exact_is_the_score_after_deleting_the_event(
+def test_the_score_falls_by_the_effect_of_a_deleted_event(
     http: httpx.Client, how: dict[str, Any]
 ) -> None:
-    """`without_exact` of an event equals the score after its deletion, to 1e-4."""
+    """The effect of an event is what the score loses by its deletion, to 1e-4."""
     user, compared = "left", 0
     post(http, history(user))
     http.put(f"/v1/users/{user}", json={"interests": [GENRES[2]]}).raise_for_status()
@@ -87,10 +93,10 @@ def test_without_exact_is_the_score_after_deleting_the_event(
 # Of 251 events the encoder reads 151, and of the 250 that are left 200: its window begins
 # elsewhere. Of 230 and of 229 it reads from the same place on.
 @pytest.mark.parametrize(("length", "begins"), [(230, 50), (251, 100)])
-def test_without_exact_holds_before_and_within_the_window(
+def test_effects_hold_before_and_within_the_window(
     http: httpx.Client, length: int, begins: int
 ) -> None:
-    """`without_exact` is correct for events before and within the encoder's window."""
+    """Effects are correct for events before and within the encoder's window."""
     user = f"long-{length}"
     events = long_history(user, length)
     post(http, events)
@@ -105,20 +111,19 @@ def test_without_exact_holds_before_and_within_the_window(
             assert told == pytest.approx(real, abs=1e-4)
 
 
-def test_without_exact_of_an_interest_is_the_score_after_withdrawing_it(http: httpx.Client) -> None:
-    """`without_exact` of a profile interest equals the score after it is withdrawn."""
+def test_the_score_falls_by_the_effect_of_a_withdrawn_interest(http: httpx.Client) -> None:
+    """The effect of a profile interest is what the score loses by its withdrawal."""
     post(http, history("fond"))
     http.put("/v1/users/fond", json={"interests": [GENRES[2], item_id(1, 9)]}).raise_for_status()
     before = score(http, "fond")
     http.put("/v1/users/fond", json={"interests": [item_id(1, 9)]}).raise_for_status()
     for old, new in zip(before, score(http, "fond"), strict=True):
         (reason,) = [r for r in old["explanation"] if r["title"] == GENRES[2]]
-        told = reason["without_exact"] - old["parts"]["prior"]
-        assert told == pytest.approx(personal(new), abs=1e-4)
+        assert personal(old) - exact_effect(reason) == pytest.approx(personal(new), abs=1e-4)
 
 
-def test_without_exact_of_an_inline_event_is_the_score_without_it(http: httpx.Client) -> None:
-    """`without_exact` of an inline event equals the score of a request without the event."""
+def test_the_score_falls_by_the_effect_of_an_inline_event(http: httpx.Client) -> None:
+    """The effect of an inline event is what a request without the event loses."""
     session = [{"item_id": item_id(g, 2), "timestamp": f"2026-01-01T11:0{g}:00Z"} for g in range(4)]
     asked: dict[str, Any] = {"item_ids": TARGETS, "explain": 50, "explain_exact": True}
     whole = ask(http, "/v1/score", history=session, **asked)
@@ -126,13 +131,11 @@ def test_without_exact_of_an_inline_event_is_the_score_without_it(http: httpx.Cl
         rest = [other for at, other in enumerate(session) if at != number]
         for old, new in zip(whole, ask(http, "/v1/score", history=rest, **asked), strict=True):
             (told,) = [r for r in old["explanation"] if r["item_id"] == event["item_id"]]
-            assert told["without_exact"] - old["parts"]["prior"] == pytest.approx(
-                personal(new), abs=1e-4
-            )
+            assert personal(old) - exact_effect(told) == pytest.approx(personal(new), abs=1e-4)
 
 
-def test_recommend_and_search_report_the_without_exact_of_score(http: httpx.Client) -> None:
-    """Recommend and search report the same `without_exact` as /v1/score."""
+def test_recommend_and_search_report_the_effects_of_score(http: httpx.Client) -> None:
+    """Recommend and search report the same exact effects as /v1/score."""
     post(http, history("found"))
     how: dict[str, Any] = {"user_id": "found", "explain": 8, "explain_exact": True}
     for path, asked in (
@@ -144,33 +147,53 @@ def test_recommend_and_search_report_the_without_exact_of_score(http: httpx.Clie
         scored = ask(http, "/v1/score", item_ids=ids, **how)
         assert len(items) == 12
         for item, same in zip(items, scored, strict=True):
-            told = {r["event_id"]: r["without_exact"] for r in item["explanation"]}
-            again = {r["event_id"]: r["without_exact"] for r in same["explanation"]}
+            told = {r["event_id"]: exact_effect(r) for r in item["explanation"]}
+            again = {r["event_id"]: exact_effect(r) for r in same["explanation"]}
             assert len(told) == 8
             assert told == pytest.approx(again, abs=1e-4)
 
 
-def test_explain_exact_only_adds_its_field(http: httpx.Client) -> None:
-    """`explain_exact` adds `without_exact` to each reason and changes no other value."""
+def test_effects_are_computed_where_they_are_requested(http: httpx.Client) -> None:
+    """/v1/score estimates effects by default, a list does when asked; nothing else changes."""
     post(http, history("plain"))
-    exact, plain = score(http, "plain"), score(http, "plain", explain_exact=False)
-    for one, other in zip(exact, plain, strict=True):
-        assert all("without_exact" not in reason for reason in other["explanation"])
-        assert [reason.pop("without_exact", None) is None for reason in one["explanation"]] == (
-            [False] * len(other["explanation"])
-        )
-    assert exact == plain
+    fields = ("effect", "effect_is_exact")
+
+    def without_effects(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for item in items:
+            for reason in item["explanation"]:
+                assert [reason.pop(field, None) is not None for field in fields] == [True, True]
+        return items
+
+    exact, estimated = score(http, "plain"), score(http, "plain", explain_exact=False)
+    plain = score(http, "plain", explain_exact=False, explain_effects=False)
+    assert without_effects(exact) == without_effects(estimated) == plain
+    assert not any(field in reason for item in plain for reason in item["explanation"]
+                   for field in fields)  # fmt: skip
+    how: dict[str, Any] = {"user_id": "plain", "explain": 3}
+    listed = ask(http, "/v1/recommend", **how)
+    assert without_effects(ask(http, "/v1/recommend", explain_effects=True, **how)) == listed
     for item in score(http, "plain", explain=0):
         assert "explanation" not in item
 
 
-def test_without_exact_differs_from_without_after_training(trained: Server) -> None:
-    """After training `without_exact` differs from `without`, which keeps the sequence part."""
+def test_estimates_are_near_the_exact_effects(trained: Server) -> None:
+    """Estimated effects follow the exact ones, and those of the newest eight events are exact."""
     with trained.client() as http:
         post(http, history("seen"))
-        apart = [
-            abs(reason["without_exact"] - reason["without"])
-            for item in score(http, "seen")
-            for reason in item["explanation"]
-        ]
-    assert max(apart) > 1e-3
+        exact, estimated = (
+            [
+                [reason for reason in item["explanation"] if reason["event_id"]]
+                for item in score(http, "seen", explain_exact=is_exact)
+            ]
+            for is_exact in (True, False)
+        )
+    pairs = [
+        (mine["effect"], yours["effect"], mine["effect_is_exact"])
+        for one, other in zip(estimated, exact, strict=True)
+        for mine, yours in zip(one, other, strict=True)
+    ]
+    assert sum(is_exact for _, _, is_exact in pairs) == 8 * len(TARGETS)
+    assert all(mine == pytest.approx(yours, abs=1e-4) for mine, yours, exact in pairs if exact)
+    guessed = np.array([pair[:2] for pair in pairs if not pair[2]])
+    assert len(guessed) >= len(TARGETS)
+    assert np.abs(guessed[:, 0] - guessed[:, 1]).mean() < 0.5 * np.abs(guessed[:, 1]).mean()

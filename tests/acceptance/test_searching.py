@@ -263,7 +263,7 @@ def test_search_explanations_equal_those_of_score(
     http: httpx.Client, who: dict[str, Any], how: dict[str, Any]
 ) -> None:
     """Search gives each item the explanation and mass of /v1/score."""
-    asked = {"at": AT, "explain": 50} | who | how
+    asked = {"at": AT, "explain": 50, "explain_effects": True} | who | how
     found = search(http, **asked)["items"]
     scored = ask(http, "/v1/score", item_ids=[item["item_id"] for item in found], **asked)["items"]
     assert found
@@ -272,7 +272,7 @@ def test_search_explanations_equal_those_of_score(
         assert item["mass"] == pytest.approx(other["mass"], abs=1e-5)
         assert len(item["explanation"]) == len(other["explanation"])
         for reason, same in zip(item["explanation"], other["explanation"], strict=True):
-            numbers = {"weight", "contribution", "without"}
+            numbers = {"weight", "contribution", "effect"}
             assert {k: reason[k] for k in reason if k not in numbers} == {
                 k: same[k] for k in same if k not in numbers
             }

@@ -19,12 +19,15 @@ from models.encoder.history_encoder import EncoderCache
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.recommender.target_attention import ItemTables
+from models.ranking.contributions import contributions
+from models.ranking.effects import closed_form
+from models.ranking.explain import Reason, explain
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, encode, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
 
 ITEMS, TRAINED, HEADS, WINDOW = 15, 12, 3, 5
+ATTENTION_HEADS = 4
 AT = 6 * DAY
 FOREVER = 2**62
 EVERY = np.arange(ITEMS)
@@ -44,12 +47,6 @@ def basket_snapshot() -> Snapshot:
     """The same once more, of baskets that people come back to."""
     model = random_model(11, window=WINDOW, next_basket=True, repeat_consumption=True)
     return small_snapshot(ITEMS, model)
-
-
-def candidate_keys(tables: ItemTables) -> Tensor:
-    """Keys [N, dim + H·d + 1] whose products with `candidate_query` approximate scores."""
-    outputs = tables.outputs.transpose(0, 1).flatten(1)  # heads side by side
-    return torch.cat([tables.vectors, outputs, tables.prior[:, None]], 1)
 
 
 @contextmanager
@@ -131,6 +128,32 @@ ways = st.builds(
 )
 
 
+def reasons_of(
+    snapshot: Snapshot,
+    user: UserMemory,
+    target: int,
+    top: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> list[Reason]:
+    """The reasons of one target's score, without effects."""
+    (reasons,) = explain(snapshot, user, np.array([target]), top, options)
+    return reasons
+
+
+@torch.inference_mode()
+def parts_without(
+    snapshot: Snapshot,
+    user: UserMemory,
+    target: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> dict[int, float]:
+    """Attention and transitions of a target without each row, by source, by the closed form."""
+    found = contributions(snapshot, user, torch.tensor([target]), options)
+    lost = closed_form(snapshot, found, 0, np.arange(len(user.source)), options)
+    left = float(found.each.sum()) - lost
+    return dict(zip(user.source.tolist(), left.tolist(), strict=True))
+
+
 class Loop:
     """The score of one target by one past, in float64 and plain loops."""
 
@@ -150,6 +173,7 @@ class Loop:
                       for row in range(ITEMS)]  # fmt: skip
         keys, values, rows, times, weights, known = [], [], [], [], [], []
         types: list[int] = []
+        self.sources: list[int] = []  # the event of each memory row, -1 - i for profile entry i
         for event, row in enumerate(made.rows.tolist()):
             kind = int(made.types[event])
             if kind == -2 or (made.visible is not None and not made.visible[event]):
@@ -168,9 +192,13 @@ class Loop:
             weights.append(float(made.weights[event]))
             types.append(kind)
             known.append(is_item)
+            self.sources.append(event)
         seen = [j for j in range(len(rows)) if known[j]]
         read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
-        self.summary = self.reference.summary(read, [times[j] for j in seen], at)
+        encoded, self.summary = self.reference.encode(read, [times[j] for j in seen], at)
+        self.states: list[NDArray[np.float64] | None] = [None] * len(rows)
+        for j, state in zip(seen, encoded, strict=True):
+            self.states[j] = state
         # Memory rows of the events on items, newest first, and their rows of the id embedding.
         self.recent = seen[::-1]
         self.trained = [rows[j] if rows[j] < TRAINED else -1 for j in self.recent]
@@ -189,26 +217,31 @@ class Loop:
             ages.append(FOREVER)
             weights.append(1.0)
             types.append(-1)
+            self.sources.append(-1 - entry)
         self.rows, self.types = rows, types
         self.distances, self.ages, self.weights = distances, ages, weights
         self.keys, self.values = keys, values
+
+    def use_states_of(self, whole: Loop, source: int) -> None:
+        """Take all states, the user's among them, from the past that also has this source."""
+        rows = zip(whole.sources, whole.states, strict=False)  # profile entries have no state
+        self.states = [state for other, state in rows if other != source]
+        self.summary = whole.summary
 
     def transitions(
         self,
         target: int,
         options: AttentionOptions = DEFAULT_OPTIONS,
-        summary: NDArray[np.float64] | None = None,
     ) -> float:
-        """The transitions part, of this past's summary or another's."""
-        read = self.summary if summary is None else summary
-        part = self.reference.transitions(read, self.trained, target_row(target))
-        return part if options.exclude_self else part + self._again(target, read)
+        """The transitions part."""
+        part = self.reference.transitions(self.summary, self.trained, target_row(target))
+        return part if options.exclude_self else part + self._again(target)
 
-    def _again(self, target: int, summary: NDArray[np.float64]) -> float:
+    def _again(self, target: int) -> float:
         """What it adds that the user took the target before."""
         if not (self.shape.next_basket and self.shape.repeat_consumption):
             return 0.0
-        return self.reference.again(summary, self._same(target))
+        return self.reference.again(self.summary, self._same(target))
 
     def _same(self, target: int) -> list[bool]:
         """Which of the newest events are on the target, and no dislike of it."""
@@ -234,20 +267,20 @@ class Loop:
             out += whole * shares / shares.sum()
         same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
         if same and self.shape.next_basket and not options.exclude_self:
-            out[same] += self._again(target, self.summary) / len(same)
+            out[same] += self._again(target) / len(same)
         return out
 
-    def parts(
-        self, target: int, options: AttentionOptions
-    ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-        """The sequence part; weights [H, m] and gains [H, m] of the attention part."""
+    def attention(
+        self, target: int, options: AttentionOptions, *, target_in_query: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Weights [H, m] and gains [H, m] of the attention part."""
         visible = [not options.exclude_self or row != target for row in self.rows]
-        alpha, gain = self.reference.attention(
-            self.items[target], self.keys, self.values, distances=self.distances,
-            ages=self.ages, weights=self.weights, types=self.types, visible=visible,
-            temperature=options.temperature, hard=options.hard,
+        return self.reference.attention(
+            self.items[target], self.keys, self.values, user=self.summary, states=self.states,
+            distances=self.distances, ages=self.ages, weights=self.weights, types=self.types,
+            visible=visible, temperature=options.temperature, hard=options.hard,
+            target_in_query=target_in_query,
         )  # fmt: skip
-        return float(self.items[target] @ self.summary), alpha, gain
 
 
 def target_row(target: int) -> int:

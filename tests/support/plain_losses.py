@@ -55,8 +55,9 @@ class PlainLosses:
         )
 
     def at(self, begin: int, end: int) -> list[tuple[Array, Array, int, set[int]]]:
-        """Of each target that something is known before: sequence + transitions + prior and the
-        whole score, [N] each; the target and what the window saw before it, or before its basket.
+        """Of each target that something is known before: the score without the target in the
+        queries, and the whole score, [N] each; the target and what the window saw before it, or
+        before its basket.
         """
         log = self.log
         rows, times = log.items[begin:end].tolist(), log.timestamps[begin:end].tolist()
@@ -65,11 +66,15 @@ class PlainLosses:
         vectors = [self.vectors[row] for row in rows]
         read = [self.reference.read(*each) for each in zip(vectors, types, weights, strict=True)]
         asked = times[1:] if self.told else [None] * (len(rows) - 1)
-        summaries = (
-            self.reference.summaries(read[:-1], times[:-1], asked)
-            if self.encoder
-            else [np.zeros(len(vectors[0]))] * (len(rows) - 1)
-        )
+        states: list[Array | None] = [None] * (len(rows) - 1)
+        summaries = [np.zeros(len(vectors[0]))] * (len(rows) - 1)
+        if self.encoder:
+            encoded = self.reference.states(read[:-1], times[:-1])
+            summaries = [
+                self.reference.at_request(*each)
+                for each in zip(encoded, times[:-1], asked, strict=True)
+            ]
+            states = [*encoded]
         out = []
         for t in range(1, len(rows)):
             seen = t  # how many events
@@ -84,23 +89,28 @@ class PlainLosses:
             first, whole = np.zeros(log.n_items), np.zeros(log.n_items)
             for item in range(log.n_items):
                 summary = summaries[seen - 1]
-                first[item] = self.vectors[item] @ summary + self.prior[item]
+                first[item] = self.prior[item]
                 first[item] += trends[-1 if item in self.new else item]
                 if self.counted:
                     known = () if item in self.new else recent
                     first[item] += self._transitions(summary, known, item, own)
                 if self.counted and self.shape.next_basket and self.shape.repeat_consumption:
                     first[item] += self._again(summary, recent[:180], liked, item)
-                alpha, gain = self.reference.attention(
-                    self.vectors[item],
-                    vectors[:seen],
-                    vectors[:seen],
-                    distances=list(range(seen - 1, -1, -1)),
-                    ages=[at - time for time in times[:seen]],
-                    weights=weights[:seen],
-                    types=types[:seen],
-                )
-                whole[item] = first[item] + float((alpha * gain).sum())
+                rest = first[item]
+                for scores, target_in_query in ((first, False), (whole, True)):
+                    alpha, gain = self.reference.attention(
+                        self.vectors[item],
+                        vectors[:seen],
+                        vectors[:seen],
+                        user=summary if self.encoder else None,
+                        states=states[:seen],
+                        distances=list(range(seen - 1, -1, -1)),
+                        ages=[at - time for time in times[:seen]],
+                        weights=weights[:seen],
+                        types=types[:seen],
+                        target_in_query=target_in_query,
+                    )
+                    scores[item] = rest + float((alpha * gain).sum())
             out.append((first, whole, rows[t], set(rows[:seen])))
         return out
 

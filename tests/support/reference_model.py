@@ -60,7 +60,8 @@ class ReferenceModel:
     ) -> None:
         state = model.state_dict()
         self.state: dict[str, Array] = {k: v.double().numpy() for k, v in state.items()}
-        self.heads = heads
+        self.heads = heads  # of the encoder
+        self.attention_heads = len(self.state["recency.age"])
         self.window = window
         self.dislike, self.dislike_heads = dislike, dislike_heads
         # What an event counts for each one after it, and how many do.
@@ -83,10 +84,10 @@ class ReferenceModel:
         w = {name: self.state[f"cross_attention.w_{name}.weight"] for name in ("q", "k", "o")}
         w["v"] = self.state.get("cross_attention.w_v.weight", w["k"])
         parts = {
-            "query": (w["q"] @ normed).reshape(self.heads, -1),
-            "key": (w["k"] @ normed).reshape(self.heads, -1),
-            "value": (w["v"] @ normed).reshape(self.heads, -1),
-            "output": (w["o"].T @ normed).reshape(self.heads, -1),
+            "query": (w["q"] @ normed).reshape(self.attention_heads, -1),
+            "key": (w["k"] @ normed).reshape(self.attention_heads, -1),
+            "value": (w["v"] @ normed).reshape(self.attention_heads, -1),
+            "output": (w["o"].T @ vector).reshape(self.attention_heads, -1),
         }
         self._projected[vector.tobytes()] = parts
         return parts
@@ -106,51 +107,51 @@ class ReferenceModel:
         """The last heads see dislikes, the others everything else."""
         if self.dislike < 0:
             return True
-        return (head >= self.heads - self.dislike_heads) == (kind == self.dislike)
+        return (head >= self.attention_heads - self.dislike_heads) == (kind == self.dislike)
 
-    def summaries(
+    def states(
         self,
         vectors: Sequence[Array],
         times: Sequence[int],
-        asked: Sequence[int | None] | None = None,
+        log_gates: Sequence[float] | None = None,
     ) -> list[Array]:
-        """The encoder's summary of every prefix, asked at these times; None = not told."""
+        """The encoder's state of every event; log g_j is added to others' scores with event j."""
+        gates = [0.0] * len(vectors) if log_gates is None else log_gates
         state = self.state
         x = []
         for j, vector in enumerate(vectors):
             gap = times[j] - times[j - 1] if j else 0
             start = vector + 0.2 * state["encoder.gap.weight"][age_bucket(gap)]
             x.append(self._norm("encoder.norm_in", start))
-        blocks = 0
-        while f"encoder.blocks.{blocks}.out.weight" in state:
-            blocks += 1
-        for block in range(blocks - 1):
-            x = [self._block(block, x[t], x[: t + 1], times[: t + 1], times[t])
+        block = 0
+        while f"encoder.blocks.{block}.out.weight" in state:
+            x = [self._block(block, x[t], x[: t + 1], times[: t + 1], [*gates[:t], 0.0])
                  for t in range(len(x))]  # fmt: skip
-        out = []
-        for t in range(len(x)):
-            at = None if asked is None else asked[t]
-            bucket = 40 if at is None else age_bucket(at - times[t])
-            query = x[t] + state["encoder.request_gap.weight"][bucket]
-            when = times[t] if at is None else at
-            last = self._block(blocks - 1, query, x[: t + 1], times[: t + 1], when)
-            out.append(self._norm("encoder.norm_out", last))
-        return out
+            block += 1
+        return [self._norm("encoder.norm_out", each) for each in x]
 
-    def summary(
+    def at_request(self, state: Array, newest: int, at: int | None) -> Array:
+        """The user state: the newest event's state, and when the request came; None = unknown."""
+        bucket = 40 if at is None else age_bucket(at - newest)
+        requested: Array = state + self.state["encoder.request_gap.weight"][bucket]
+        return requested
+
+    def encode(
         self, vectors: Sequence[Array], times: Sequence[int], at: int | None = None
-    ) -> Array:
-        """h_u of what the encoder reads of a history; zero without an encoder or without events.
+    ) -> tuple[list[Array | None], Array]:
+        """The state of each event of a history, None before the window, and the user state.
 
-        A request at a time is no later than the horizon allows; None = the time is not told.
+        A request is no later than the model's largest gap allows. The user state is zero without
+        an encoder and without events.
         """
+        nothing = np.zeros(self.state["content_projection.weight"].shape[0])
         if "encoder.gap.weight" not in self.state or not len(vectors):
-            return np.zeros(self.state["content_projection.weight"].shape[0])
+            return [None] * len(vectors), nothing
         start = window_start(len(vectors), self.window)
         if at is not None:
             at = min(at, times[-1] + int(self.state["max_request_gap"]))
-        asked = [None] * (len(vectors) - start - 1) + [at]
-        return self.summaries(vectors[start:], times[start:], asked)[-1]
+        states = self.states(vectors[start:], times[start:])
+        return [*[None] * start, *states], self.at_request(states[-1], times[-1], at)
 
     def follows(self, item: int, target: int) -> float:
         """How often one item followed another, by rows of the id embedding; -1 is no row."""
@@ -191,6 +192,8 @@ class ReferenceModel:
         keys: Sequence[Array],
         values: Sequence[Array],
         *,
+        user: Array | None = None,
+        states: Sequence[Array | None] = (),
         distances: Sequence[int],
         ages: Sequence[int],
         weights: Sequence[float],
@@ -198,15 +201,31 @@ class ReferenceModel:
         visible: Sequence[bool] | None = None,
         temperature: float = 1.0,
         hard: bool = False,
+        target_in_query: bool = True,
     ) -> tuple[Array, Array]:
-        """Weights [H, n] and gains [H, n] of rows; `keys` and `values` are item vectors."""
-        asked = self.project(target)
-        alpha, gain = np.zeros((self.heads, len(keys))), np.zeros((self.heads, len(keys)))
-        for head in range(self.heads):
+        """Weights [H, n] and gains [H, n] of rows; `keys` and `values` are item vectors.
+
+        `states` are those that the encoder has of the first rows, and `user` the user state.
+        """
+        target_parts, heads = self.project(target), self.attention_heads
+        alpha, gain = np.zeros((heads, len(keys))), np.zeros((heads, len(keys)))
+        query, row_keys, row_values = (
+            target_parts["query"] * target_in_query,
+            [self.project(key)["key"].copy() for key in keys],
+            [self.project(value)["value"].copy() for value in values],
+        )
+        if user is not None and "state_attention.query.weight" in self.state:
+            query += self._of_state("query", user)
+            query += self.state["state_attention.query.bias"].reshape(heads, -1)
+        for j, state in enumerate(states):
+            if state is not None:
+                row_keys[j] += self._of_state("key", state)
+                row_values[j] += self._of_state("value", state)
+        for head in range(heads):
             scores: list[float] = []
             for j in range(len(keys)):
-                key = self.project(keys[j])["key"][head]
-                score = asked["query"][head] @ key / math.sqrt(len(key))
+                key = row_keys[j][head]
+                score = query[head] @ key / math.sqrt(len(key))
                 score += self._recency("recency", head, distances[j], ages[j])
                 score += math.log(weights[j])
                 kind = -1 if types is None else types[j]
@@ -214,16 +233,26 @@ class ReferenceModel:
                     score += self.state["type_bias.bias"][head, kind]
                 seen = (visible is None or visible[j]) and self.may_see(head, kind)
                 scores.append(score if seen else -math.inf)
-                gain[head, j] = self.project(values[j])["value"][head] @ asked["output"][head]
+                gain[head, j] = row_values[j][head] @ target_parts["output"][head]
             alpha[head] = softmax(scores, temperature, hard)
         return alpha, gain
 
     # ------------------------------------------------------------------ the parts
 
+    def _of_state(self, name: str, state: Array) -> Array:
+        """A state's query, key or value, [H, d]."""
+        projected = self.state[f"state_attention.{name}.weight"] @ state
+        return projected.reshape(self.attention_heads, -1)
+
     def _block(
-        self, number: int, x: Array, past: Sequence[Array], times: Sequence[int], at: int
+        self,
+        number: int,
+        x: Array,
+        past: Sequence[Array],
+        times: Sequence[int],
+        log_gates: Sequence[float],
     ) -> Array:
-        """One event's stream `x` after a block that asks its past, itself included, at a time."""
+        """The newest event's stream `x` after a block over its past, itself included."""
         state, dim, name = self.state, len(x), f"encoder.blocks.{number}"
         asking = state[f"{name}.query_gate.weight"] @ self._norm(f"{name}.norm_attention", x)
         asking = asking + state[f"{name}.query_gate.bias"]
@@ -238,8 +267,8 @@ class ReferenceModel:
             for j in range(len(past)):
                 score = float(query[part] @ both[j][:dim][part]) / math.sqrt(size)
                 distance = len(past) - 1 - j
-                score += self._recency(f"{name}.recency", head, distance, at - times[j])
-                scores.append(score)
+                score += self._recency(f"{name}.recency", head, distance, times[-1] - times[j])
+                scores.append(score + log_gates[j])
             for j, weight in enumerate(softmax(scores)):
                 mixed[part] += weight * both[j][dim:][part]
         x = x + sigmoid(gate) * (state[f"{name}.out.weight"] @ mixed)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
+from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
@@ -65,17 +67,16 @@ def requester(snapshot: Snapshot, events: UserEvents, asked: int | None = None) 
     types = events.types.astype(np.int32)
     past = UserHistory(events.items, events.timestamps, events.weights, types=types)
     if asked is None and len(events.items):
-        at, summary = int(events.timestamps[-1]), _untold(snapshot, past)
-    else:
-        at, summary = asked or 0, None
-    return build_memory(snapshot, past, at, user_state=summary)
+        return at_no_time(snapshot, build_memory(snapshot, past, int(events.timestamps[-1])))
+    return build_memory(snapshot, past, asked or 0)
 
 
-def _untold(snapshot: Snapshot, history: UserHistory) -> Tensor | None:
-    """h_u asked at no time; None where there is nothing to read."""
-    encoder, read = snapshot.model.encoder, build_memory(snapshot, history, 0).encoded
-    if encoder is None or read is None or not len(read.state):
-        return None
-    with torch.inference_mode():
-        summary: Tensor = encoder.user_state(read.state)
-    return summary
+@torch.inference_mode()
+def at_no_time(snapshot: Snapshot, user: UserMemory) -> UserMemory:
+    """The memory as a request has it whose time is unknown."""
+    model, read = snapshot.model, user.encoded
+    if read is None or not len(read.cache):
+        return user
+    never = torch.tensor(NO_REQUEST_TIME)
+    state = model.user_states(read.cache.states[-1], read.cache.timestamps[-1], never)
+    return replace(user, user_state=state, query=model.user_query(state))

@@ -69,7 +69,7 @@ async function attention(how, item) {
 async function leftOut(how, item, count) {
   const asked = { ...how, item_ids: [item.item_id], explain: count, explain_exact: true };
   const [found] = (await post("v1/score", asked)).items;
-  return new Map(found.explanation.map((row) => [row.event_id, row.without_exact]));
+  return new Map(found.explanation.map((row) => [row.event_id, found.score - row.effect]));
 }
 
 // The events in the table: those that raise the score come first, then those that lower it.
@@ -82,7 +82,6 @@ function made(found, exact) {
   const told = events.reduce((sum, row) => sum + row.contribution, 0);
   const rest = (parts.attention ?? 0) + (parts.transitions ?? 0) - told;
   const rows = [
-    ["the order of the history", parts.sequence ?? 0],
     ["how popular it is", parts.prior ?? 0],
     ...events.map((row) => [`${row.type || "interest"}: ${row.title || row.item_id}`, row.contribution, row]),
   ];
@@ -93,9 +92,10 @@ function made(found, exact) {
   const largest = Math.max(...rows.map(([, value]) => Math.abs(value)));
   const sum = rows.reduce((total, [, value]) => total + value, 0);
   $("contributions").replaceChildren(
-    el("caption", {}, "Each row adds to the score or takes from it; together they are the score. Beside each event is the score if it " +
-      "were not attended; leave it out to see the score had it never happened."),
-    el("thead", {}, el("tr", {}, head("part"), head("share"), head("adds", true), head("not attended", true))),
+    el("caption", {}, "Adds: how the score is made up. Each row adds to it or takes from it, and together they are the score. " +
+      "Without it: the score had that event never happened, so that later events would be read without it too; ≈ is an estimate. " +
+      "Leave an event out to compute it."),
+    el("thead", {}, el("tr", {}, head("part"), head("share"), head("adds", true), head("without it", true))),
     el(
       "tbody",
       {},
@@ -107,7 +107,7 @@ function made(found, exact) {
           el("th", { scope: "row" }, name, ...(event?.event_id ? without(name, event, found, bars, largest, exact) : [])),
           bars,
           el("td", { class: "number", "data-adds": value }, number(value)),
-          el("td", { class: "number" }, event === undefined ? "" : number(event.without)),
+          el("td", { class: "number" }, event === undefined ? "" : `${event.effect_is_exact ? "" : "≈ "}${number(found.score - event.effect)}`),
         );
       }),
       el(

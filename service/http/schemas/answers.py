@@ -22,15 +22,16 @@ class ContributionOut(BaseModel):
     weight: float = Field(description="Its softmax weight, the mean over heads.")
     contribution: float = Field(
         description="What the event adds to the score, or takes from it where negative. The sum "
-        "over all events is `parts.attention` + `parts.transitions`."
+        "over all events and profile entries is the score without `parts.prior`."
     )
-    without: float = Field(
-        description="The score had this event not been attended; the sequence part as it is."
-    )
-    without_exact: float | None = Field(
+    effect: float | None = Field(
         None,
-        description="The score had this event never happened: what the service would answer after "
-        "deleting it, model and popularity as they are. Only with `explain_exact`.",
+        description="What the score would lose, had the event never happened: the whole model "
+        "counts, so that later events are read without it. Effects do not sum to the score. Only "
+        "with `explain_effects` or `explain_exact`.",
+    )
+    effect_is_exact: bool | None = Field(
+        None, description="False where `effect` is an estimate; `explain_exact` computes it."
     )
 
 
@@ -153,9 +154,8 @@ def answer_out(answer: Answer) -> dict[str, Any]:
 
 
 def _contribution(row: Contribution) -> dict[str, Any]:
-    numbers = (row.weight, row.contribution, row.without, row.without_exact or 0.0)
-    check_finite("an explanation", numbers)
+    check_finite("an explanation", (row.weight, row.contribution, row.effect or 0.0))
     out = fields_out(row, timestamp=written_time(row.timestamp))
-    if row.without_exact is None:
-        del out["without_exact"]
+    if row.effect is None:
+        del out["effect"], out["effect_is_exact"]
     return out

@@ -150,15 +150,20 @@ class Question(Body):
         description="Number of events to name for each item: "
         "those that raise its score most, then those that lower it most.",
     )
+    explain_effects: bool | None = Field(
+        None,
+        description="Also estimate the `effect` of each event that `explain` names, which takes "
+        "some 50 ms. By default in /v1/score, and not where a whole list is explained.",
+    )
     explain_exact: bool = Field(
         False,
-        description="Also compute `without_exact` of each event that `explain` names, by the whole "
-        "model anew. Each different event costs about as much as one more /v1/score; `explain` "
-        f"times the number of items must be at most {MAX_EXACT}.",
+        description="Compute these effects by scoring the history without each event, instead of "
+        "estimating them. Each different event costs about as much as one more /v1/score; "
+        f"`explain` times the number of items must be at most {MAX_EXACT}.",
     )
 
-    def to_requester(self, items: int) -> Requester:
-        """Return the domain's value.
+    def to_requester(self, items: int, *, effects: bool = False) -> Requester:
+        """Return the domain's value; `effects` is the default of `explain_effects`.
 
         Raises `Invalid` when so many items name too many events for `explain_exact`.
         """
@@ -173,6 +178,8 @@ class Question(Body):
             history = tuple(InlineEvent(**vars(event)) for event in self.history)
         values = {name: getattr(self, name) for name in Requester.__slots__}
         values["history"] = history
+        if self.explain_effects is None:
+            values["explain_effects"] = effects
         values["visible"] = self.visible.to_visible()
         values["retrieval"] = self.retrieval.to_retrieval()
         return Requester(**values)
@@ -194,7 +201,8 @@ class ScoreIn(Question):
             raise Invalid(
                 "/item_ids", f"has {len(self.item_ids)} targets; {max_targets} are allowed"
             )
-        return ScoreQuery(self.to_requester(len(self.item_ids)), tuple(self.item_ids))
+        requester = self.to_requester(len(self.item_ids), effects=True)
+        return ScoreQuery(requester, tuple(self.item_ids))
 
 
 class RecommendIn(Question):

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
+from models.ranking.candidates import user_readout
 from models.ranking.recommend import candidate_count, recommend
-from models.recommender.target_attention import candidate_query
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.workload.questions import LIMIT
 
@@ -30,13 +31,13 @@ class Recalls:
     index_times: float  # what it has among these: less than the answers, where none would do
 
 
+@torch.inference_mode()
 def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.int64]:
     """So many times as many candidates as recommending asks the bare index for, best first."""
     if snapshot.index is None:
         raise ValueError("so few items have no index")
-    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
     rows: NDArray[np.int64] = snapshot.index.search(
-        query[None, :-1].numpy(), times * wanted(snapshot, user)
+        user_readout(snapshot, user)[None].numpy(), times * wanted(snapshot, user)
     )[0]
     return rows
 

@@ -18,10 +18,10 @@ from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
-from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidates
+from models.ranking.candidates import candidates, user_readout
+from models.ranking.recommend import CANDIDATES, EXACT_WORK
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
-from models.recommender.target_attention import candidate_query
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
 from tests.benchmarks.harness.timing import (
     ProgressCallback,
@@ -30,7 +30,6 @@ from tests.benchmarks.harness.timing import (
     no_progress,
 )
 from tests.benchmarks.workload.data import random_model
-from tests.support.pasts import candidate_keys
 
 TOP = 20
 _CONTENT = 8  # of the text vectors, which play no part here
@@ -44,7 +43,7 @@ class Catalogues:
     own: bool  # the data set's; otherwise random, by a model without training
     copies: int  # of each of the data set's items; 1 = as it is
     items: int
-    width: int  # dimensions of a candidate key
+    width: int  # dimensions of a key: an item's vector and its prior
     product: Spread  # seconds of the bare product of all keys with a query, and its top
     searched: Spread  # the bare index, times the product
     without: Spread  # `candidates` of a snapshot without an index, times the product
@@ -209,20 +208,21 @@ def random_memory(snapshot: Snapshot, rows: int, seed: int = 0) -> UserMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One catalogue with an index over its candidate keys, and without."""
+    """One catalogue with an index over its items, and without."""
 
     bare: Snapshot
     indexed: Snapshot
     index: ann_index.CoarseIndex
-    keys: Tensor  # [N, d]
+    keys: Tensor  # [N, dim + 1] vectors and prior
     build: float  # seconds to index
 
     @classmethod
     @torch.inference_mode()
     def of(cls, snapshot: Snapshot) -> _Pair:
-        keys = candidate_keys(snapshot.tables).contiguous()
+        tables = snapshot.tables
+        keys = torch.cat([tables.vectors, tables.prior[:, None]], 1)
         started = time.process_time()
-        index = item_index(snapshot.cow_tables)
+        index = item_index(tables)
         build = time.process_time() - started
         bare = replace(snapshot, index=None)
         indexed = replace(snapshot, index=index)
@@ -241,12 +241,12 @@ def _catalogue(
     keys, known, index = pair.keys, pair.bare.has_vector, pair.index
     count = min(CANDIDATES, len(keys))
     user = memories[0]
-    query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
-    row = np.ascontiguousarray(query[None].numpy())
+    readout = user_readout(pair.bare, user)
+    query, row = torch.cat([readout, torch.ones(1)]), readout[None].numpy()
     timed = alternate(
         {
             "product": lambda: torch.topk(keys @ query, count),
-            "index": lambda: index.search(row[:, :-1], count),  # it adds the prior itself
+            "index": lambda: index.search(row, count),  # it adds the prior itself
             "without": lambda: candidates(pair.bare, user, known, count),
             "with": lambda: candidates(pair.indexed, user, known, count),
         },

@@ -10,7 +10,7 @@ import torch
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
-from models.ranking import recommend
+from models.ranking.candidates import candidates as find_candidates
 from models.ranking.scoring import score
 from tests.benchmarks.catalogue import candidates
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
@@ -127,7 +127,7 @@ def test_recall_is_reported_for_indexed_catalogues(
     for memory in moved(memories, small, large):
         totals = score(large, memory, np.arange(720)).total.tolist()
         best = sorted(range(720), key=lambda row: -totals[row])[: candidates.TOP]
-        among = recommend.candidates(large, memory, large.has_vector, 60)
+        among = find_candidates(large, memory, large.has_vector, 60)
         hits += len(set(best) & set(among.tolist()))
     assert found[-1].users == 3
     assert found[-1].recall_without == pytest.approx(hits / (3 * candidates.TOP))

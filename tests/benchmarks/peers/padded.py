@@ -51,7 +51,7 @@ class Padded:
             targets: int64 [B, T] item rows; None = all.
         """
         tables = self._tables
-        summary = self._summaries(items, times, lengths, asked)  # (B, dim)
+        user, states, has_state = self._states(items, times, lengths, asked)  # user (B, dim)
         counted = self._counted(items, lengths)  # (B, S, N)
         distance = lengths[:, None] - 1 - torch.arange(items.shape[1])  # (B, L)
         age = (asked[:, None] - times).clamp(min=0)
@@ -61,22 +61,35 @@ class Padded:
         bias = bias.masked_fill(distance < 0, -torch.inf).transpose(0, 1)  # (B, H, L)
         keys = tables.keys[:, items].transpose(0, 1)  # (B, H, L, d)
         values = tables.values[:, items].transpose(0, 1)
+        projections = self._model.state_attention
+        if projections is not None:  # rows that the encoder did not read are their items alone
+            read = has_state[..., None]
+            keys = keys + (projections.keys(states) * read).transpose(1, 2)
+            values = values + (projections.values(states) * read).transpose(1, 2)
+        query = self._model.user_query(user)  # (B, H, d)
         if targets is None:
-            sequence, prior = summary @ tables.vectors.T, tables.prior
+            prior = tables.prior
+            bias = bias + (keys @ query[..., None])[..., 0] * query.shape[-1] ** -0.5
             attention = target_attention(tables, keys, values, bias)
         else:
-            sequence = (tables.vectors[targets] @ summary[:, :, None])[..., 0]
             prior = tables.prior[targets]
             counted = counted.gather(2, targets[:, None].expand(-1, counted.shape[1], -1))
-            queries = tables.queries[:, targets].transpose(0, 1)  # (B, H, T, d)
+            queries = tables.queries[:, targets].transpose(0, 1) + query[:, :, None]  # (B, H, T, d)
             context = scaled_dot_product_attention(queries, keys, values, bias[:, :, None])
             outputs = merge_heads(tables.outputs[:, targets].transpose(0, 1))
             attention = (merge_heads(context) * outputs).sum(-1)
-        transitions = self._model.transition_scores(summary, counted) if counted.shape[1] else 0.0
-        return sequence + transitions + attention + prior
+        transitions = self._model.transition_scores(user, counted) if counted.shape[1] else 0.0
+        return attention + transitions + prior
 
-    def _summaries(self, items: Tensor, times: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
-        """h_u [B, dim] of the windows that the encoder reads."""
+    def _states(
+        self, items: Tensor, times: Tensor, lengths: Tensor, asked: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode the windows that the encoder reads.
+
+        Returns:
+            tuple: user states [B, dim]; states of events [B, L, dim]; whether an event has one, as
+            0 or 1, [B, L, 1].
+        """
         model = self._model
         starts = [window_start(length, model.config.window) for length in lengths.tolist()]
         start = torch.tensor(starts)[:, None]
@@ -88,12 +101,17 @@ class Padded:
         newest = when[batch, last]
         # Padding may hold anything; the time of what precedes it keeps the ages in range.
         when = torch.where(place < sizes, when, newest[:, None])
-        request_times = when.clone()
-        request_times[batch, last] = model.clamp_request_time(asked, newest)
         seen = model.event_inputs(
             self._tables.vectors[read], torch.zeros_like(read), torch.zeros(read.shape)
         )
-        return model.user_states(seen, when, request_times)[batch, last]
+        found = model.event_states(seen, when)
+        request_times = model.clamp_request_time(asked, newest)
+        user = model.user_states(found[batch, last], newest, request_times)
+        every = torch.arange(items.shape[1])
+        inside = (every >= start) & (every < lengths[:, None])  # (B, L)
+        states = found.new_zeros(*items.shape, model.config.dim)
+        states[inside] = found[place < sizes]
+        return user, states, inside[..., None].to(states.dtype)
 
     def _counted(self, items: Tensor, lengths: Tensor) -> Tensor:
         """Return the counts of `Recommender.transitions`, [B, S, N], newest events first."""

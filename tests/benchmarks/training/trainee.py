@@ -60,7 +60,7 @@ class Turns:
 
 
 def heed(spec: dict[str, Any]) -> None:
-    """The sequence stage of Heed's training, over and over."""
+    """The stage of Heed's training that takes most of the time, over and over."""
     import numpy as np
     import torch
 
@@ -89,14 +89,14 @@ def heed(spec: dict[str, Any]) -> None:
         count_transitions(log, model.config.transitions_per_item), MAX_REQUEST_GAP
     )
     losses = TrainingLosses(model, log, content, config)
-    stage = Stage("sequence", config.epochs, config.batch_tokens, [model], trains_prior=True)
+    stage = Stage("full", config.epochs, config.batch_tokens, [model], trains_prior=True)
     trainer = StageTrainer(model, log, stage, config, (0,))
     targets = 0
 
     def loss_of(spans: Any) -> Any:
         nonlocal targets
         targets = int((spans[:, 1] - spans[:, 0] - 1).sum())
-        return losses.sequence(spans)
+        return losses.full_softmax(spans)
 
     dtype = product_dtype(torch.device("cpu"))
     turns = Turns()

@@ -152,8 +152,15 @@ def random_model(items: int, *, content: int = 256, seed: int = 0, **shape: Any)
         with torch.no_grad():
             chosen = centres[torch.randint(len(centres), (items,))]
             model.id_embedding.weight.copy_(0.1 * (chosen + 0.7 * own))
-            model.cross_attention.w_q.weight.mul_(6)  # logits of standard deviation 2
-            model.cross_attention.w_o.weight.normal_(std=0.5 / model.config.dim**0.5)
+            attention, width = model.cross_attention, model.config.dim**0.5
+            # Logits have a standard deviation of about 2, of which the user has the larger part.
+            attention.w_q.weight.normal_(std=1 / width)
+            attention.w_k.weight.normal_(std=1 / width)
+            if model.state_attention is not None:
+                model.state_attention.query.weight.normal_(std=1.5 / width)
+            if attention.w_v is not None:
+                attention.w_v.weight.normal_(std=0.6 / width)
+            attention.w_o.weight.normal_(std=4 / width)  # of vectors of a length below 2
             model.prior.copy_(0.3 * torch.randn(items))
         room = (items, model.config.transitions_per_item)
         columns = torch.randint(max(1, items), room, dtype=torch.int32)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -19,16 +20,24 @@ from models.attention.clustered.cluster_tree import MIN_CLUSTER_SIZE, ClusterTre
 from models.attention.clustered.clustered_attention import attend_clusters
 from models.attention.kv_memory import KeyValueMemory
 from models.attention.memory_query import MemoryQuery
-from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks
+from models.attention.multihead import split_heads
+from models.attention.partial_softmax import (
+    KVBlock,
+    PartialSoftmax,
+    attend_blocks,
+    merge_partials,
+)
 from models.attention.softmax_mass import mass_from_sample
+from models.catalogue.snapshot import Snapshot
 from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
 from models.encoder.encoder_block import attend_cached
 from models.encoder.numpy_step import attend_one
 from models.encoder.recency_bias import BUCKETS
+from models.history.user_memory import UserMemory
 from models.index.two_stage import attend_retrieved, index_heads
+from models.ranking.candidates import user_readout
 from models.recommender.target_attention import (
     ItemTables,
-    candidate_query,
     target_attention,
     target_attention_prefixes,
 )
@@ -215,32 +224,56 @@ def run_prefixes(made: Case) -> Tensor:
     )[0, 0]
 
 
-def run_candidate_query(made: Case) -> Tensor:
-    own, at = made.sharpened, made.rows // 2
-    partial = PartialSoftmax.empty(HEADS, 1, D)
-    if at:  # half of the rows come as a partial softmax
-        block = KVBlock(own.keys[:, :at], own.values[:, :at], own.bias[:, :at])
-        partial = attend_blocks(torch.zeros(HEADS, 1, D), [block])
-    vector = candidate_query(torch.zeros(0), own.values[:, at:], own.bias[:, at:], partial)
-    return vector[:-1].view(HEADS, D)
+class HalfCollapsed(NamedTuple):
+    """The first rows of a case in place of a collapsed history."""
+
+    made: Case
+    lock: threading.Lock
+
+    def advance_to(self, at: int) -> None:
+        assert at == 0
+
+    def attend(self, query: Tensor, recent: PartialSoftmax) -> SimpleNamespace:
+        block = KVBlock(self.made.keys, self.made.values, self.made.bias)
+        older = attend_blocks(query, [block])
+        return SimpleNamespace(partial=merge_partials(older, recent))
 
 
-def pooled_of(made: Case) -> Tensor:
-    """Contexts [H, d] of the biases alone."""
-    return replace(made, query=torch.zeros(HEADS, 1, D)).loop()[1][:, 0]
+def run_user_readout(made: Case) -> Tensor:
+    own, at = made.sharpened, made.rows // 2  # half of the rows are collapsed
+    older, newer = (
+        replace(own, keys=own.keys[:, part], values=own.values[:, part], bias=own.bias[:, part])
+        for part in (slice(None, at), slice(at, None))
+    )
+    snapshot = SimpleNamespace(
+        model=SimpleNamespace(cross_attention=SimpleNamespace(w_o=torch.nn.Identity()))
+    )
+    each = []
+    for target in range(TARGETS):
+        user = SimpleNamespace(
+            memory=memory_of(newer), bias=newer.bias, query=own.query[:, target], at=0,
+            collapsed=HalfCollapsed(older, threading.Lock()) if at else None,
+        )  # fmt: skip
+        readout = user_readout(cast(Snapshot, snapshot), cast(UserMemory, user))
+        each.append(split_heads(readout[None], HEADS)[:, 0])
+    return torch.stack(each, 1)
 
 
-def run_causal(made: Case) -> Tensor:
+def run_causal(made: Case, *, by_row: bool) -> Tensor:
     own, n = made.sharpened, made.rows
     contexts = []
     for target in range(TARGETS):  # the last query of a window sees all of its rows
         query = own.query[:, None, target : target + 1].expand(-1, -1, n, -1)
-        table = torch.zeros(HEADS, BUCKETS)
-        table[:, :n] = own.bias.clamp(min=_NEVER)
+        table, row_bias = torch.zeros(HEADS, BUCKETS), None
+        if by_row:
+            row_bias = own.bias[:, None]
+        else:
+            table[:, :n] = own.bias.clamp(min=_NEVER)
         bucket = torch.arange(n).expand(1, n, n)
         future = torch.ones(n, n, dtype=torch.bool).triu(1)
         bucket = bucket.masked_fill(future, FUTURE_BUCKET).int().contiguous()
-        found = causal_attention(query, own.keys[:, None], own.values[:, None], table, bucket)
+        keys, values = own.keys[:, None], own.values[:, None]
+        found = causal_attention(query, keys, values, table, bucket, row_bias)
         contexts.append(found[:, 0, -1])
     return torch.stack(contexts, 1)
 
@@ -304,8 +337,9 @@ EVERY: dict[str, Softmax] = {
     "mass_from_sample": Softmax(run_mass, mass_of, least=1),
     "target_attention": Softmax(run_target_attention, scores_of),
     "target_attention_prefixes": Softmax(run_prefixes, scores_of, least=1),
-    "candidate_query": Softmax(run_candidate_query, pooled_of),
-    "causal_attention": Softmax(run_causal, least=1, blind=False),
+    "user_readout": Softmax(run_user_readout),
+    "causal_attention": Softmax(lambda m: run_causal(m, by_row=False), least=1, blind=False),
+    "causal_attention, biases of rows": Softmax(lambda m: run_causal(m, by_row=True), least=1),
     "attend_cached": Softmax(run_cached, least=1, blind=False),
     "attend_one": Softmax(run_numpy, least=1, blind=False),
     "chunked_cross_entropy": Softmax(run_entropy, losses_of, least=1, blind=False),

@@ -41,17 +41,18 @@ def test_heads_split_and_merge() -> None:
 @few
 @given(
     heads=st.sampled_from([1, 2, 3]),
+    size=st.integers(1, 4),
     rows=st.integers(0, 5),
     tied=st.booleans(),
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_multi_head_attention_equals_the_loop(
-    heads: int, rows: int, tied: bool, masked: bool, seed: int
+    heads: int, size: int, rows: int, tied: bool, masked: bool, seed: int
 ) -> None:
-    """Each head attends in its own projection and W_O joins them, tied or not."""
+    """Each head of any size attends in its own projection and W_O joins them, tied or not."""
     torch.manual_seed(seed)
-    module = HeadProjections(6, heads, tied=tied).double()
+    module = HeadProjections(6, heads, size, tied=tied).double()
     query, memory = torch.randn(3, 6).double(), torch.randn(rows, 6).double()
     visible = torch.rand(3, rows) < 0.6 if masked else None
     W = {name: p.detach().numpy() for name, p in module.named_parameters()}
@@ -71,18 +72,18 @@ def test_multi_head_attention_equals_the_loop(
 
 def test_tied_projections_are_one_matrix() -> None:
     """K = V: the values are the keys, and there is no second matrix to train or to save."""
-    module = HeadProjections(8, 2, tied=True)
+    module = HeadProjections(8, 2, 4, tied=True)
     memory = torch.randn(3, 8)
     assert torch.equal(module.keys(memory), module.values(memory))
     assert set(module.state_dict()) == {"w_q.weight", "w_k.weight", "w_o.weight"}
-    separate = HeadProjections(8, 2)
+    separate = HeadProjections(8, 2, 4)
     assert not torch.equal(separate.keys(memory), separate.values(memory))
 
 
 def test_causal_self_attention_never_looks_ahead() -> None:
     """Changing a later row leaves every earlier output bit for bit."""
     torch.manual_seed(0)
-    module = HeadProjections(8, 2)
+    module = HeadProjections(8, 2, 4)
     x = torch.randn(6, 8)
     changed = x.clone()
     changed[4:] += 1
@@ -96,7 +97,7 @@ def test_causal_self_attention_never_looks_ahead() -> None:
 def test_projections_are_trained() -> None:
     """Gradients reach all four matrices, and a few steps fit a lookup that starts unknown."""
     torch.manual_seed(0)
-    module = HeadProjections(6, 2)
+    module = HeadProjections(6, 2, 3)
     keys = torch.randn(5, 6)
     target = keys[torch.tensor([1, 2, 3, 4, 0])]  # each row looks up the next
     optimiser = torch.optim.Adam(module.parameters(), lr=0.03)

@@ -12,22 +12,32 @@ from hypothesis import strategies as st
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.event_types import MASKED, UNKNOWN
-from models.history.attention_options import AttentionOptions
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.explain import explain
+from models.ranking.candidates import user_readout
 from models.ranking.leave_one_out import scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import candidate_query
-from tests.support.pasts import AT, EVERY, HEADS, ITEMS, Loop, pasts, told_snapshot, ways
+from tests.support.pasts import (
+    AT,
+    ATTENTION_HEADS,
+    EVERY,
+    ITEMS,
+    Loop,
+    parts_without,
+    pasts,
+    reasons_of,
+    told_snapshot,
+    ways,
+)
 from tests.support.small import DAY, catalogue, past, random_model, random_past
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 VIEW, DISLIKE, PURCHASE = range(3)
-LAST = HEADS - 1  # the head that sees dislikes
+LAST = ATTENTION_HEADS - 1  # the head that sees dislikes
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +64,7 @@ def test_scores_equal_the_loop(
     loop = Loop(snapshot, made, AT)
     assert scores.memory_rows == len(loop.rows)
     for target in range(ITEMS):
-        sequence, alpha, gain = loop.parts(target, options)
-        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
+        alpha, gain = loop.attention(target, options)
         assert float(scores.transitions[target]) == pytest.approx(
             loop.transitions(target), abs=1e-4
         )
@@ -67,15 +76,15 @@ def test_scores_equal_the_loop(
 def test_contributions_sum_to_the_score(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """Each row's weight and part is the loop's, and with sequence and prior they are the score."""
+    """Each row's weight and part is the loop's, and with the prior they are the score."""
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
-    rest = float(scores.sequence[0] + scores.prior[0])
-    reasons = explain(snapshot, user, target, 100, options, other_parts=rest)
+    rest = float(scores.prior[0])
+    reasons = reasons_of(snapshot, user, target, 100, options)
     told = sum(reason.contribution for reason in reasons)
     assert rest + told == pytest.approx(float(scores.total[0]), abs=1e-4)
     loop = Loop(snapshot, made, AT)
-    _, alpha, _ = loop.parts(target, options)
+    alpha, _ = loop.attention(target, options)
     weights = dict(zip(user.source.tolist(), alpha.mean(0).tolist(), strict=True))
     for reason in reasons:
         assert reason.weight == pytest.approx(weights[reason.source], abs=1e-5)
@@ -86,26 +95,24 @@ def test_contributions_sum_to_the_score(
 def test_without_an_event_is_the_loop_over_the_rest(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """`without` and `scores_without` equal the loop over the remaining events, to 1e-4."""
+    """The closed form and `scores_without` equal the loop over the remaining events, to 1e-4."""
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
-    rest = float(scores.sequence[0] + scores.prior[0])
-    reasons = explain(snapshot, user, target, 100, options, other_parts=rest)
-    events = [reason.source for reason in reasons]
+    rest = float(scores.prior[0])
+    events = [reason.source for reason in reasons_of(snapshot, user, target, 100, options)]
+    closed = parts_without(snapshot, user, target, options)
     exact = scores_without(snapshot, user, {event: [target] for event in events}, options)
-    for reason in reasons:
-        loop = Loop(snapshot, made.without(reason.source), AT)
-        sequence, alpha, gain = loop.parts(target, options)
-        attention = float((alpha * gain).sum())
-        prior = float(scores.prior[0])
-        whole = sequence + loop.transitions(target) + attention + prior
-        assert exact[reason.source, target] == pytest.approx(whole, abs=1e-4)
-        # The transitions' λ is read off the summary, which `without` takes as it is.
-        known = Loop(snapshot, made, AT)
-        known.recent, known.trained = loop.recent, loop.trained
-        assert reason.without == pytest.approx(
-            rest + known.transitions(target) + attention, abs=1e-4
-        )
+    known = Loop(snapshot, made, AT)
+    for event in events:
+        loop = Loop(snapshot, made.without(event), AT)
+        alpha, gain = loop.attention(target, options)
+        whole = float((alpha * gain).sum()) + loop.transitions(target) + rest
+        assert exact[event, target] == pytest.approx(whole, abs=1e-4)
+        # States, the user's among them, are those of the whole history in the closed form.
+        loop.use_states_of(known, event)
+        alpha, gain = loop.attention(target, options)
+        part = float((alpha * gain).sum()) + loop.transitions(target)
+        assert closed[event] == pytest.approx(part, abs=1e-4)
 
 
 @few
@@ -122,6 +129,8 @@ def test_appending_equals_encoding_anew(
     grown = build_memory(snapshot, made, AT, encoded=before)
     anew = build_memory(snapshot, made, AT)
     np.testing.assert_allclose(grown.user_state, anew.user_state, atol=1e-5)
+    np.testing.assert_allclose(grown.memory.keys, anew.memory.keys, atol=1e-5)
+    np.testing.assert_allclose(grown.memory.values, anew.memory.values, atol=1e-5)
 
 
 def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> None:
@@ -138,32 +147,35 @@ def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> N
 # ---------------------------------------------------------------------------- who sees what
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("kind", [VIEW, DISLIKE])
 def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) -> None:
     """Heads whose rows are all hidden have weight 0, and every score is finite."""
     made = replace(random_past(5, 9, ITEMS), types=np.full(9, kind, np.int32))
     user = build_memory(snapshot, made, AT)
-    blind = slice(0, LAST) if kind == DISLIKE else slice(LAST, HEADS)
+    blind = slice(0, LAST) if kind == DISLIKE else slice(LAST, ATTENTION_HEADS)
     assert (user.bias[blind] == -torch.inf).all()
     scores = score(snapshot, user, EVERY)
     assert torch.isfinite(scores.total).all()
-    seeing = HEADS - len(range(HEADS)[blind])
-    weights = [r.weight for r in explain(snapshot, user, 3, 100)]
-    assert sum(weights) == pytest.approx(seeing / HEADS, abs=1e-5)
+    seeing = ATTENTION_HEADS - len(range(ATTENTION_HEADS)[blind])
+    weights = [r.weight for r in reasons_of(snapshot, user, 3, 100)]
+    assert sum(weights) == pytest.approx(seeing / ATTENTION_HEADS, abs=1e-5)
     everything = np.ones(ITEMS, np.bool_)
     ranked = recommend(snapshot, user, limit=5, allowed=everything, excluded=np.zeros(0, np.int64))
     assert torch.isfinite(ranked.scores.total).all()
-    values = user.memory.values.transpose(0, 1)
-    query = candidate_query(user.user_state, values, user.bias)
-    context = query[12:-1].view(HEADS, -1)
-    assert not context[blind].any()
-    assert torch.isfinite(query).all()
-    assert context.any()
+    loop = Loop(snapshot, made, AT)
+    readout = user_readout(snapshot, user)
+    for target in range(ITEMS):
+        alpha, gain = loop.attention(target, DEFAULT_OPTIONS, target_in_query=False)
+        assert not alpha[blind].any()
+        attended = float(snapshot.tables.vectors[target] @ readout)
+        assert attended == pytest.approx(float((alpha * gain).sum()), abs=1e-4)
+    assert readout.any()
 
 
 def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
     """A model of one head reads dislikes in the encoder but hides them from attention."""
-    model = random_model(3, heads=1, n_event_types=3, dislike_type=DISLIKE)
+    model = random_model(3, attention_heads=1, n_event_types=3, dislike_type=DISLIKE)
     bias = model.memory_bias(torch.arange(3), torch.zeros(3), torch.zeros(3), torch.arange(3))
     assert (bias[0] == -torch.inf).tolist() == [False, True, False]
     vectors = torch.zeros(1, 12)

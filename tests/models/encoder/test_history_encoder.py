@@ -47,111 +47,98 @@ def requests(seed: int, times: Tensor, told: float) -> Tensor:
     return torch.where(torch.from_numpy(rng.random(times.shape) < told), asked, NO_REQUEST_TIME)
 
 
-def run(
-    encoder: HistoryEncoder, vectors: Tensor, times: Tensor, asked: Tensor | None = None
-) -> Tensor:
-    untold = torch.full_like(times, NO_REQUEST_TIME) if asked is None else asked
-    with torch.inference_mode():
-        summary: Tensor = encoder(vectors, times, untold)
-    return summary
-
-
-def told(asked: Tensor) -> list[int | None]:
-    """Convert request times [L] to the form of the reference."""
-    return [None if at == NO_REQUEST_TIME else at for at in asked.tolist()]
+@torch.inference_mode()
+def run(encoder: HistoryEncoder, vectors: Tensor, times: Tensor) -> Tensor:
+    states: Tensor = encoder(vectors, times)
+    return states
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 20])
-def test_summaries_equal_the_loop(blocks: int, length: int) -> None:
-    """Every prefix of every history of a batch, against plain loops over the weights."""
+def test_states_equal_the_loop(blocks: int, length: int) -> None:
+    """Every event's state in every history of a batch equals plain loops over the weights."""
     model = random_model(3, blocks=blocks)
     vectors, times = events(length, 3, length)
-    asked = torch.full_like(times, NO_REQUEST_TIME)
-    asked[1:] = requests(length, times[1:], 0.6)
-    asked[2] = requests(length, times[2], 1.0)
-    got = run(encoder_of(model), vectors, times, asked)
+    got = run(encoder_of(model), vectors, times)
     reference = ReferenceModel(model, heads=3)
     for row in range(3):
-        expected = reference.summaries(
-            list(vectors[row].double().numpy()), times[row].tolist(), told(asked[row])
-        )
+        expected = reference.states(list(vectors[row].double().numpy()), times[row].tolist())
         np.testing.assert_allclose(got[row], np.stack(expected), atol=2e-5)
 
 
-def test_summaries_of_a_long_history_equal_the_loop(
+def test_states_of_a_long_history_equal_the_loop(
     model: Recommender, encoder: HistoryEncoder
 ) -> None:
-    """Summaries equal the loop for a history longer than one attention block."""
+    """States equal the loop for a history longer than one block of causal attention."""
     vectors, times = events(1, 1, 90)
-    asked = requests(1, times, 0.5)
-    expected = ReferenceModel(model, heads=3).summaries(
-        list(vectors[0].double().numpy()), times[0].tolist(), told(asked[0])
+    expected = ReferenceModel(model, heads=3).states(
+        list(vectors[0].double().numpy()), times[0].tolist()
     )
-    np.testing.assert_allclose(
-        run(encoder, vectors, times, asked)[0], np.stack(expected), atol=2e-5
-    )
+    np.testing.assert_allclose(run(encoder, vectors, times)[0], np.stack(expected), atol=2e-5)
 
 
-def test_only_the_last_block_hears_of_the_request(encoder: HistoryEncoder) -> None:
-    """A request time changes the summary of its own prefix alone."""
-    vectors, times = events(6, 1, 7)
-    asked = requests(6, times, 1.0)
-    other = asked.clone()
-    other[0, 3] = times[0, 3] + 3 * DAY
-    before, after = run(encoder, vectors, times, asked), run(encoder, vectors, times, other)
-    same = [0, 1, 2, 4, 5, 6]
-    np.testing.assert_array_equal(after[:, same], before[:, same])
-    assert not np.allclose(after[:, 3], before[:, 3], atol=1e-3)
+@pytest.mark.parametrize("told", [0.0, 0.6, 1.0])
+def test_user_states_equal_the_loop(
+    model: Recommender, encoder: HistoryEncoder, told: float
+) -> None:
+    """User states of events at request times, known or not, equal the loop."""
+    vectors, times = events(6, 2, 7)
+    states, asked = run(encoder, vectors, times), requests(6, times, told)
+    with torch.inference_mode():
+        got = encoder.at_request(states, times, asked)
+    reference = ReferenceModel(model, heads=3)
+    for at in np.ndindex(2, 7):
+        request_time = None if asked[at] == NO_REQUEST_TIME else int(asked[at])
+        state = states[at].double().numpy()
+        expected = reference.at_request(state, int(times[at]), request_time)
+        np.testing.assert_allclose(got[at], expected, atol=1e-6)
 
 
 def test_unknown_request_time_differs_from_zero_elapsed_time(encoder: HistoryEncoder) -> None:
-    """An unknown request time gives another summary than a request at the newest event."""
+    """An unknown request time gives another user state than a request at the newest event."""
     vectors, times = events(12, 1, 5)
-    assert not np.allclose(
-        run(encoder, vectors, times, times), run(encoder, vectors, times), atol=1e-3
-    )
+    states, never = run(encoder, vectors, times), torch.full_like(times, NO_REQUEST_TIME)
+    now, unknown = (encoder.at_request(states, times, at) for at in (times, never))
+    assert not np.allclose(now.detach(), unknown.detach(), atol=1e-3)
 
 
 def test_a_request_before_the_newest_event_is_just_now(encoder: HistoryEncoder) -> None:
     """A request before the newest event counts as one at that event."""
     vectors, times = events(13, 1, 1)
-    times += 5 * DAY
-    np.testing.assert_array_equal(
-        run(encoder, vectors, times, times - DAY), run(encoder, vectors, times, times)
-    )
+    states = run(encoder, vectors, times)
+    now, before = (encoder.at_request(states, times, at) for at in (times, times - DAY))
+    assert torch.equal(now, before)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(length=st.integers(2, 12), seed=st.integers(0, 1000), data=st.data())
-def test_a_later_event_never_changes_an_earlier_summary(
+def test_a_later_event_never_changes_an_earlier_state(
     encoder: HistoryEncoder, length: int, seed: int, data: st.DataObject
 ) -> None:
-    """Later events leave earlier summaries unchanged."""
+    """Later events leave earlier states unchanged."""
     place = data.draw(st.integers(1, length - 1))
     vectors, times = events(seed, 1, length)
     other, later = events(seed + 1, 1, length)
-    asked = requests(seed, times, 0.5)
-    before = run(encoder, vectors, times, asked)
+    before = run(encoder, vectors, times)
     changed = torch.cat([vectors[:, :place], 9 * other[:, place:]], 1)
     moved = torch.cat([times[:, :place], times[:, place - 1 : place] + later[:, place:]], 1)
-    after = run(encoder, changed, moved, asked)
+    after = run(encoder, changed, moved)
     np.testing.assert_allclose(after[:, :place], before[:, :place], atol=1e-6)
     assert not np.allclose(after[:, place:], before[:, place:], atol=1e-3)
 
 
 def test_the_future_gets_no_gradient(encoder: HistoryEncoder) -> None:
-    """A summary has no gradient from later events."""
+    """A state has no gradient from later events."""
     vectors, times = events(5, 1, 6)
     vectors.requires_grad_()
-    encoder(vectors, times, requests(5, times, 0.5))[0, 2].sum().backward()
+    encoder(vectors, times)[0, 2].sum().backward()
     assert vectors.grad is not None
     assert vectors.grad[0, :3].abs().sum(-1).gt(0).all()
     assert (vectors.grad[0, 3:] == 0).all()
 
 
-def test_a_history_that_grows_keeps_its_summaries(encoder: HistoryEncoder) -> None:
-    """The summaries of a prefix equal those within the longer history."""
+def test_a_history_that_grows_keeps_its_states(encoder: HistoryEncoder) -> None:
+    """The states of a prefix equal those within the longer history."""
     vectors, times = events(7, 1, 10)
     whole = run(encoder, vectors, times)
     for length in range(1, 11):
@@ -160,30 +147,24 @@ def test_a_history_that_grows_keeps_its_summaries(encoder: HistoryEncoder) -> No
 
 
 def test_padding_has_no_effect(encoder: HistoryEncoder) -> None:
-    """Summaries of padded histories equal those of each history alone."""
+    """States of padded histories equal those of each history alone."""
     vectors, times = events(8, 3, 9)
-    asked = requests(8, times, 0.5)
     lengths = [9, 4, 1]
     for row, length in enumerate(lengths):
         vectors[row, length:] = 1e3
         times[row, length:] = -(2**40)
-    together = run(encoder, vectors, times, asked)
+    together = run(encoder, vectors, times)
     for row, length in enumerate(lengths):
         part = slice(row, row + 1), slice(length)
-        alone = run(encoder, vectors[part], times[part], asked[part])
+        alone = run(encoder, vectors[part], times[part])
         np.testing.assert_allclose(together[row, :length], alone[0], atol=1e-6)
 
 
 def test_only_gaps_of_time_count(encoder: HistoryEncoder) -> None:
-    """The same history a thousand days later has the same summaries; a stretched one has not."""
+    """The same history a thousand days later has the same states; a stretched one has not."""
     vectors, times = events(9, 1, 8)
     first = run(encoder, vectors, times)
     np.testing.assert_array_equal(run(encoder, vectors, times + 1000 * DAY), first)
-    asked = requests(9, times, 1.0)
-    np.testing.assert_array_equal(
-        run(encoder, vectors, times + 1000 * DAY, asked + 1000 * DAY),
-        run(encoder, vectors, times, asked),
-    )
     assert not np.allclose(run(encoder, vectors, times * 50), first, atol=1e-3)
 
 
@@ -196,7 +177,7 @@ def test_a_clock_that_ran_backwards_is_no_gap(encoder: HistoryEncoder) -> None:
 
 
 def test_order_counts(encoder: HistoryEncoder) -> None:
-    """The reversed history has another summary."""
+    """The reversed history has another newest state."""
     vectors, _ = events(11, 1, 5)
     times = torch.zeros(1, 5, dtype=torch.int64)
     ahead, back = (run(encoder, v, times)[:, -1] for v in (vectors, vectors.flip(1)))
@@ -209,13 +190,13 @@ def test_order_counts(encoder: HistoryEncoder) -> None:
 def appended(
     encoder: HistoryEncoder, vectors: Tensor, times: Tensor, cuts: list[int]
 ) -> list[EncoderCache]:
-    """The states [1 + chunks] of a history [L] that comes in chunks between these places."""
-    states = [encoder.empty_cache()]
+    """The caches [1 + chunks] of a history [L] that comes in chunks between these places."""
+    caches = [encoder.empty_cache()]
     edges = [0, *cuts, len(times)]
     with torch.inference_mode():
         for first, last in pairwise(edges):
-            states.append(encoder.append(states[-1], vectors[first:last], times[first:last]))
-    return states
+            caches.append(encoder.append(caches[-1], vectors[first:last], times[first:last]))
+    return caches
 
 
 def close(one: EncoderCache, other: EncoderCache) -> None:
@@ -234,51 +215,28 @@ def close(one: EncoderCache, other: EncoderCache) -> None:
 def test_incremental_states_equal_those_of_the_full_history(
     seed: int, length: int, blocks: int, data: st.DataObject
 ) -> None:
-    """Appending in any chunks gives the states and summaries of the full forward pass."""
+    """Appending in any chunks gives the states of the full forward pass."""
     encoder = encoder_of(random_model(seed % 7, blocks=blocks))
     vectors, times = events(seed, 1, length)
-    asked = requests(seed, times, 0.5)
-    whole = run(encoder, vectors, times, asked)[0]
+    whole = run(encoder, vectors, times)[0]
     cuts = st.just(list(range(1, length))) | st.lists(st.integers(0, length)).map(sorted)
-    states = appended(encoder, vectors[0], times[0], data.draw(cuts))
-    assert len(states[0]) == 0
-    with torch.inference_mode():
-        for state in states[1:]:
-            if len(state):
-                last = len(state) - 1
-                got = encoder.user_state(state, int(asked[0, last]))
-                np.testing.assert_allclose(got, whole[last], atol=1e-4)
-    assert len(states[-1]) == length
-    np.testing.assert_array_equal(states[-1].timestamps, times[0])
-    close(states[-1], appended(encoder, vectors[0], times[0], [])[-1])
+    caches = appended(encoder, vectors[0], times[0], data.draw(cuts))
+    assert len(caches[0]) == 0
+    for cache in caches:
+        np.testing.assert_allclose(cache.states, whole[: len(cache)], atol=1e-4)
+    assert len(caches[-1]) == length
+    np.testing.assert_array_equal(caches[-1].timestamps, times[0])
+    close(caches[-1], appended(encoder, vectors[0], times[0], [])[-1])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 1000), wait=st.sampled_from([-DAY, 0, 1, SECOND, DAY, 900 * DAY]))
-def test_one_state_answers_at_any_time(seed: int, wait: int) -> None:
-    """One cached state gives the summaries of the loop at any request time."""
-    model = random_model(seed % 3)
-    encoder = encoder_of(model)
-    vectors, times = events(seed, 1, 7)
-    state = appended(encoder, vectors[0], times[0], [3, 4])[-1]
-    for at in (None, int(times[0, -1]) + wait):
-        expected = ReferenceModel(model, heads=3).summaries(
-            list(vectors[0].double().numpy()), times[0].tolist(), [None] * 6 + [at]
-        )
-        with torch.inference_mode():
-            got = encoder.user_state(state, NO_REQUEST_TIME if at is None else at)
-        np.testing.assert_allclose(got, expected[-1], atol=2e-5)
-
-
-def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
-    """Appending to a state leaves it unchanged, and two branches are independent."""
+def test_a_cache_is_never_written_to(encoder: HistoryEncoder) -> None:
+    """Appending to a cache leaves it unchanged, and two branches are independent."""
     vectors, times = events(14, 2, 8)
     (past,) = appended(encoder, vectors[0, :5], times[0, :5], [])[1:]
     kept = [part.clone() for part in past]
     with torch.inference_mode():
         one = encoder.append(past, vectors[0, 5:], times[0, 5:])
         two = encoder.append(past, vectors[1, 5:], times[0, 5:] + DAY)
-        encoder.user_state(one, int(times[0, -1]))
     for before, after in zip(kept, past, strict=True):
         np.testing.assert_array_equal(before, after)
     close(one, appended(encoder, vectors[0], times[0], [])[-1])
@@ -286,26 +244,25 @@ def test_a_state_is_never_written_to(encoder: HistoryEncoder) -> None:
 
 
 def test_no_events_are_nothing(encoder: HistoryEncoder) -> None:
-    """An empty history has a zero summary, and appending no event returns the same state."""
+    """An empty cache has no states, and appending no event returns the same cache."""
     empty = encoder.empty_cache()
     assert len(empty) == 0
-    for asked in (NO_REQUEST_TIME, 0, DAY):
-        assert encoder.user_state(empty, asked).tolist() == [0] * DIM
+    assert empty.states.shape == (0, DIM)
     vectors, times = events(15, 1, 3)
-    (state,) = appended(encoder, vectors[0], times[0], [])[1:]
-    for before in (empty, state):
+    (cache,) = appended(encoder, vectors[0], times[0], [])[1:]
+    for before in (empty, cache):
         assert encoder.append(before, vectors[0, :0], times[0, :0]) is before
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_a_state_holds_the_bytes_that_it_says(blocks: int) -> None:
-    """A state's `nbytes` equals the storage that its tensors keep alive."""
+def test_a_cache_holds_the_bytes_that_it_says(blocks: int) -> None:
+    """A cache's `nbytes` equals the storage that its tensors keep alive."""
     encoder = encoder_of(random_model(1, blocks=blocks))
     vectors, times = events(16, 1, 40)
-    for state in appended(encoder, vectors[0], times[0], [30, 31]):
+    for cache in appended(encoder, vectors[0], times[0], [30, 31]):
         held = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
-                for part in state if part.numel()}  # fmt: skip
-        assert sum(held.values()) == state.nbytes
+                for part in cache if part.numel()}  # fmt: skip
+        assert sum(held.values()) == cache.nbytes
 
 
 # ---------------------------------------------------------------------------- several at once
@@ -328,11 +285,13 @@ def test_states_depend_on_the_prefix_alone(
     vectors[:, :shared], times[:, :shared] = vectors[0, :shared], times[0, :shared]
     kept, kept_times = events(seed + 1, 1, shared + more)
     kept[0, :shared], kept_times[0, :shared] = vectors[0, :shared], times[0, :shared]
-    state = appended(encoder, kept[0], kept_times[0], [])[-1]
-    asked = requests(seed, times, 0.6)
-    before = [part.clone() for part in state]
+    cache = appended(encoder, kept[0], kept_times[0], [])[-1]
+    before = [part.clone() for part in cache]
     with torch.inference_mode():
-        got = encoder.branch(state, shared, vectors[:, shared:], times[:, shared:], asked[:, -1])
-    np.testing.assert_allclose(got, run(encoder, vectors, times, asked)[:, -1], atol=1e-4)
-    for old, new in zip(before, state, strict=True):
+        got = encoder.branch(cache, shared, vectors[:, shared:], times[:, shared:])
+    whole = run(encoder, vectors, times)
+    for row, branched in enumerate(got):
+        np.testing.assert_allclose(branched.states, whole[row], atol=1e-4)
+        close(branched, appended(encoder, vectors[row], times[row], [])[-1])
+    for old, new in zip(before, cache, strict=True):
         np.testing.assert_array_equal(old, new)

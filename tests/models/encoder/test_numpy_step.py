@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.encoder.history_encoder import NO_REQUEST_TIME, EncoderCache, HistoryEncoder
+from models.encoder.history_encoder import EncoderCache, HistoryEncoder
 from models.encoder.numpy_step import NumpyEncoder
 from tests.support.small import DAY, SECOND
 
@@ -21,28 +21,28 @@ def encoder_of(blocks: int, heads: int, dim: int) -> HistoryEncoder:
 
 
 def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) -> EncoderCache:
-    stepper, state = NumpyEncoder(encoder), encoder.empty_cache()
+    stepper, cache = NumpyEncoder(encoder), encoder.empty_cache()
     for event, time in zip(events, times.tolist(), strict=True):
-        state = stepper.append(state, event, time)
-    return state
+        cache = stepper.append(cache, event, time)
+    return cache
 
 
 @pytest.mark.parametrize(("blocks", "heads", "dim"), [(1, 1, 4), (2, 4, 16), (3, 2, 24)])
 def test_numpy_steps_equal_the_full_window(blocks: int, heads: int, dim: int) -> None:
-    """NumPy steps give the keys, values and summary of the full window, for any times."""
+    """NumPy steps give the keys, values and states of the full window, for any times."""
     encoder = encoder_of(blocks, heads, dim)
     rng = np.random.default_rng(blocks)
     events = torch.from_numpy(rng.normal(size=(40, dim)).astype(np.float32))
     waits = rng.choice([0, SECOND, 50 * SECOND, DAY, 90 * DAY, -DAY], 40)
     times = torch.from_numpy(np.cumsum(waits))
-    state = stepped(encoder, events, times)
+    cache = stepped(encoder, events, times)
     whole = encoder.append(encoder.empty_cache(), events, times)
-    for name in ("keys", "values", "timestamps", "newest"):
+    for name in ("keys", "values", "timestamps", "states"):
         np.testing.assert_allclose(
-            getattr(state, name), getattr(whole, name), atol=1e-4, err_msg=name
+            getattr(cache, name), getattr(whole, name), atol=1e-4, err_msg=name
         )
-    summary = encoder(events[None], times[None], torch.full((1, 40), NO_REQUEST_TIME))[0, -1]
-    np.testing.assert_allclose(encoder.user_state(state), summary, atol=1e-4)
+    states = encoder(events[None], times[None])[0]
+    np.testing.assert_allclose(cache.states, states, atol=1e-4)
 
 
 def test_positions_have_no_end() -> None:
@@ -51,13 +51,13 @@ def test_positions_have_no_end() -> None:
     events = torch.randn(4_100, 4, generator=torch.Generator().manual_seed(0))
     times = torch.arange(4_100) * SECOND
     before = encoder.append(encoder.empty_cache(), events[:-1], times[:-1])
-    state = NumpyEncoder(encoder).append(before, events[-1], int(times[-1]))
+    cache = NumpyEncoder(encoder).append(before, events[-1], int(times[-1]))
     whole = encoder.append(before, events[-1:], times[-1:])
-    np.testing.assert_allclose(state.newest, whole.newest, atol=1e-4)
+    np.testing.assert_allclose(cache.states, whole.states, atol=1e-4)
 
 
-def test_step_does_not_modify_the_previous_state() -> None:
-    """A step leaves the previous state unchanged."""
+def test_step_does_not_modify_the_previous_cache() -> None:
+    """A step leaves the previous cache unchanged."""
     encoder = encoder_of(2, 2, 8)
     events, times = torch.randn(5, 8), torch.arange(5) * SECOND
     before = stepped(encoder, events[:4], times[:4])

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
@@ -13,9 +12,10 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from tests.support.ranker_contract import RankerContract
-from tests.support.reference_model import ReferenceModel, window_start
+from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, events_of, newest_events, random_model
 from tests.support.small import snapshot as small_snapshot
+from tests.support.snapshot_ranker import at_no_time
 from tests.support.training import QUICK, content, drawn_log, train
 
 
@@ -55,57 +55,57 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
     for user, each in enumerate(mine):
         known = each.types.astype(np.int32)
         made = UserHistory(each.items, each.timestamps, each.weights, types=known)
-        summary = None
+        memory = build_memory(snapshot, made, int(asked[user]))
         if gap is None:
-            read = build_memory(snapshot, made, 0).encoded
-            assert read is not None
-            with torch.inference_mode():
-                summary = model.encoder.user_state(read.state)
-        memory = build_memory(snapshot, made, int(asked[user]), user_state=summary)
+            memory = at_no_time(snapshot, memory)
         expected = score(snapshot, memory, np.arange(12)).total
         np.testing.assert_allclose(got[user], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("target_in_query", [True, False])
 @pytest.mark.parametrize("window", [4, 8])
-def test_the_ranker_reads_the_last_window(window: int) -> None:
-    """Long histories score as their newest window alone."""
+def test_every_event_is_attended_and_the_newest_window_has_states(
+    window: int, target_in_query: bool
+) -> None:
+    """Scores equal the float64 loop, in which events older than the window have no state."""
     model = random_model(7, window=window)
-    ranker = ModelRanker(model, content(12))
-    lengths = [window + 1, 4, 20, 3 * window]
-    log = drawn_log(8, lengths, 12)
-    read = [length - window_start(length, window) for length in lengths]
-    users = np.arange(4, dtype=np.int32)
-    whole = ranker.scores(log, users, None)
-    for user in range(4):
-        last = ranker.scores(newest_events(log, read[user]), users[user : user + 1], None)
-        np.testing.assert_allclose(whole[user], last[0], atol=1e-5)
-
-
-def test_without_attention_the_rest_is_ranked() -> None:
-    """Without attention the scores lack exactly the attention part of the float64 loop."""
-    model = random_model(9)
-    log = drawn_log(10, [6, 3], 12)
-    users = np.arange(2, dtype=np.int32)
-    found = [
-        ModelRanker(model, content(12), attention=attention).scores(log, users, None)
-        for attention in (True, False)
-    ]
-    reference = ReferenceModel(model, 3)
+    reference = ReferenceModel(model, 3, window)
     vectors = [reference.vector(row, content(12)[row]) for row in range(12)]
-    for user in range(2):
+    log = drawn_log(8, [window + 1, 4, 20, 3 * window], 12)
+    ranker = ModelRanker(model, content(12), target_in_query=target_in_query)
+    found = ranker.scores(log, np.arange(4, dtype=np.int32), None)
+    for user in range(4):
         mine = events_of(log, user)
         rows, times = mine.items.tolist(), mine.timestamps.tolist()
+        weights = mine.weights.tolist()
+        attended = [vectors[row] for row in rows]
+        pairs = zip(attended, weights, strict=True)
+        read = [reference.read(vector, -1, weight) for vector, weight in pairs]
+        states, summary = reference.encode(read, times)
         for item in range(12):
             alpha, gain = reference.attention(
                 vectors[item],
-                [vectors[row] for row in rows],
-                [vectors[row] for row in rows],
+                attended,
+                attended,
+                user=summary,
+                states=states,
                 distances=list(range(len(rows) - 1, -1, -1)),
                 ages=[times[-1] - time for time in times],
-                weights=mine.weights.tolist(),
+                weights=weights,
+                target_in_query=target_in_query,
             )
-            attended = found[0][user, item] - found[1][user, item]
-            assert attended == pytest.approx(float((alpha * gain).sum()), abs=1e-4)
+            expected = float((alpha * gain).sum()) + model.prior[item].item()
+            expected += reference.transitions(summary, rows[::-1], item)
+            assert found[user, item] == pytest.approx(expected, abs=1e-4)
+
+
+def test_events_before_the_window_count_by_attention() -> None:
+    """Scores of a long history differ from those of its newest window alone."""
+    model = random_model(7, window=4)
+    ranker = ModelRanker(model, content(12))
+    log, user = drawn_log(8, [4, 12], 12), np.array([1], np.int32)
+    whole, newest = (ranker.scores(each, user, None) for each in (log, newest_events(log, 4)))
+    assert np.abs(whole - newest).min() > 1e-4
 
 
 def test_a_log_without_any_event_is_scored() -> None:

@@ -69,17 +69,20 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
     vectors = [reference.vector(row if row < 12 else -1, texts[row]) for row in range(15)]
     items, times = mine.items.tolist(), mine.timestamps.tolist()
     prior = model.new_prior.item()
+    read = [vectors[row] for row in items]
+    states, summary = reference.encode(read, times, times[-1])
     for item in (12, 13, 14):
         alpha, gain = reference.attention(
             vectors[item],
-            [vectors[row] for row in items],
-            [vectors[row] for row in items],
+            read,
+            read,
+            user=summary,
+            states=states,
             distances=list(range(5, -1, -1)),
             ages=[times[-1] - time for time in times],
             weights=[1.0] * 6,
         )
-        summary = reference.summary([vectors[row] for row in items], times, times[-1])
-        expected = float(vectors[item] @ summary) + float((alpha * gain).sum()) + prior
+        expected = float((alpha * gain).sum()) + prior
         assert scores[0, item] == pytest.approx(expected, abs=1e-4)
 
 

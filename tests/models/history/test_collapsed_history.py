@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.collapsed_history import CollapsedHistory, collapsible_events
@@ -53,7 +54,7 @@ def both(snapshot: Snapshot, whole: UserHistory, at: int) -> tuple[UserMemory, U
 
 def same(found: Scores, wanted: Scores, tolerance: float = 2e-5) -> None:
     """Assert that every part of two scores is close."""
-    for part in ("total", "sequence", "transitions", "attention", "prior"):
+    for part in ("total", "attention", "transitions", "prior"):
         one, other = getattr(found, part), getattr(wanted, part)
         torch.testing.assert_close(one, other, atol=tolerance, rtol=1e-4, msg=part)
 
@@ -119,19 +120,14 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
     options = AttentionOptions(exclude_self=exclude_self)
     scores = score(snapshot, together, EVERY, options)
     old = 0
-    for target in (0, 4, 11):
-        rest = float(scores.sequence[target] + scores.prior[target])
-        assert scores.partial is not None
-        found = explain(
-            snapshot,
-            together,
-            target,
-            6,
-            options,
-            other_parts=rest,
-            partial=scores.partial.target(target),
-        )
-        every = explain(snapshot, each, target, 8, options, other_parts=rest)
+    targets = [0, 4, 11]
+    assert scores.partial is not None
+    partial = PartialSoftmax(*(part[:, targets] for part in scores.partial))
+    rows = np.array(targets)
+    estimates = explain(snapshot, together, rows, 6, options, partial=partial, effects="estimate")
+    for found, every in zip(
+        estimates, explain(snapshot, each, rows, 8, options, effects="estimate"), strict=True
+    ):
         assert [reason.contribution for reason in found] == pytest.approx(
             [reason.contribution for reason in every[:6]], abs=2e-5
         )
@@ -140,7 +136,8 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
             other = wanted[reason.source]
             assert reason.weight == pytest.approx(other.weight, abs=1e-5)
             assert reason.contribution == pytest.approx(other.contribution, abs=2e-5)
-            assert reason.without == pytest.approx(other.without, abs=5e-5)
+            assert reason.effect == pytest.approx(other.effect, abs=5e-5)
+            assert reason.effect_is_exact == other.effect_is_exact
             old += 0 <= reason.source < collapsible_events(LENGTH, WINDOW)
     assert old >= 2
 

@@ -10,11 +10,22 @@ from hypothesis import strategies as st
 
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import DEFAULT_OPTIONS
 from models.history.user_history import UserHistory
 from models.history.user_memory import EncodedHistory, attendable_events, build_memory
 from models.history.user_memory import encode as encode_events
 from models.ranking.scoring import score
-from tests.support.pasts import AT, EVERY, HEADS, ITEMS, TRAINED, WINDOW, appends, drawn_snapshot
+from tests.support.pasts import (
+    AT,
+    EVERY,
+    HEADS,
+    ITEMS,
+    TRAINED,
+    WINDOW,
+    Loop,
+    appends,
+    drawn_snapshot,
+)
 from tests.support.reference_model import ReferenceModel, window_start
 from tests.support.small import DAY, SECOND, past, random_model, random_past
 from tests.support.small import encode as encode_texts
@@ -48,7 +59,7 @@ def test_hidden_events_change_no_score(snapshot: Snapshot) -> None:
     assert users[0].source.tolist() == [0, 1, 2]
     assert users[1].source.tolist() == [1, 3, 6]
     both = [score(wider, user, EVERY) for user in users]
-    for part in ("total", "sequence", "transitions", "attention", "prior"):
+    for part in ("total", "attention", "transitions", "prior"):
         np.testing.assert_array_equal(getattr(both[0], part), getattr(both[1], part))
 
 
@@ -60,9 +71,9 @@ def test_an_event_after_the_request_is_just_now(snapshot: Snapshot) -> None:
     np.testing.assert_array_equal(ahead.bias, now.bias)
 
 
-def test_weights_are_multiplicities(snapshot: Snapshot) -> None:
-    """Without position bias an event of weight 3 attends like three events of weight 1."""
-    flat = random_model(11, window=WINDOW)
+def test_weights_are_multiplicities() -> None:
+    """Without states and position bias an event of weight 3 attends like three of weight 1."""
+    flat = random_model(11, blocks=0)
     with torch.no_grad():
         flat.recency.position.zero_()
         flat.recency.joint.zero_()
@@ -77,8 +88,11 @@ def test_extreme_weights_give_numbers(snapshot: Snapshot) -> None:
     made = past([4, 7, 9], [0, 1, 2], [1.2e-38, 1, 3.4e38])
     scores = score(snapshot, build_memory(snapshot, made, AT), EVERY)
     assert torch.isfinite(scores.total).all()
-    only = score(snapshot, build_memory(snapshot, past([9], [2]), AT), EVERY)
-    np.testing.assert_allclose(scores.attention, only.attention, atol=1e-4)
+    loop = Loop(snapshot, made, AT)
+    for target in range(ITEMS):
+        alpha, gain = loop.attention(target, DEFAULT_OPTIONS)
+        assert alpha[:, 2].min() == pytest.approx(1)
+        assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
 
 
 def test_own_vectors_stand_in_for_the_item(snapshot: Snapshot) -> None:
@@ -117,24 +131,26 @@ def test_profile_entries_are_rows_of_the_memory(snapshot: Snapshot) -> None:
         np.testing.assert_allclose(user.bias[:, 1], oldest, atol=1e-6)
     alone = build_memory(snapshot, replace(made, rows=made.rows[:0], timestamps=made.timestamps[:0],
                                        weights=made.weights[:0]), AT)  # fmt: skip
-    assert not score(snapshot, alone, EVERY).sequence.any()
+    assert not alone.user_state.any()
     assert not score(snapshot, alone, EVERY).transitions.any()
     assert score(snapshot, alone, EVERY).attention.abs().min() > 0
 
 
 def test_the_encoder_reads_its_window_and_the_attention_everything(snapshot: Snapshot) -> None:
-    """An event before the window changes the attention part and not the summary."""
+    """An event before the window changes the attention part and not the user state."""
     recent = past([1, 2, 3, 4, 5], np.arange(5) * DAY)
     longer = past([9, 1, 2, 3, 4, 5], [0, *np.arange(5) * DAY])
     short, long = (build_memory(snapshot, made, AT) for made in (recent, longer))
     np.testing.assert_allclose(short.user_state, long.user_state, atol=1e-6)
+    np.testing.assert_allclose(short.memory.keys, long.memory.keys[1:], atol=1e-6)
+    np.testing.assert_allclose(short.memory.values, long.memory.values[1:], atol=1e-6)
     change = score(snapshot, short, EVERY).attention - score(snapshot, long, EVERY).attention
     assert change.abs().min() > 0
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 10, 25])
-def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
-    """The summary equals the float64 loop for any window start and request time."""
+def test_the_user_state_is_of_the_window_and_the_request(length: int) -> None:
+    """The user state equals the float64 loop for any window start and request time."""
     snapshot = small_snapshot(ITEMS, random_model(4, window=8))
     made = random_past(length, length, ITEMS)
     reference = ReferenceModel(snapshot.model, HEADS, 8)
@@ -145,9 +161,8 @@ def test_the_summary_is_of_the_window_and_the_request(length: int) -> None:
     times = made.timestamps.tolist()
     for at in (times[-1], times[-1] + DAY, times[-1] + 2 * DAY, times[-1] + 500 * DAY, 0):
         user = build_memory(snapshot, made, at)
-        np.testing.assert_allclose(
-            user.user_state, reference.summary(vectors, times, at), atol=2e-5
-        )
+        _, expected = reference.encode(vectors, times, at)
+        np.testing.assert_allclose(user.user_state, expected, atol=2e-5)
 
 
 def test_recent_lists_the_nine_newest_item_events(snapshot: Snapshot) -> None:
@@ -191,9 +206,9 @@ def alike(one: EncodedHistory | None, other: EncodedHistory | None) -> None:
     assert other is not None
     assert one.first_item == other.first_item
     np.testing.assert_array_equal(one.events, other.events)
-    np.testing.assert_array_equal(one.state.timestamps, other.state.timestamps)
-    for name in ("keys", "values", "newest"):
-        mine, yours = (getattr(each.state, name) for each in (one, other))
+    np.testing.assert_array_equal(one.cache.timestamps, other.cache.timestamps)
+    for name in ("keys", "values", "states"):
+        mine, yours = (getattr(each.cache, name) for each in (one, other))
         np.testing.assert_allclose(mine, yours, atol=1e-4)
 
 
@@ -242,9 +257,10 @@ def test_extending_a_cached_state_equals_encoding(window: int, data: st.DataObje
         before = start, read
         at = int(data.draw(st.sampled_from([0, AT, 400 * DAY])))
         mine = build_memory(snapshot, made, at, encoded=kept)
-        np.testing.assert_allclose(
-            mine.user_state, build_memory(snapshot, made, at).user_state, atol=1e-4
-        )
+        anew = build_memory(snapshot, made, at)
+        np.testing.assert_allclose(mine.user_state, anew.user_state, atol=1e-4)
+        np.testing.assert_allclose(mine.memory.keys, anew.memory.keys, atol=1e-4)
+        np.testing.assert_allclose(mine.memory.values, anew.memory.values, atol=1e-4)
 
 
 def test_a_window_is_read_again_only_when_it_moves() -> None:
@@ -290,7 +306,7 @@ def test_cached_memory_reports_its_size_in_bytes(snapshot: Snapshot) -> None:
     longer = encode(snapshot, random_past(1, 501, ITEMS), kept)
     for each in (kept, longer):
         assert each is not None
-        parts = [part for part in (each.events, *each.state) if part.numel()]
+        parts = [part for part in (each.events, *each.cache) if part.numel()]
         held = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
                 for part in parts}  # fmt: skip
         assert sum(held.values()) == each.nbytes

@@ -16,10 +16,10 @@ from torch import Tensor
 from models.attention.attend import attend
 from models.attention.multihead import HeadProjections, merge_heads, split_heads
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.explain import contributions, explain, gains
+from models.ranking.contributions import gains
 from models.ranking.scoring import score
 from models.recommender.transition_counts import TransitionCounts
 from tests.support import reference
@@ -31,7 +31,9 @@ from tests.support.pasts import (
     Loop,
     basket_snapshot,
     drawn_snapshot,
+    parts_without,
     pasts,
+    reasons_of,
     ways,
     without_event,
 )
@@ -70,8 +72,8 @@ def weights_of(scores: Tensor) -> Tensor:
 def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> None:
     """Contributions sum to the attention part of the float64 loop, to 1e-4."""
     scores, values, outputs = drawn
-    weights = weights_of(scores)
-    found = contributions(weights, gains(values, outputs))
+    weights = weights_of(scores)  # (T, H, n)
+    found = (weights * gains(values, outputs.transpose(0, 1)).transpose(0, 1)).sum(1)
     assert found.shape == (scores.shape[0], scores.shape[2])
     context = torch.einsum("thn,hnv->thv", weights.double(), values.double())
     part = torch.einsum("thv,thv->t", context, outputs.double())
@@ -83,19 +85,18 @@ def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> N
 def test_contributions_of_the_trained_module_sum_to_the_score() -> None:
     """Through projections and W_O: ⟨target, output⟩ is the sum of signed contributions."""
     torch.manual_seed(0)
-    module = HeadProjections(12, 3)
+    module = HeadProjections(12, 3, 5)
     target, history = torch.randn(4, 12), torch.randn(9, 12)
     with torch.inference_mode():
         attended = attend(module.queries(target), module.keys(history), module.values(history))
         output = module.w_o(merge_heads(attended.context))  # [T, 12]
         outward = split_heads(target @ module.w_o.weight, 3)  # o^h of each target (H, T, d)
         values = module.values(history)  # (H, n, d)
-        gain = outward @ values.mT  # (H, T, n)
-        found = contributions(attended.weights.transpose(0, 1), gain.transpose(0, 1))
+        found = (attended.weights * gains(values, outward)).sum(0)  # (T, n)
         score = (target * output).sum(-1)
         assert torch.allclose(found.sum(-1), score, atol=1e-4)
         assert (found < 0).any()
-        assert merge_heads(outward).shape == (4, 12)
+        assert merge_heads(outward).shape == (4, 15)
 
 
 def test_contribution_is_zero_for_an_orthogonal_value() -> None:
@@ -105,7 +106,7 @@ def test_contribution_is_zero_for_an_orthogonal_value() -> None:
     v = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     query, outward = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
     found = attend(query, k, v)
-    part = contributions(found.weights, gains(v, outward)[0][None])
+    part = (found.weights * gains(v, outward))[0]
     assert found.weights[0, 0] > 0.9
     assert part[0] == 0
     assert part[1] == found.weights[0, 1]
@@ -141,11 +142,11 @@ def test_contributions_add_up_to_the_score(
     """
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
-    reasons = explain(snapshot, user, target, 50, options)
+    reasons = reasons_of(snapshot, user, target, 50, options)
     summed = math.fsum(reason.contribution for reason in reasons)
     part = float(scores.attention[0]) + float(scores.transitions[0])
     assert summed == pytest.approx(part, abs=1e-4)
-    whole = float(scores.sequence[0]) + summed + float(scores.prior[0])
+    whole = summed + float(scores.prior[0])
     assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
     sources = [reason.source for reason in reasons]
     assert len(set(sources)) == len(sources)
@@ -163,11 +164,11 @@ def test_reasons_equal_the_loop(
     """
     user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
-    _, alpha, gain = loop.parts(target, options)
+    alpha, gain = loop.attention(target, options)
     attributed = loop.attributed(target, options)
     each = (alpha * gain).sum(0) + attributed
     place = {source: at for at, source in enumerate(user.source.tolist())}
-    reasons = explain(snapshot, user, target, 50, options)
+    reasons = reasons_of(snapshot, user, target, 50, options)
     for reason in reasons:
         at = place[reason.source]
         assert reason.weight == pytest.approx(alpha[:, at].mean(), abs=1e-5)
@@ -191,7 +192,7 @@ def test_what_raises_the_score_is_named_before_what_lowers_it(
     """`top` takes the largest positive contributions first, then the most negative."""
     user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
-    _, alpha, gain = loop.parts(target, options)
+    alpha, gain = loop.attention(target, options)
     attributed = loop.attributed(target, options)
     each = [
         float(one)
@@ -205,42 +206,39 @@ def test_what_raises_the_score_is_named_before_what_lowers_it(
     raising = sorted((one for one in each if one > 0), reverse=True)
     lowering = sorted(one for one in each if one <= 0)
     wanted = sorted([*raising, *lowering][:top], reverse=True)
-    found = [reason.contribution for reason in explain(snapshot, user, target, top, options)]
+    found = [reason.contribution for reason in reasons_of(snapshot, user, target, top, options)]
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
-def transitions_of(
-    snapshot: Snapshot, made: UserHistory, left: UserHistory, target: int, options: AttentionOptions
+def without_row(
+    snapshot: Snapshot, made: UserHistory, source: int, target: int, options: AttentionOptions
 ) -> float:
-    """The transitions part of what is left of a past, under the λ of the whole of it."""
-    return Loop(snapshot, left, AT).transitions(target, options, Loop(snapshot, made, AT).summary)
+    """Attention and transitions over what is left of a past, in the states of the whole of it."""
+    left = without_event(made, source) if source >= 0 else without_entry(made, -1 - source)
+    loop = Loop(snapshot, left, AT)
+    loop.use_states_of(Loop(snapshot, made, AT), source)
+    alpha, gain = loop.attention(target, options)
+    return float((alpha * gain).sum()) + loop.transitions(target, options)
 
 
 @few
 @given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
-def test_without_is_what_deleting_the_row_gives(
+def test_the_closed_form_is_what_deleting_the_row_gives(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """`without` equals attention and transitions after deletion of the row, to 1e-4.
+    """The closed form equals attention and transitions after deletion of the row, to 1e-4.
 
     What remains moves one place nearer to the present, so that places shift as they would. The
-    sequence part, and the λ that is read off it, are those of the whole past.
+    encoder's states, of which the λ is a function too, are those of the whole past.
     """
     user = build_memory(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), options)
-    rest = float(scores.sequence[0] + scores.prior[0])
-    for reason in explain(snapshot, user, target, 50, options, other_parts=rest):
-        if reason.source >= 0:
-            less = without_event(made, reason.source)
-        else:
-            less = without_entry(made, -1 - reason.source)
-        again = score(snapshot, build_memory(snapshot, less, AT), np.array([target]), options)
-        expected = float(again.attention[0]) + transitions_of(snapshot, made, less, target, options)
-        assert reason.without == pytest.approx(rest + expected, abs=1e-4)
+    for source, part in parts_without(snapshot, user, target, options).items():
+        expected = without_row(snapshot, made, source, target, options)
+        assert part == pytest.approx(expected, abs=1e-4)
 
 
 def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Snapshot) -> None:
-    """`without` of one of the last eight events counts the ninth in the transitions."""
+    """Without one of the last eight events the ninth counts in the transitions."""
     columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
     model = random_model(11, window=WINDOW, transitions_per_item=1)
     model.load_statistics(
@@ -251,15 +249,18 @@ def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Sn
     user = build_memory(even, made, AT)
     with torch.inference_mode():
         scale = float(model.transition_scale(user.user_state))
-    reasons = {reason.source: reason for reason in explain(even, user, 4, 50)}
+    reasons = {reason.source: reason for reason in reasons_of(even, user, 4, 50)}
     attended = score(even, user, np.array([4])).attention
+    left_out = parts_without(even, user, 4)
     assert len(reasons) == 10
     for event in range(10):
         left = [row for at, row in enumerate(made.rows.tolist()) if at != event]
+        loop = Loop(even, without_event(made, event), AT)
+        loop.use_states_of(Loop(even, made, AT), event)
+        alpha, gain = loop.attention(4, DEFAULT_OPTIONS)
         total = sum(0.3**k * (1 + row) for k, row in enumerate(left[::-1][:8]))
-        less = score(even, build_memory(even, without_event(made, event), AT), np.array([4]))
-        expected = float(less.attention[0]) + scale * math.log(1 + 2 * total)
-        assert reasons[event].without == pytest.approx(expected, abs=1e-4)
+        expected = float((alpha * gain).sum()) + scale * math.log(1 + 2 * total)
+        assert left_out[event] == pytest.approx(expected, abs=1e-4)
     total = sum(0.3**k * (1 + row) for k, row in enumerate(made.rows[::-1][:8].tolist()))
     summed = sum(reason.contribution for reason in reasons.values())
     part = float(attended[0]) + scale * math.log(1 + 2 * total)
@@ -270,17 +271,16 @@ def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Sn
 def test_without_the_dominant_event_is_the_score_of_the_others(
     snapshot: Snapshot, hard: bool
 ) -> None:
-    """`without` of an event with all the weight equals the score of the other events."""
+    """Without an event that has all the weight, the score is that of the other events."""
     made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
     options = AttentionOptions(hard=hard)
-    reasons = explain(snapshot, build_memory(snapshot, made, AT), 6, 3, options)
+    user = build_memory(snapshot, made, AT)
+    reasons = reasons_of(snapshot, user, 6, 3, options)
     (reason,) = (reason for reason in reasons if reason.weight > 0.5)
-    left = without_event(made, 1)
-    less = score(snapshot, build_memory(snapshot, left, AT), np.array([6]), options)
     assert reason.source == 1
     assert reason.weight == pytest.approx(1, abs=1e-6)
-    expected = float(less.attention[0]) + transitions_of(snapshot, made, left, 6, options)
-    assert reason.without == pytest.approx(expected, abs=1e-5)
+    left = parts_without(snapshot, user, 6, options)[1]
+    assert left == pytest.approx(without_row(snapshot, made, 1, 6, options), abs=1e-5)
 
 
 def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
@@ -288,16 +288,16 @@ def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
     user = build_memory(snapshot, past([3], [0]), AT)
     for target in range(ITEMS):
         scores = score(snapshot, user, np.array([target]))
-        (reason,) = explain(snapshot, user, target, 5, other_parts=1.25)
+        (reason,) = reasons_of(snapshot, user, target, 5)
         assert reason.weight == pytest.approx(1, abs=1e-6)
         part = float(scores.attention[0]) + float(scores.transitions[0])
         assert reason.contribution == pytest.approx(part, abs=1e-5)
-        assert reason.without == pytest.approx(1.25, abs=1e-6)
+        assert parts_without(snapshot, user, target)[0] == pytest.approx(0, abs=1e-6)
 
 
 def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
     """An empty history has no reasons."""
-    assert explain(snapshot, build_memory(snapshot, UserHistory.empty(), AT), 0, 5) == []
+    assert reasons_of(snapshot, build_memory(snapshot, UserHistory.empty(), AT), 0, 5) == []
 
 
 def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> None:
@@ -305,48 +305,44 @@ def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> No
     user = build_memory(snapshot, past([3, 3], [0, DAY]), AT)
     options = AttentionOptions(exclude_self=True)
     assert score(snapshot, user, np.array([3]), options).attention.tolist() == [0]
-    assert explain(snapshot, user, 3, 5, options) == []
-    assert len(explain(snapshot, user, 4, 5, options)) == 2
+    assert reasons_of(snapshot, user, 3, 5, options) == []
+    assert len(reasons_of(snapshot, user, 4, 5, options)) == 2
 
 
-def test_long_explanations_are_made_in_blocks(
+def test_the_closed_form_is_computed_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Explanations do not depend on the block size."""
+    """The closed form does not depend on the block size."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
-    whole = explain(snapshot, user, 4, 50)
-    monkeypatch.setattr("models.ranking.explain._BLOCK", 60)
-    for one, other in zip(explain(snapshot, user, 4, 50), whole, strict=True):
-        assert one.source == other.source
-        assert one.without == pytest.approx(other.without, abs=1e-5)
+    whole = parts_without(snapshot, user, 4)
+    monkeypatch.setattr("models.ranking.effects._BLOCK", 60)
+    assert parts_without(snapshot, user, 4) == pytest.approx(whole, abs=1e-5)
 
 
 def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
     """A shorter explanation has the same numbers per reason as the full one."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
-    every = {reason.source: reason for reason in explain(snapshot, user, 4, 50)}
+    every = {reason.source: reason for reason in reasons_of(snapshot, user, 4, 50)}
     assert len(every) == 9
-    short = explain(snapshot, user, 4, 3)
+    short = reasons_of(snapshot, user, 4, 3)
     assert len(short) == 3
     for few in short:
         whole = every[few.source]
         assert few.contribution == whole.contribution
-        assert few.without == pytest.approx(whole.without, abs=1e-5)
-    assert explain(snapshot, user, 4, 0) == []
+    assert reasons_of(snapshot, user, 4, 0) == []
 
 
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None:
-    """Without transitions, contributions sum to the attention, and `without` equals deletion."""
+    """Without transitions, contributions sum to the attention; the closed form is deletion."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
     made = random_past(5, 9, ITEMS)
     user = build_memory(snapshot, made, AT)
     for target in (2, 6):
         scores = score(snapshot, user, np.array([target]))
-        reasons = explain(snapshot, user, target, 50)
+        reasons = reasons_of(snapshot, user, target, 50)
         summed = math.fsum(reason.contribution for reason in reasons)
         assert summed == pytest.approx(float(scores.attention[0]), abs=1e-4)
-        for reason in reasons:
-            left = build_memory(snapshot, without_event(made, reason.source), AT)
-            less = score(snapshot, left, np.array([target])).attention
-            assert reason.without == pytest.approx(float(less[0]), abs=1e-4)
+        for source, part in parts_without(snapshot, user, target).items():
+            expected = without_row(snapshot, made, source, target, DEFAULT_OPTIONS)
+            assert part == pytest.approx(expected, abs=1e-4)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.encoder.history_encoder import HistoryEncoder
+from models.encoder.history_encoder import EncoderCache, HistoryEncoder
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 from models.recommender.recommender import content_only_model
@@ -25,6 +24,7 @@ from tests.support.pasts import (
     Loop,
     basket_snapshot,
     drawn_snapshot,
+    parts_without,
     pasts,
     ways,
     without_event,
@@ -65,9 +65,9 @@ def expected(
 ) -> float:
     """The score of a target, in float64 and plain loops."""
     loop = Loop(snapshot, made, AT)
-    sequence, alpha, gain = loop.parts(target, options)
+    alpha, gain = loop.attention(target, options)
     prior = float(snapshot.tables.prior[target])
-    return sequence + loop.transitions(target, options) + float((alpha * gain).sum()) + prior
+    return float((alpha * gain).sum()) + loop.transitions(target, options) + prior
 
 
 def every(
@@ -105,17 +105,14 @@ def test_leave_one_out_for_any_window_start(events: int, window: int) -> None:
 
 
 def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot) -> None:
-    """Leaving out an event before the window keeps the sequence part."""
+    """Leaving out an event before the window keeps every state."""
     made = past(np.arange(10) % ITEMS, np.arange(10) * 3600)
     user = build_memory(snapshot, made, AT)
     got = scores_without(snapshot, user, {0: [6]})[0, 6]
-    (told,) = (
-        reason for reason in explain(snapshot, user, 6, 50, other_parts=0.0) if reason.source == 0
-    )
     less = score(snapshot, build_memory(snapshot, without_event(made, 0), AT), np.array([6]))
     assert got == pytest.approx(float(less.total[0]), abs=1e-4)
-    rest = float(less.sequence[0] + less.prior[0])
-    assert got == pytest.approx(rest + told.without, abs=1e-4)
+    rest = float(less.prior[0])
+    assert got == pytest.approx(rest + parts_without(snapshot, user, 6)[0], abs=1e-4)
 
 
 def test_horizon_moves_with_the_newest_event(snapshot: Snapshot) -> None:
@@ -162,8 +159,9 @@ def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -
         passes.append(len(events))
         return branch(self, state, shared, events, *more)
 
-    def refused(*_: Any) -> Any:
-        raise AssertionError("nothing is to be encoded from its beginning")
+    def refused(_: HistoryEncoder, cache: EncoderCache, events: Any, *more: Any) -> Any:
+        assert not len(events), "nothing is to be encoded from its beginning"
+        return cache
 
     monkeypatch.setattr(HistoryEncoder, "branch", counted)
     monkeypatch.setattr(HistoryEncoder, "append", refused)

@@ -1,5 +1,7 @@
 """Recommendations compared with scoring every item and with brute-force diversity."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -12,14 +14,14 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, candidates, recommend
+from models.ranking.candidates import candidates, user_readout
+from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, recommend
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import candidate_query
-from tests.support.pasts import candidate_keys
+from tests.support.pasts import Loop, basket_snapshot, drawn_snapshot, told_snapshot
 from tests.support.small import (
     DAY,
     DIMENSION,
@@ -90,7 +92,7 @@ def test_recommendations_are_the_order_of_all_scores(
     assert ranked.personal
     np.testing.assert_array_equal(allowed, before)
     again = score(snapshot, user, ranked.rows)
-    for part in ("total", "sequence", "transitions", "attention", "prior"):
+    for part in ("total", "attention", "transitions", "prior"):
         np.testing.assert_allclose(getattr(ranked.scores, part), getattr(again, part), atol=1e-5)
 
 
@@ -320,33 +322,60 @@ def test_candidate_count_by_hand(snapshot: Snapshot) -> None:
     assert candidate_count(many, 400, 1_000_000) == 1_600  # what is wanted, and some to choose from
 
 
-def test_candidates_are_nearest_by_the_pooled_query(large: Snapshot) -> None:
-    """Candidates are the items nearest to the pooled query and the most followed items."""
-    snapshot = small_snapshot(400, large.model)
-    user = somebody(snapshot, 4)
-    with torch.inference_mode():
-        query = candidate_query(user.user_state, user.memory.values.transpose(0, 1), user.bias)
-        worth = candidate_keys(snapshot.tables).double() @ query.double()
-    found = candidates(snapshot, user, np.ones(400, dtype=np.bool_), 25)
-    nearest = set(torch.topk(worth, 25).indices.tolist())
-    total = follow(snapshot, user)
-    most = sorted(total, key=lambda row: -total[row])[:25]
-    assert set(found.tolist()) == nearest | set(most)
-    assert set(most) - nearest
+@pytest.mark.parametrize("make", [drawn_snapshot, told_snapshot, basket_snapshot])
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_without_an_index_candidates_are_the_best_by_the_readout(
+    make: Callable[[], Snapshot], exclude_self: bool
+) -> None:
+    """Candidates are the best by prior, transitions and attention without the target's query.
+
+    These are the float64 loop's.
+    """
+    snapshot, options = make(), AttentionOptions(exclude_self=exclude_self)
+    every = len(snapshot.catalogue)
+    for seed in range(5):
+        made = random_past(seed, 9, every)
+        loop, approximate = Loop(snapshot, made, AT), snapshot.tables.prior.double().numpy()
+        for target in range(every):
+            alpha, gain = loop.attention(target, DEFAULT_OPTIONS, target_in_query=False)
+            approximate[target] += (alpha * gain).sum() + loop.transitions(target, options)
+        user = build_memory(snapshot, made, AT)
+        allowed = np.ones(every, dtype=np.bool_)
+        allowed[seed] = False
+        found = candidates(snapshot, user, allowed, 5, options)
+        order = [row for row in np.argsort(-approximate).tolist() if row != seed]
+        assert found.tolist() == sorted(order[:5])
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_followers_are_candidates(large: Snapshot, indexed: bool) -> None:
-    """Allowed items that most often followed the newest events are candidates."""
-    snapshot = large if indexed else small_snapshot(400, large.model)
+def test_items_newer_than_the_index_are_compared_exactly(large: Snapshot) -> None:
+    """Of the items that the index lacks, the best by readout and prior are candidates."""
+    later = large.catalogue.updated(
+        [ItemEntry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
+    )
+    snapshot = large.refreshed(later, large.counts)
+    assert snapshot.indexed_items == 400
+    newer = np.arange(460) >= 400
+    for seed in range(5):
+        user = somebody(snapshot, seed)
+        with torch.inference_mode():
+            readout = user_readout(snapshot, user).double()
+            near = snapshot.tables.vectors[400:].double() @ readout + snapshot.tables.prior[400:]
+        best = 400 + torch.topk(near, 7).indices
+        found = candidates(snapshot, user, newer, 7)
+        assert found.tolist() == sorted(best.tolist())
+        assert set(found.tolist()) <= set(candidates(snapshot, user, newer | ~newer, 7).tolist())
+
+
+def test_followers_are_candidates(large: Snapshot) -> None:
+    """Items that most often followed the newest events join what an index finds, if allowed."""
     some = 0
     for seed in range(10):
-        user = somebody(snapshot, seed)
+        user = somebody(large, seed)
         allowed = np.random.default_rng(seed).random(400) < 0.8
-        total = follow(snapshot, user)
+        total = follow(large, user)
         order = sorted(total, key=lambda row: -total[row])
         for count in (3, 40):
-            found = candidates(snapshot, user, allowed, count)
+            found = candidates(large, user, allowed, count)
             assert found.tolist() == sorted(set(found.tolist()))
             assert len(found) <= 2 * count
             assert allowed[found].all()
@@ -379,7 +408,8 @@ def test_followers_map_to_catalogue_rows() -> None:
     whole = Catalogue.empty(DIMENSION).updated(
         [ItemEntry(id_, id_, {"title": id_}) for id_ in other], [], encode
     ).updated([], ["i3", "i8"], encode)  # fmt: skip
-    snapshot = Snapshot.build("v", made, whole, np.zeros(0, np.int64))
+    snapshot = Snapshot.build("v", made, whole, np.zeros(0, np.int64), index_from=20)
+    assert snapshot.index is not None
     compared = 0
     for seed in range(8):
         user = somebody(snapshot, seed)

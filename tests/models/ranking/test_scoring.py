@@ -49,9 +49,8 @@ def test_scores_equal_the_loop(
     loop = Loop(snapshot, made, AT)
     assert scores.memory_rows == len(loop.rows)
     for target in range(ITEMS):
-        sequence, alpha, gain = loop.parts(target, options)
+        alpha, gain = loop.attention(target, options)
         transitions = loop.transitions(target, options)
-        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
         assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
     prior = snapshot.model.prior.detach().numpy()
@@ -66,7 +65,7 @@ def test_scores_equal_the_loop(
             .numpy()[:TRAINED]
         )
     np.testing.assert_allclose(scores.prior[:TRAINED], prior, atol=1e-6)
-    total = scores.sequence + scores.transitions + scores.attention + scores.prior
+    total = scores.attention + scores.transitions + scores.prior
     np.testing.assert_allclose(scores.total, total, atol=1e-6)
 
 
@@ -77,28 +76,25 @@ def test_the_request_may_come_at_any_time(snapshot: Snapshot, made: UserHistory,
     scores = score(snapshot, build_memory(snapshot, made, at), EVERY)
     loop = Loop(snapshot, made, at)
     for target in (0, 7, 13):
-        sequence, alpha, gain = loop.parts(target, DEFAULT_OPTIONS)
+        alpha, gain = loop.attention(target, DEFAULT_OPTIONS)
         transitions = loop.transitions(target)
-        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
         assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
 
 
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_part_that_the_model_has_not_is_zero(shape: dict[str, int]) -> None:
-    """Without an encoder sequence and transitions are 0; without counts transitions are 0."""
+    """Without an encoder or without counts transitions are 0."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=WINDOW, **shape))
     made = random_past(4, 9, ITEMS)
     scores = score(snapshot, build_memory(snapshot, made, AT), EVERY)
     loop = Loop(snapshot, made, AT)
     assert not scores.transitions.any()
-    assert bool(scores.sequence.any()) == ("blocks" not in shape)
     for target in range(ITEMS):
-        sequence, alpha, gain = loop.parts(target, DEFAULT_OPTIONS)
+        alpha, gain = loop.attention(target, DEFAULT_OPTIONS)
         assert loop.transitions(target) == 0
-        assert float(scores.sequence[target]) == pytest.approx(sequence, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
-    total = scores.sequence + scores.attention + scores.prior
+    total = scores.attention + scores.prior
     np.testing.assert_allclose(scores.total, total, atol=1e-6)
 
 
@@ -107,7 +103,6 @@ def test_without_a_past_only_the_prior_speaks(snapshot: Snapshot) -> None:
     user = build_memory(snapshot, UserHistory.empty(), AT)
     scores = score(snapshot, user, EVERY)
     assert len(user) == scores.memory_rows == 0
-    assert not scores.sequence.any()
     assert not scores.transitions.any()
     assert not scores.attention.any()
     np.testing.assert_array_equal(scores.total, scores.prior)

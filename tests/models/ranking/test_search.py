@@ -641,5 +641,5 @@ def test_scores_that_do_not_differ_are_no_bias(values: list[float]) -> None:
     """No score, one score, or equal scores give a personal bias of zeros."""
     snapshot = small_snapshot(15)
     total = torch.tensor(values)
-    scores = Scores(total, total, total, total, total, total, "exact", 1)
+    scores = Scores(total, total, total, total, total, "exact", 1)
     assert not personal_bias(snapshot, scores, np.arange(len(values))).any()

@@ -115,13 +115,15 @@ def test_dislikes_lower_the_scores_of_their_cluster() -> None:
     """
     done = train(tastes(1), replace(PACE, attention_epochs=4), shape=tiny(ITEMS, dim=32))
     assert done.model.config.dislike_heads == 1
-    whole, rest = (
-        ModelRanker(done.model, content(ITEMS), attention=attention) for attention in (True, False)
-    )
-    liked, disliked = (standing(whole, kind) for kind in (LIKE, DISLIKE))
+    ranker = ModelRanker(done.model, content(ITEMS))
+    liked, disliked = (standing(ranker, kind) for kind in (LIKE, DISLIKE))
     assert disliked.mean() < liked.mean() - 0.5
     assert (disliked < liked).mean() > 0.8
-    attended = [standing(whole, kind) - standing(rest, kind) for kind in (LIKE, DISLIKE)]
+    with torch.no_grad():
+        for part in (*done.model.transition_scale.parameters(), done.model.prior):
+            part.zero_()
+    alone = ModelRanker(done.model, content(ITEMS))
+    attended = [standing(alone, kind) for kind in (LIKE, DISLIKE)]
     assert attended[1].mean() < min(0.0, attended[0].mean()) - 0.25
 
 
@@ -159,7 +161,7 @@ def test_the_shape_follows_the_log() -> None:
     log = tastes(2)
     one = replace(QUICK, epochs=1)
     shapes = [
-        train(given, one, shape=tiny(ITEMS, heads=heads)).model.config
+        train(given, one, shape=tiny(ITEMS, attention_heads=heads)).model.config
         for given in (log, replace(log, dislike_type=-1), log.liked())
         for heads in (2, 1)
     ]

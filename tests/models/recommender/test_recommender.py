@@ -13,20 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.history.user_memory import build_memory
 from models.index.unit_vectors import normalize_rows
+from models.ranking.candidates import user_readout
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender, content_only_model
 from models.recommender.target_attention import (
     ItemTables,
-    candidate_query,
     target_attention,
     target_attention_prefixes,
 )
 from tests.support import reference
-from tests.support.pasts import candidate_keys
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import (
     DAY,
@@ -38,8 +36,9 @@ from tests.support.small import (
     random_model,
 )
 from tests.support.small import catalogue as small_catalogue
+from tests.support.small import snapshot as small_snapshot
 
-HEADS, LENGTH = 3, 7
+HEADS, ATTENTION_HEADS, LENGTH = 3, 4, 7
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def memory(model: Recommender, seed: int, batch: int) -> tuple[Tensor, Tensor]:
 def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDArray[np.float64]:
     """Σ_h ⟨context_h, o_h⟩ of every item for one history, [N], through the float64 `attend`."""
     total = np.zeros(tables.vectors.shape[0])
-    for head in range(HEADS):
+    for head in range(ATTENTION_HEADS):
         added = np.broadcast_to(bias[head].double().numpy(), (len(total), keys.shape[1]))
         _, context = reference.attend(
             tables.queries[head].double().numpy(),
@@ -141,7 +140,7 @@ def test_target_attention_equals_the_loop(content: Tensor, tied: bool) -> None:
     model = random_model(4, tied_values=tied)
     tables = projected(model, content)
     keys, values = memory(model, 0, 3)
-    bias = torch.randn(3, HEADS, LENGTH, generator=torch.Generator().manual_seed(1))
+    bias = torch.randn(3, ATTENTION_HEADS, LENGTH, generator=torch.Generator().manual_seed(1))
     bias[0, :, 4:] = -math.inf  # a shorter history, padded
     bias[2] = -math.inf
     with torch.inference_mode():
@@ -169,7 +168,7 @@ def test_all_prefixes_at_once_equal_one_by_one(
     tables = projected(model, content)
     generator = torch.Generator().manual_seed(seed)
     keys, values = memory(model, seed, 2)
-    bias = spread * torch.randn(2, HEADS, LENGTH, LENGTH, generator=generator)
+    bias = spread * torch.randn(2, ATTENTION_HEADS, LENGTH, LENGTH, generator=generator)
     position = torch.arange(LENGTH)
     masked = torch.rand(2, 1, LENGTH, LENGTH, generator=generator) < hidden
     masked |= position > position[:, None]
@@ -189,7 +188,9 @@ def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
     model = random_model(3)
     tables = projected(model, content)
     keys, values = memory(model, 3, 2)
-    bias = torch.randn(2, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    bias = torch.randn(
+        2, ATTENTION_HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)
+    )
     position = torch.arange(LENGTH)
     bias = bias.masked_fill(position > position[:, None], -math.inf)
     picked = torch.tensor([[3, 14, 3, 0], [7, 1, 2, 9]])
@@ -209,7 +210,9 @@ def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
     model = random_model(3)
     tables = ItemTables(*(table.clone() for table in projected(model, content)))
     keys, values = (x.clone().requires_grad_() for x in memory(model, 3, 2))
-    raw = torch.randn(2, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    raw = torch.randn(
+        2, ATTENTION_HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)
+    )
     raw.requires_grad_()
     position = torch.arange(LENGTH)
     hidden = (position > position[:, None]).expand(raw.shape).clone()
@@ -237,7 +240,7 @@ def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
     ahead = (tables.queries @ last.mT).amax((1, 2), keepdim=True) / last.shape[2] ** 0.5
     keys = torch.cat([torch.zeros_like(keys[:, :, :-1]), (60 / ahead * last)[None]], 2)
     position = torch.arange(LENGTH)
-    bias = torch.zeros(1, HEADS, LENGTH, LENGTH)
+    bias = torch.zeros(1, ATTENTION_HEADS, LENGTH, LENGTH)
     bias = bias.masked_fill(position > position[:, None], -math.inf)
     tables = ItemTables(*(table.clone() for table in tables))
     keys.requires_grad_()
@@ -262,7 +265,9 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
     gradients = []
     for way in ("together", "apart"):
         keys, values = (x.clone().requires_grad_() for x in memory(model, 7, 1))
-        raw = torch.randn(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(8))
+        raw = torch.randn(
+            1, ATTENTION_HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(8)
+        )
         raw.requires_grad_()
         bias = raw.masked_fill(future, -math.inf)
         if way == "together":
@@ -278,18 +283,109 @@ def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
         np.testing.assert_allclose(together, apart, atol=2e-5)
 
 
-# ---------------------------------------------------------------------------- summaries
+# ---------------------------------------------------------------------------- states
 
 
-def test_without_an_encoder_there_is_no_sequence_part() -> None:
-    """Summaries are zero without an encoder and empty without events."""
-    events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
-    assert (random_model(1, blocks=0).user_states(events, times, times) == 0).all()
-    assert random_model(1).user_states(events[:, :0], times[:, :0], times[:, :0]).shape == (
-        2,
-        0,
-        12,
+@pytest.mark.parametrize("tied", [False, True])
+def test_attended_rows_have_their_states(tied: bool) -> None:
+    """Keys and values are those of the item and, where the event has a state, of the state."""
+    model = random_model(2, tied_values=tied)
+    generator = torch.Generator().manual_seed(2)
+    vectors, states = torch.randn(2, 2, 5, 12, generator=generator)
+    has_state = (torch.arange(5) >= torch.tensor([[2], [0]]))[..., None].float()
+    with torch.inference_mode():
+        keys, values = model.attended_rows(vectors, states, has_state)
+    assert keys.shape == values.shape == (2, ATTENTION_HEADS, 5, 4)
+    expected = ReferenceModel(model, HEADS)
+    for row, place in np.ndindex(2, 5):
+        parts = expected.project(vectors[row, place].double().numpy())
+        for found, name in ((keys, "key"), (values, "value")):
+            wanted = parts[name]
+            if has_state[row, place]:
+                weight = expected.state[f"state_attention.{name}.weight"]
+                projected = weight @ states[row, place].double().numpy()
+                wanted = wanted + projected.reshape(ATTENTION_HEADS, -1)
+            np.testing.assert_allclose(found[row, :, place], wanted, atol=1e-5)
+
+
+def test_the_readout_is_the_attention_of_every_target() -> None:
+    """Readout times item vector equals attention in float64, and hidden heads add nothing."""
+    model = random_model(3)
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(2, ATTENTION_HEADS, 5, 4, generator=generator)
+    scores = torch.randn(2, ATTENTION_HEADS, 5, generator=generator)
+    scores[0, :, 3:] = -math.inf
+    scores[1, 2] = -math.inf
+    vectors = torch.randn(6, 12, generator=generator)
+    with torch.inference_mode():
+        found = model.read_out(values, scores) @ vectors.T
+    outputs = (
+        vectors.double().numpy() @ ReferenceModel(model, HEADS).state["cross_attention.w_o.weight"]
     )
+    for row, item in np.ndindex(2, 6):
+        total = 0.0
+        for head, output in enumerate(outputs[item].reshape(ATTENTION_HEADS, -1)):
+            weights = reference.softmax(scores[row, head].double().tolist())
+            total += float(np.array(weights) @ values[row, head].double().numpy() @ output)
+        assert float(found[row, item]) == pytest.approx(total, abs=1e-5)
+
+
+def test_user_queries_equal_the_loop() -> None:
+    """The user's addend to the queries is an affine map of the user state."""
+    model, state = random_model(4), torch.randn(3, 12, generator=torch.Generator().manual_seed(4))
+    with torch.inference_mode():
+        found = model.user_query(state)
+        none = random_model(4, blocks=0).user_query(state)
+    weights = ReferenceModel(model, HEADS).state
+    for row in range(3):
+        wanted = weights["state_attention.query.weight"] @ state[row].double().numpy()
+        wanted = wanted + weights["state_attention.query.bias"]
+        np.testing.assert_allclose(found[row].flatten(), wanted, atol=1e-5)
+    assert found.shape == none.shape == (3, ATTENTION_HEADS, 4)
+    assert not none.any()
+
+
+def test_the_moment_of_user_queries_is_that_of_normed_states() -> None:
+    """The mean of q qᵀ over many states of unit variance is the estimate."""
+    model = random_model(5)
+    with torch.inference_mode():
+        states = torch.randn(200_000, 12, generator=torch.Generator().manual_seed(5))
+        queries = model.user_query(states).transpose(0, 1)
+        mean = queries.mT @ queries / len(states)
+        found = model.user_query_moment()
+    torch.testing.assert_close(found, mean, atol=0.05, rtol=0.02)
+    assert random_model(5, blocks=0).user_query_moment().shape == (ATTENTION_HEADS, 1, 1)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4, 8])
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_untrained_readout_is_near_the_mean_of_the_states(heads: int, tied: bool) -> None:
+    """Before training no target has a query of its own, and values are about the states."""
+    torch.manual_seed(1)
+    config = RecommenderConfig(
+        n_items=8, content_dim=DIMENSION, dim=24, heads=3, attention_heads=heads, tied_values=tied
+    )
+    model = Recommender(config).eval()
+    vectors, states = torch.randn(2, 1, 9, 24)
+    with torch.inference_mode():
+        _, values = model.attended_rows(vectors, states, torch.ones(1, 9, 1))
+        readout = model.read_out(values, torch.zeros(1, heads, 9))[0]
+    assert not model.cross_attention.w_q.weight.any()
+    mean = states[0].mean(0)
+    size = heads * 8
+    kept = mean[:size] if size < 24 else mean
+    given = readout[:size] if size < 24 else readout
+    assert float(torch.cosine_similarity(given, kept, dim=0)) > 0.9
+
+
+def test_without_an_encoder_there_are_no_states() -> None:
+    """States and user states are zero without an encoder, and empty without events."""
+    events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
+    bare = random_model(1, blocks=0)
+    states = bare.event_states(events, times)
+    assert not states.any()
+    assert not bare.user_states(states, times, times).any()
+    assert random_model(1).event_states(events[:, :0], times[:, :0]).shape == (2, 0, 12)
 
 
 def test_a_request_is_within_the_horizon() -> None:
@@ -308,7 +404,7 @@ def test_a_request_is_within_the_horizon() -> None:
 
 
 def test_transitions_equal_the_loop() -> None:
-    """λ(h) log(1 + 2F) of drawn summaries and items, known and unknown ones."""
+    """λ(h) log(1 + 2F) of drawn user states and items, known and unknown ones."""
     model = random_model(8)
     reference_ = ReferenceModel(model, HEADS)
     generator = np.random.default_rng(8)
@@ -325,7 +421,7 @@ def test_transitions_equal_the_loop() -> None:
 @pytest.mark.parametrize(
     "shape", [{"blocks": 0}, {"transitions_per_item": 0}, {"blocks": 0, "transitions_per_item": 0}]
 )
-def test_transitions_need_followers_and_a_summary(shape: dict[str, Any]) -> None:
+def test_transitions_need_followers_and_a_user_state(shape: dict[str, Any]) -> None:
     """A model without an encoder or transition counts has no transitions."""
     assert random_model(1).has_transitions
     assert not random_model(1, **shape).has_transitions
@@ -344,44 +440,35 @@ def test_followers_of_another_shape_are_refused() -> None:
 # ---------------------------------------------------------------------------- candidates
 
 
-def test_candidate_keys_give_the_score_where_only_biases_attend(content: Tensor) -> None:
-    """With W_Q = 0, candidate keys times the query give the score without transitions."""
+def test_the_readout_gives_the_score_where_targets_have_no_query() -> None:
+    """With W_Q = 0, readout, transitions and prior are the score."""
     model = random_model(9)
     with torch.no_grad():
         model.cross_attention.w_q.weight.zero_()
-    tables = projected(model, content[:12])
+    snapshot_ = small_snapshot(15, model)
     made = past([3, 1, 4, 1, 5], [0, 5, DAY, DAY, 2 * DAY], [1, 2, 0.5, 1, 1])
+    user = build_memory(snapshot_, made, 3 * DAY)
+    scores = score(snapshot_, user, np.arange(15))
     with torch.inference_mode():
-        rows = torch.from_numpy(made.rows.astype(np.int64))
-        times = torch.from_numpy(made.timestamps)
-        asked = torch.full((1, 5), NO_REQUEST_TIME)
-        summary = model.user_states(tables.vectors[rows][None], times[None], asked)[0, -1]
-        bias = model.recency(torch.arange(4, -1, -1), 3 * DAY - times)
-        bias = bias + torch.from_numpy(made.weights).log()
-        keys, values = tables.keys[:, rows], tables.values[:, rows]
-        attention = target_attention(tables, keys[None], values[None], bias[None])[0]
-        full = tables.vectors @ summary + attention + tables.prior
-        query = candidate_query(summary, values, bias)
-        short = candidate_keys(tables) @ query
-    assert query.shape == (12 + 12 + 1,)
-    np.testing.assert_allclose(short, full, atol=1e-5)
+        readout = user_readout(snapshot_, user)
+    short = snapshot_.tables.vectors @ readout + snapshot_.tables.prior
+    np.testing.assert_allclose(short + scores.transitions, scores.total, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------- before training
 
 
 def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
-    """In the content model the attention part of one event is the cosine of the texts."""
+    """In the content model the attention part of one event is the cosine with its text."""
     made = small_catalogue(10)
     snapshot_ = Snapshot.build("v", None, made, np.zeros(10, np.int64))
     user = build_memory(snapshot_, past([4], [0]), 0)
     scores = score(snapshot_, user, np.arange(10))
-    # LayerNorm takes the mean out of each vector: the cosine is that of centred vectors.
+    # LayerNorm takes the mean out of the event's vector, and not out of the target's.
     centred = made.content - made.content.mean(1, keepdims=True)
     centred /= np.linalg.norm(centred, axis=1, keepdims=True)
-    np.testing.assert_allclose(scores.attention, centred @ centred[4], atol=1e-3)
+    np.testing.assert_allclose(scores.attention, made.content @ centred[4], atol=1e-3)
     assert int(scores.total.argmax()) == 4
-    assert (scores.sequence == 0).all()
     assert (scores.transitions == 0).all()
 
 
@@ -425,6 +512,8 @@ def test_the_shape_travels_as_plain_values() -> None:
         {"dim": 1.5},
         {"heads": 0},
         {"heads": 5},
+        {"attention_heads": 0},
+        {"attention_heads": 1.5},
         {"blocks": -1},
         {"window": 0},
         {"content_dim": 0},

@@ -78,8 +78,8 @@ def test_sums_and_shares_equal_the_loop(seed: int, most: int, items: list[int]) 
     kept = random_followers(seed, ITEMS, most)
     total = kept.sums(torch.tensor(items, dtype=torch.int64))
     assert total.shape == (ITEMS,)
-    for target in range(ITEMS):
-        shares = kept.shares(torch.tensor(items, dtype=torch.int64), target)
+    every = kept.shares(torch.tensor(items, dtype=torch.int64), torch.arange(ITEMS))
+    for target, shares in enumerate(every):
         expected = loop(kept, items, target)
         assert shares.tolist() == pytest.approx(expected, abs=1e-5)
         assert float(total[target]) == pytest.approx(sum(expected), abs=1e-5)
@@ -88,7 +88,7 @@ def test_sums_and_shares_equal_the_loop(seed: int, most: int, items: list[int]) 
 def test_nothing_follows_to_what_was_not_trained() -> None:
     """All shares of an unknown target are 0."""
     kept = random_followers(1, ITEMS, 3)
-    assert kept.shares(torch.tensor([2, 1, -1]), -1).tolist() == [0, 0, 0]
+    assert kept.shares(torch.tensor([2, 1, -1]), torch.tensor([-1])).tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("size", [12, 5_000])

@@ -295,5 +295,5 @@ def test_what_is_foreign_is_refused(saved: bytes) -> None:
     for foreign in (b"", b"{}", b"PK\3\4", archived({}), archived([1, 2]), archived(None)):
         assert "no checkpoint" in cannot_resume(foreign)
         assert "cannot be read" in cannot_resume(sealed(foreign))
-    newer = HEADER.replace(b"3", b"4") + saved[len(HEADER) :]
+    newer = HEADER.replace(b"4", b"5") + saved[len(HEADER) :]
     assert "another version" in cannot_resume(newer)

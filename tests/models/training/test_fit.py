@@ -241,18 +241,19 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     assert right > 0.9 * users
 
 
-def test_the_attention_is_trained_last_and_alone() -> None:
-    """The first stage leaves the attention unchanged, the second trains nothing else."""
+def test_the_targets_part_of_the_queries_is_trained_last() -> None:
+    """The first stage leaves it at zero, and the second trains the attention alone."""
     told: list[TrainingProgress] = []
     config = replace(QUICK, epochs=2, attention_epochs=1)
     without = train(ROUND, replace(config, attention_epochs=0))
     fitted = train(ROUND, config, progress=told.append)
-    assert not without.model.cross_attention.w_o.weight.any()
-    assert fitted.model.cross_attention.w_o.weight.any()
+    assert not without.model.cross_attention.w_q.weight.any()
+    assert fitted.model.cross_attention.w_q.weight.any()
     assert without.model.prior.any()
     before, after = without.model.state_dict(), fitted.model.state_dict()
     for name, weight in before.items():
-        learned = name.split(".")[0] in {"item_norm", "cross_attention", "recency"}
+        attention = {"item_norm", "cross_attention", "state_attention", "recency"}
+        learned = name.split(".")[0] in attention
         assert torch.equal(weight, after[name]) != learned, name
     assert {p.epochs for p in told} == {3}
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
@@ -270,10 +271,8 @@ def test_the_prior_starts_from_how_often_items_are_taken() -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
-def test_dropout_is_off_in_the_attention_stage(
-    blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dropout is on in the sequence stage alone."""
+def test_dropout_is_off_in_the_sampled_stage(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout is on in the full stage alone."""
     dropping: list[tuple[str, bool]] = []
 
     def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
@@ -288,22 +287,22 @@ def test_dropout_is_off_in_the_attention_stage(
 
         return look
 
-    for stage in ("sequence", "attention"):
+    for stage in ("full_softmax", "sampled_softmax"):
         monkeypatch.setattr(TrainingLosses, stage, spied(stage))
     fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, blocks=blocks, dropout=0.3))
-    expected = {("sequence", True), ("attention", False)} if blocks else {("attention", False)}
-    assert set(dropping) == expected
+    expected = {("full_softmax", True)} if blocks else set()
+    assert set(dropping) == expected | {("sampled_softmax", False)}
     assert fitted.model.prior.any()
 
 
 def test_attention_that_lowers_validation_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention that lowers validation is discarded, and the first stage's model is kept."""
+    """A second stage that lowers validation is discarded, and the first stage's model is kept."""
     fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
     assert fitted.epoch == 2
-    assert not fitted.model.cross_attention.w_o.weight.any()
+    assert not fitted.model.cross_attention.w_q.weight.any()
     fitted, script = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.6], epochs=2, attention_epochs=2)
     assert fitted.epoch == 4
-    assert fitted.model.cross_attention.w_o.weight.any()
+    assert fitted.model.cross_attention.w_q.weight.any()
     # It began from the best epoch of the first stage, whose weights it holds still.
     for name in ("id_embedding.weight", "prior", "encoder.norm_out.weight"):
         assert torch.equal(script.weights[3][name], script.weights[1][name])
@@ -346,7 +345,7 @@ def trainer_of(
 ) -> tuple[StageTrainer, Recommender]:
     torch.manual_seed(0)
     model = Recommender(tiny(log.n_items, **shape))
-    stage = Stage("sequence", config.epochs, config.batch_tokens, list(model.children()), True)
+    stage = Stage("full", config.epochs, config.batch_tokens, list(model.children()), True)
     return StageTrainer(model, log, stage, config, (0,)), model
 
 
@@ -472,7 +471,7 @@ def test_a_better_epoch_renews_patience(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an early stop the attention stage runs, with its own patience and epoch numbers."""
+    """After an early stop the second stage runs, with its own patience and epoch numbers."""
     ndcgs = [0.5, 0.4, 0.3, 0.4, 0.3, 0.9]
     fitted, script = scripted(monkeypatch, ndcgs, epochs=8, attention_epochs=3)
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 9, 10]

@@ -168,9 +168,10 @@ def test_recall_of_the_candidates_is_reported(
     assert whole.sampled == 0
     assert math.isnan(whole.recall)
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 10)
+    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 20)
     some = np.flatnonzero(np.arange(60) % 3)
 
-    def candidates(_: object, __: object, allowed: NDArray[np.bool_], ___: int) -> Any:
+    def candidates(_: object, __: object, allowed: NDArray[np.bool_], *___: object) -> Any:
         return some[allowed[some]]
 
     monkeypatch.setattr(models.ranking.recommend, "candidates", candidates)

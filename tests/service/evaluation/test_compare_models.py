@@ -87,7 +87,7 @@ def test_ablations_train_without_each_part(
     assert lacking[0] == []
     names = [name for (name,) in lacking[1:]]
     rows = [name.removeprefix("heed without ") for name in list(table)[4:]]
-    assert rows == ["heed", "target attention", *names]
+    assert rows == ["heed", "the target in the query", *names]
     assert len(set(names)) == 6
     assert {metrics.n_cases for row in table.values() for metrics in row.test} == {40}
 

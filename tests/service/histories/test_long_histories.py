@@ -58,7 +58,7 @@ async def told(engine: Engine, made: list[Event]) -> None:
 
 async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
     """Assert that scores and reasons equal those of every event; return the answer."""
-    requester = Requester(user_id="ann", at=AT, explain=5, **more)
+    requester = Requester(user_id="ann", at=AT, explain=5, explain_effects=True, **more)
     query = ScoreQuery(requester, ITEMS)
     found = await engine.answers.score(query, StageClock())
     wanted = await engine.answers.score(
@@ -74,10 +74,10 @@ async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
             sum(x.contribution for x in other["explanation"]), abs=5 * tolerance
         )
         if tolerance < 1e-3:
-            named = {x.event_id: x.without for x in other["explanation"]}
+            named = {x.event_id: x.effect for x in other["explanation"]}
             for reason in one["explanation"]:
                 if reason.event_id in named:
-                    assert reason.without == pytest.approx(named[reason.event_id], abs=1e-4)
+                    assert reason.effect == pytest.approx(named[reason.event_id], abs=1e-4)
     return found
 
 

@@ -61,8 +61,10 @@ def check(
     expected = build_memory(snapshot, user_history(snapshot, events), at)
     np.testing.assert_allclose(user.user_state, expected.user_state, atol=1e-4)
     assert torch.equal(user.bias, expected.bias)
-    assert torch.equal(user.memory.keys, expected.memory.keys)
-    assert torch.equal(user.memory.values, expected.memory.values)
+    # States that were appended one by one are computed by NumPy.
+    np.testing.assert_allclose(user.query, expected.query, atol=1e-4)
+    np.testing.assert_allclose(user.memory.keys, expected.memory.keys, atol=1e-4)
+    np.testing.assert_allclose(user.memory.values, expected.memory.values, atol=1e-4)
     assert (user.source == expected.source).all()
 
 
@@ -201,7 +203,7 @@ def test_no_targets_have_no_scores(snapshot: Snapshot) -> None:
     for history in (user_history(snapshot, stored_events("ann", 5)), UserHistory.empty()):
         user = build_memory(snapshot, history, 99 * DAY)
         scores = score(snapshot, user, np.zeros(0, np.int64))
-        assert [len(part) for part in scores[:6]] == [0] * 6
+        assert [len(part) for part in scores[:5]] == [0] * 5
         assert (scores.mode, scores.memory_rows, scores.relative_error) == (
             "exact",
             len(user),

@@ -125,7 +125,7 @@ def test_the_model_names_its_types(told: Path) -> None:
     registry = Registry(told / MODELS_FOLDER)
     files = registry.load(registry.current() or "")
     made = TrainedModel.from_files(files)
-    assert artifact.ARTIFACT_FORMAT == 4
+    assert artifact.ARTIFACT_FORMAT == 5
     assert set(made.event_types) == set(KINDS)
     shape = made.model.config
     assert (shape.n_event_types, shape.dislike_type, shape.dislike_heads) == (
@@ -183,7 +183,7 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
         assert told == pytest.approx(parts["attention"] + parts["transitions"], abs=1e-4)
         assert all(reason.type == kinds[reason.item_id or ""] for reason in reasons)
         said |= {reason.type for reason in reasons}
-        assert all(reason.without_exact is not None for reason in reasons)
+        assert all(reason.effect is not None and reason.effect_is_exact for reason in reasons)
     assert said == set(KINDS)
 
 

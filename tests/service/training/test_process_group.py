@@ -33,7 +33,7 @@ from tests.support.training import QUICK, content
 ROOT = Path(__file__).parents[3]
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 # Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
-SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time_share=0.0)
+SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time_share=0.0, item_rows_share=0.0)
 LOG = cycle(users=40, length=9, items=20)
 
 

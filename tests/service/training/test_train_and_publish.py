@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,11 +143,8 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     )
     staple = int(mine.items[0])
     scores = score(snapshot, user, np.array([staple]))
-    reasons = explain(
-        snapshot, user, staple, 99, other_parts=float(scores.sequence[0] + scores.prior[0])
-    )
-    summed = sum(reason.contribution for reason in reasons)
-    whole = summed + float(scores.sequence[0] + scores.prior[0])
+    (reasons,) = explain(snapshot, user, np.array([staple]), 99)
+    whole = math.fsum(reason.contribution for reason in reasons) + float(scores.prior[0])
     assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
     again = {reason.source for reason in reasons if reason.contribution > 0}
     assert again & set(np.flatnonzero(mine.items == staple).tolist())

@@ -1,0 +1,91 @@
+"""Candidates: the items that reach the target attention, by one vector for the user.
+
+Every target has a query of its own, of which a part is the user's: attention with that part alone
+gives one readout r_u for all targets, whose product with an item's vector approximates the
+attention part of the item's score.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.multihead import merge_heads
+from models.attention.partial_softmax import KVBlock, attend_blocks
+from models.catalogue.snapshot import Snapshot
+from models.data.row_sets import RowIndices, sorted_union
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_memory import UserMemory
+from models.ranking.scoring import transition_scores
+
+
+def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
+    """Attend by the user's part of the queries alone: r_u [dim], in the space of item vectors."""
+    memory = user.memory
+    block = KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), user.bias)
+    query = user.query[:, None]
+    found = attend_blocks(query, [block])
+    if user.collapsed is not None:
+        with user.collapsed.lock:
+            user.collapsed.advance_to(user.at)
+            found = user.collapsed.attend(query, found).partial
+    readout: Tensor = snapshot.model.cross_attention.w_o(merge_heads(found.context)[0])
+    return readout
+
+
+@torch.inference_mode()
+def candidates(
+    snapshot: Snapshot,
+    user: UserMemory,
+    allowed: NDArray[np.bool_],
+    count: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> RowIndices:
+    """Return the allowed items of the largest approximate scores, ascending.
+
+    Without an index these are `count` items by r_u, transitions and prior. An index does not
+    contain the transitions: it selects `count` of its items, `count` of the newer items are
+    compared exactly, and `count` items with the largest transition counts are added, and for
+    repeat consumption the user's newest items.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory` with the same snapshot.
+        allowed: bool [N].
+        count: number of items.
+        options: as in `score`.
+    """
+    readout = user_readout(snapshot, user)
+    tables, first = snapshot.tables, snapshot.indexed_items  # 0 without an index
+    open_rows = np.flatnonzero(allowed[first:]) + first
+    if len(open_rows) > count:
+        near = tables.vectors[first:] @ readout + tables.prior[first:]
+        if not first:
+            every = torch.arange(len(near))
+            near += transition_scores(snapshot, user, every, again=not options.exclude_self)
+        near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
+        open_rows = torch.topk(near, count).indices.numpy() + first
+    if snapshot.index is None:
+        return np.sort(open_rows)
+    found = snapshot.index.search(readout[None].numpy(), count, allow=allowed[:first])[0]
+    counted = _counted(snapshot, user, count)
+    return sorted_union(found[found >= 0], open_rows, counted[allowed[counted]])
+
+
+def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
+    """Return candidates by transition counts, which an index does not contain.
+
+    The items that most often followed the newest ones; and these themselves if they are repeated.
+    """
+    trained, model = snapshot.trained, snapshot.model
+    if trained is None or not model.has_transitions or not len(user.recent):
+        return np.zeros(0, dtype=np.int64)
+    after = model.transition_counts.top(user.recent_items, count)
+    ids = [trained.item_ids[item] for item in after.tolist()]
+    rows = snapshot.catalogue.rows(ids).astype(np.int64)
+    if not model.counts_repeats:
+        return rows
+    taken, _ = user.taken(model.config.dislike_type)
+    return np.concatenate([rows, taken.numpy()])

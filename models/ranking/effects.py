@@ -1,0 +1,278 @@
+"""Effects: what scores lose without a row of the memory, the whole model included.
+
+Without an event, the attention and the transitions lose a row, and older events move one place
+nearer to the present: that is computed in closed form. Later events would also have had other
+states, and with them other keys, values and queries. To first order that is the derivative of a
+score by a gate on the event: log g is added to the scores of the event in all blocks of the
+encoder, and ∂s/∂g is taken at g = 1. The newest events change the query itself, where first order
+fails, so that the histories without them are encoded and scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.attention.attend import attend
+from models.attention.partial_softmax import PartialSoftmax
+from models.catalogue.snapshot import Snapshot
+from models.encoder.recency_bias import FARTHEST
+from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.long_history import attend_long, attend_recent
+from models.history.user_memory import UserMemory, target_queries
+from models.ranking.contributions import Contributions, transition_shares
+from models.ranking.leave_one_out import scores_without
+from models.ranking.scoring import score, target_counts
+from models.recommender.target_attention import gather_rows
+
+EXACT_NEWEST = 8  # events whose effects are never estimated
+_TINY = 1e-12  # a share that is nothing but rounding
+_BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
+
+Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]
+
+
+@torch.inference_mode()
+def effects_of(
+    snapshot: Snapshot,
+    user: UserMemory,
+    found: Sequence[Contributions],
+    named: Sequence[Named],
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    *,
+    exact: bool = False,
+) -> list[list[list[tuple[float, bool]]]]:
+    """Compute the effects of rows on scores: how much each target's score loses without them.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory` with the same snapshot.
+        found: contributions to all targets; of a long history, each over a memory of its own.
+        named: for each of these, the rows whose effects to compute.
+        options: as in `score`.
+        exact: score histories without each of the events, instead of estimating. Of a long
+            history the collapsed events are estimated all the same.
+
+    Returns:
+        list: effects and whether they are exact, in the order of `named`.
+    """
+    places = _encoded_places(user)
+    newest = set(list(places)[-EXACT_NEWEST:])
+    collapsed = 0 if user.collapsed is None else user.collapsed.count
+    left_out: dict[int, list[int]] = {}
+    for each, rows_of in zip(found, named, strict=True):
+        for target, rows in zip(each.targets.tolist(), rows_of, strict=True):
+            for source in each.user.source[rows].tolist():
+                # First order says nothing of the hard attention.
+                whole = exact or source in newest or (options.hard and source in places)
+                if whole and not 0 <= source < collapsed:
+                    left_out.setdefault(source, []).append(target)
+    scores = scores_without(snapshot, user, left_out, options)
+    return [
+        _effects(snapshot, user, each, rows_of, options, places, scores)
+        for each, rows_of in zip(found, named, strict=True)
+    ]
+
+
+def _effects(
+    snapshot: Snapshot,
+    user: UserMemory,
+    found: Contributions,
+    named: Named,
+    options: AttentionOptions,
+    places: dict[int, int],
+    scores: dict[tuple[int, int], float],
+) -> list[list[tuple[float, bool]]]:
+    """Compute the effects on the targets of one memory, given some scores without an event."""
+    targets = found.targets
+    sources = [found.user.source[rows].tolist() for rows in named]
+    known = [
+        [(source, target) in scores for source in each]
+        for target, each in zip(targets.tolist(), sources, strict=True)
+    ]
+    totals: list[float] = []
+    if any(map(any, known)):
+        totals = score(snapshot, user, targets.numpy(), options).total.tolist()
+    wanted = [at for at, each in enumerate(known) if not all(each)]
+    slopes: dict[int, list[float]] = {}
+    if any(source in places for at in wanted for source in sources[at]):
+        slopes = dict(
+            zip(
+                wanted,
+                encoder_slopes(snapshot, user, targets[wanted], options).tolist(),
+                strict=True,
+            )
+        )
+    out: list[list[tuple[float, bool]]] = []
+    for at, (target, rows) in enumerate(zip(targets.tolist(), named, strict=True)):
+        closed = closed_form(snapshot, found, at, rows, options) if at in wanted else rows
+        effects = []
+        for source, estimate in zip(sources[at], closed.tolist(), strict=True):
+            without = scores.get((source, target))
+            if without is not None:
+                effects.append((totals[at] - without, True))
+            elif source in places and at in slopes:
+                effects.append((estimate + slopes[at][places[source]], False))
+            else:
+                # Without an older event the encoder may read one more: its window moves in steps.
+                effects.append((estimate, source < 0 or not places))
+        out.append(effects)
+    return out
+
+
+@torch.inference_mode()
+def closed_form(
+    snapshot: Snapshot,
+    found: Contributions,
+    at: int,
+    rows: NDArray[np.int64],
+    options: AttentionOptions,
+) -> Tensor:
+    """Compute what a target's attention and transitions lose without each of some rows, [J].
+
+    The states of other events stay as they are.
+
+    Args:
+        snapshot: the model and the catalogue.
+        found: contributions to T targets.
+        at: the place of the target among them.
+        rows: memory rows [J].
+        options: as in `score`.
+    """
+    heads, _, size = found.weights.shape
+    step = max(1, _BLOCK // max(1, size * heads))
+    less = [
+        _attention_without(snapshot, found, at, block, options)
+        + _transitions_without(snapshot, found.user, int(found.targets[at]), block, options)
+        for block in torch.split(torch.from_numpy(rows), step)
+    ]
+    return found.each[at].sum() - torch.cat(less)
+
+
+def _attention_without(
+    snapshot: Snapshot, found: Contributions, at: int, rows: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Return the attention part [J] of a target without each of the rows [J]."""
+    user, target, model = found.user, found.targets[at : at + 1], snapshot.model
+    # Deleting event j moves the events before it one place nearer to the present: their biases
+    # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
+    older = user.distance[rows, None] < user.distance  # (J, m)
+    nearer = user.distance - (older & (user.distance < FARTHEST)).long()
+    was = model.memory_bias(user.distance, user.age, user.log_weights, user.types)  # (H, m)
+    shifted = model.memory_bias(nearer, user.age, user.log_weights, user.types)  # (H, J, m)
+    # The bias of a row that stands for many is not its own: what moves is the difference.
+    moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
+    shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)
+    left = torch.arange(len(user.bias[0])) != rows[:, None]  # (J, m)
+    if options.exclude_self:
+        left &= user.rows != target
+    return attend(
+        target_queries(snapshot, user, target),
+        user.memory.keys.transpose(0, 1),
+        found.gains[:, at, :, None],
+        bias=shifted,
+        visible=left[:, None, None],
+        temperature=options.temperature,
+        hard=options.hard,
+    ).context.sum((1, 2, 3))
+
+
+def _transitions_without(
+    snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Return the transitions part [J] without each of the rows [J], older events moved up."""
+    if not snapshot.model.has_transitions or not len(rows):
+        return torch.zeros(len(rows))
+    left = [(user.recent != row).nonzero().flatten() for row in rows]
+    only = torch.tensor([target])
+    counts = [transition_shares(snapshot, user, each, only, options).sum(2) for each in left]
+    return snapshot.model.transition_scores(user.user_state, torch.stack(counts))[:, 0]
+
+
+def encoder_slopes(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Differentiate scores by gates on the encoder's events, [L, n].
+
+    Row j of the attention itself is not gated: without it the score is known in closed form.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory`, with an encoded history of n events.
+        targets: item rows, int64 [L].
+        options: as in `score`; the temperature counts.
+    """
+    encoded, model = user.encoded, snapshot.model
+    if encoded is None or model.encoder is None or model.state_attention is None:
+        raise ValueError("user: has no encoded history")
+    attention = model.state_attention
+    counts = target_counts(snapshot, user, targets, again=not options.exclude_self)
+    # What requests compute cannot be differentiated through; copies can.
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        log_gates = torch.zeros(len(encoded.cache), requires_grad=True)
+        times = encoded.cache.timestamps.clone()
+        states = model.encoder.forward_gated(encoded.events.clone(), times, log_gates)
+        change = states - states.detach()  # 0: only its derivative counts
+        read = _encoded_rows(user)
+        keys, values = (
+            part.clone().index_add(0, read, projected).transpose(0, 1)
+            for part, projected in (
+                (user.memory.keys, attention.keys(change)),
+                (user.memory.values, attention.values(change)),
+            )
+        )  # (H, m, d)
+        query = attention.queries(change[-1]) - attention.queries(change[-1].detach())
+        queries = target_queries(snapshot, user, targets).clone() + query[:, None]
+        scores = queries @ keys.mT * keys.shape[-1] ** -0.5 + user.bias.clone()[:, None]
+        if options.exclude_self:
+            scores = scores.masked_fill(user.rows == targets[:, None], -torch.inf)
+        older = _older_rows(snapshot, user, targets, options)
+        if older is not None:
+            scores = torch.cat([scores, older.logsumexp[..., None]], -1)
+        # A head without a visible row adds nothing.
+        hidden = scores.detach().amax(-1, keepdim=True) == -torch.inf
+        weights = torch.softmax(scores.masked_fill(hidden, 0.0) / options.temperature, -1)
+        context = weights[..., : keys.shape[1]] @ values
+        if older is not None:
+            context = context + weights[..., -1:] * older.context
+        context = context.masked_fill(hidden, 0.0)
+        totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
+        user_state = user.user_state.clone() + change[-1]
+        totals = totals + model.transition_scores(user_state, counts.clone())
+        slopes = [torch.autograd.grad(total, log_gates, retain_graph=True)[0] for total in totals]
+    return torch.stack(slopes)
+
+
+def _older_rows(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
+) -> PartialSoftmax | None:
+    """Attend over the collapsed events of a long history; None without any.
+
+    For slopes this is one row, whose context and mass are taken not to depend on the query.
+    """
+    if user.collapsed is None:
+        return None
+    total = attend_long(snapshot, user, user.collapsed, targets, options).partial
+    recent = attend_recent(snapshot, user, targets, options)
+    newer = (recent.logsumexp - total.logsumexp).exp().nan_to_num(0.0)
+    left = (1 - newer).clamp(min=_TINY)
+    context = (total.context - newer[..., None] * recent.context) / left[..., None]
+    return PartialSoftmax(context.clone(), (total.logsumexp + left.log()).clone())
+
+
+def _encoded_rows(user: UserMemory) -> Tensor:
+    """Return the memory rows of the events that the encoder has read, int64 [n], oldest first."""
+    count = 0 if user.encoded is None else len(user.encoded.cache)
+    on_items = torch.from_numpy(user.source >= 0) & (user.rows >= 0)
+    rows = on_items.nonzero().flatten()
+    return rows[len(rows) - count :]
+
+
+def _encoded_places(user: UserMemory) -> dict[int, int]:
+    """Return the place among the encoder's events of each source that it has read."""
+    sources = user.source[_encoded_rows(user).numpy()].tolist()
+    return {source: place for place, source in enumerate(sources)}
