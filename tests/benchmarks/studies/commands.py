@@ -1,4 +1,4 @@
-"""Commands of the studies of quality: `cold-start` and `personal-search` of `make bench`."""
+"""Commands of the studies of quality of `make bench`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from service.cli.console import (
     open_embeddings,
     open_store,
     out,
+    set_threads,
     use_all_cores,
     write_json,
 )
@@ -110,3 +111,25 @@ def personal_search(
         )
     personal_search_report.show(out, measured)
     write_json(json_file, personal_search_report.as_json(measured) | {"preset": str(chosen)})
+
+
+def explanations(
+    data: Data = DATA,
+    cases: Annotated[int, typer.Option(min=1, help="Users, of each one item is explained.")] = 150,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare contributions and effects with leaving each event out of the whole model.
+
+    The model is the one that would be served from --data. Histories of up to 1,000 events count.
+    """
+    set_threads(1)
+    from service.cli import progress_bars
+    from tests.benchmarks.studies import explanations as study
+
+    with progress_bars.stage_bars(out) as told:
+        found = study.measure(
+            data, cases, seed, progress=lambda done: told("explaining", done, cases, None)
+        )
+    out.print(study.shown(found, data))
+    write_json(json_file, found.as_dict())
