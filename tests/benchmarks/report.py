@@ -9,7 +9,7 @@ from rich.console import Console
 
 from models.catalogue.snapshot import INDEX_FROM
 from models.history.attention_options import AttentionOptions
-from models.ranking.recommend import CANDIDATES, EXACT_WORK
+from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES
 from tests.benchmarks.attention.histories import EVENTS, AppendResult
 from tests.benchmarks.attention.kernels import Kernels
 from tests.benchmarks.catalogue import candidates
@@ -107,7 +107,7 @@ def catalogues(console: Console, found: CandidateResults) -> None:
     top = candidates.TOP
     table(
         console,
-        f"{CANDIDATES} candidates of N items: ratio to the bare product of all keys with a query",
+        f"{INDEXED_CANDIDATES} candidates of N items: ratio to the bare product of all keys",
         (
             "N",
             "product",

@@ -26,7 +26,7 @@ from rich.console import Console
 from starlette.testclient import TestClient
 
 from models.ranking.candidates import candidates as find_candidates
-from models.ranking.recommend import CANDIDATES, Ranked
+from models.ranking.recommend import INDEXED_CANDIDATES, Ranked
 from models.ranking.scoring import Scores, score
 from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item
@@ -215,7 +215,7 @@ def test_recall_counts_the_best_of_all_scores() -> None:
     for memory in memories:
         totals = score(snapshot, memory, np.arange(700)).total.tolist()
         best = sorted(range(700), key=lambda row: -totals[row])[: candidates.TOP]
-        among = find_candidates(snapshot, memory, snapshot.has_vector, CANDIDATES)
+        among = find_candidates(snapshot, memory, snapshot.has_vector, INDEXED_CANDIDATES)
         hits += len(set(best) & set(among.tolist()))
     assert found[1].recall_without == pytest.approx(hits / (3 * candidates.TOP))
     assert 0.5 < found[1].recall <= 1.0

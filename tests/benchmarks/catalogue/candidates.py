@@ -19,7 +19,7 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
 from models.ranking.candidates import candidates, user_readout
-from models.ranking.recommend import CANDIDATES, EXACT_WORK
+from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
@@ -97,7 +97,7 @@ class CandidateResults:
             "index_faster_from": self.crossover(),
             "exact_work": EXACT_WORK,
             "exact_work_seconds": self.exact_work_seconds(),
-            "candidates": CANDIDATES,
+            "candidates": INDEXED_CANDIDATES,
             "catalogues": [
                 {
                     "own": each.own,
@@ -239,7 +239,7 @@ def _catalogue(
     pair: _Pair, memories: Sequence[UserMemory], rounds: int, *, own: bool, copies: int = 1
 ) -> Catalogues:
     keys, known, index = pair.keys, pair.bare.has_vector, pair.index
-    count = min(CANDIDATES, len(keys))
+    count = min(INDEXED_CANDIDATES, len(keys))
     user = memories[0]
     readout = user_readout(pair.bare, user)
     query, row = torch.cat([readout, torch.ones(1)]), readout[None].numpy()
@@ -295,7 +295,7 @@ def _work(pair: _Pair, user: UserMemory, rounds: int, *, own: bool) -> Work:
     rows = np.flatnonzero(known)
 
     def some() -> object:
-        return score(snapshot, user, candidates(snapshot, user, known, CANDIDATES))
+        return score(snapshot, user, candidates(snapshot, user, known, INDEXED_CANDIDATES))
 
     timed = alternate({"all": lambda: score(snapshot, user, rows), "some": some}, rounds)
     return Work(own, len(rows), len(user), timed.seconds("all"), timed.ratio("some", "all"))

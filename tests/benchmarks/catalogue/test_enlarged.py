@@ -111,7 +111,7 @@ def test_recall_is_reported_for_indexed_catalogues(
 ) -> None:
     """Copies reach each size from INDEX_FROM on; recall is of the best of all scores, by loops."""
     monkeypatch.setattr(candidates, "INDEX_FROM", 700)
-    monkeypatch.setattr(candidates, "CANDIDATES", 60)
+    monkeypatch.setattr(candidates, "INDEXED_CANDIDATES", 60)
     memories = [
         build_memory(small, made, int(made.timestamps[-1]))
         for made in (random_past(seed, 25, 15) for seed in range(3))

@@ -18,7 +18,13 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.candidates import candidates, user_readout
-from models.ranking.recommend import CANDIDATES, EXACT_WORK, candidate_count, recommend
+from models.ranking.recommend import (
+    CANDIDATES,
+    EXACT_WORK,
+    INDEXED_CANDIDATES,
+    candidate_count,
+    recommend,
+)
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender
 from tests.support.pasts import Loop, basket_snapshot, drawn_snapshot, told_snapshot
@@ -234,15 +240,16 @@ def test_candidates_hold_what_ranks_first(
     """The ten best of 100 candidates contain more than 80 % of the true ten best."""
     snapshot = large if indexed else small_snapshot(400, large.model)
     assert (snapshot.index is not None) == indexed
-    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 100)
+    for name in ("CANDIDATES", "INDEXED_CANDIDATES"):
+        monkeypatch.setattr(models.ranking.recommend, name, 100)
     allowed = np.ones(400, dtype=np.bool_)
     hits = 0
+    every = AttentionOptions(mode="exact")
     for seed in range(20):
         user = somebody(snapshot, seed, events=5)
-        with monkeypatch.context() as patch:
-            patch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
-            near = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
-        true = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
+        near = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
+        true = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE, options=every)
+        assert (near.mode, true.mode) == ("coarse", "exact")
         hits += len(set(near.rows.tolist()) & set(true.rows.tolist()))
         order = {row: place for place, row in enumerate(ranking(snapshot, user).tolist())}
         places = [order[row] for row in near.rows.tolist()]
@@ -258,7 +265,7 @@ def test_the_answer_says_whether_every_item_was_scored(
     allowed = np.ones(len(large.catalogue), dtype=np.bool_)
     true = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
-    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 40)
+    monkeypatch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 40)
     near = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
     asked = recommend(
         large,
@@ -315,7 +322,8 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
 def test_candidate_count_by_hand(snapshot: Snapshot) -> None:
     """The candidate count grows with the catalogue and shrinks with the memory, by hand."""
     few, many = somebody(snapshot, events=8), somebody(snapshot, events=800)
-    assert candidate_count(few, 20, 100_000) == CANDIDATES
+    assert candidate_count(few, 20, 100_000) == INDEXED_CANDIDATES
+    assert candidate_count(few, 20, 3_000, fewest=CANDIDATES) == CANDIDATES
     assert candidate_count(few, 20, 1_000_000) == 2_500
     assert candidate_count(few, 20, 10_000_000) == 25_000
     assert candidate_count(many, 20, 10_000_000) == EXACT_WORK // 4 // len(many)
@@ -435,7 +443,7 @@ def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.Mo
         model.transition_scale.bias.fill_(1000.0)
     snapshot = small_snapshot(400, model, index_from=100)
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
-    monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 20)
+    monkeypatch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 20)
     allowed = np.ones(400, dtype=np.bool_)
     for seed in range(10):
         user = somebody(snapshot, seed)
