@@ -113,7 +113,7 @@ class SearchQuery:
     query: str
     limit: int = 20
     filter: Filter = Filter()
-    personal_weight: float = 1.0  # logits added per standard deviation of the memory's scores
+    personal_weight: float = 2.0  # logits added per standard deviation of the memory's scores
     highlight: bool = False  # answer texts with the query's words marked
 
 

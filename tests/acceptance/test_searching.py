@@ -230,13 +230,13 @@ def test_item_is_found_by_its_words_until_it_is_deleted(world: tiny.World, tmp_p
 
 @pytest.mark.parametrize("who", [{"user_id": "u3"}, {"user_id": "u3", "history": SESSION}])
 def test_a_memory_adds_its_standardised_score(http: httpx.Client, who: dict[str, Any]) -> None:
-    """A user's search adds the standardised scores of /v1/score to the impersonal log weights."""
+    """A user's search adds twice the standardised scores of /v1/score to the plain log weights."""
     plain = {item["item_id"]: item["score"] for item in search(http)["items"]}
     scored = ask(http, "/v1/score", **who, item_ids=list(plain), at=AT)["items"]
     values = np.array([item["score"] for item in scored])
     standard = (values - values.mean()) / values.std()
     expected = {
-        item["item_id"]: plain[item["item_id"]] + added
+        item["item_id"]: plain[item["item_id"]] + 2 * added
         for item, added in zip(scored, standard.tolist(), strict=True)
     }
     found = search(http, **who)["items"]

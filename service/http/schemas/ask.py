@@ -243,7 +243,7 @@ class SearchIn(Question):
     limit: Limit = 20
     filter: FilterIn = FilterIn()
     personal_weight: float = Field(
-        1.0,
+        2.0,
         ge=0,
         le=100,
         description="How much the user's memory counts: logits that one standard deviation of its "
