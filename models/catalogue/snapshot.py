@@ -19,7 +19,8 @@ from models.encoder.numpy_step import NumpyEncoder
 from models.index import ann_index
 from models.index.ann_index import CoarseIndex
 from models.recommender.artifact import ItemCounts, TrainedModel
-from models.recommender.recommender import Recommender, content_only_model
+from models.recommender.content_only import content_only_model
+from models.recommender.recommender import Recommender
 from models.recommender.target_attention import ItemTables
 
 # From this many items on, candidates come from FAISS: measured by `make bench`, twice as fast as

@@ -130,7 +130,8 @@ class CollapsedHistory:
             weights, items, table = self._items.weights.copy(), self._items.items, self._tables
         queries = snapshot.tables.queries[:, :: max(1, len(snapshot.has_vector) // _QUERIES)]
         metric = queries.mT @ queries / max(1, queries.shape[1])
-        metric += snapshot.model.user_query_moment()
+        if snapshot.model.state_attention is not None:
+            metric += snapshot.model.state_attention.query_moment()
         rows = torch.from_numpy(items)
         return ClusterTree(table, log(weights), table_rows=rows, metric=metric), weights
 

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from models.attention.multihead import HeadProjections, split_heads
 from models.encoder.event_types import EventEmbedding, EventTypeBias
 from models.encoder.history_encoder import HistoryEncoder
-from models.encoder.recency_bias import POSITION_BUCKETS, RecencyBias
+from models.encoder.recency_bias import RecencyBias
 from models.recommender.config import RecommenderConfig
 from models.recommender.recent_popularity import HALF_LIVES
-from models.recommender.target_attention import ItemTables, StateProjections
+from models.recommender.state_projections import StateProjections, identity_copies
+from models.recommender.target_attention import ItemTables
 from models.recommender.transition_counts import (
     BASKET_WINDOW,
     SEQUENCE_WINDOW,
@@ -97,10 +98,7 @@ class Recommender(nn.Module):
                 nn.init.zeros_(projection.weight)
         dim, width = attention.w_o.weight.shape
         with torch.no_grad():
-            copies = torch.eye(dim).repeat(-(-width // dim), 1)[:width]
-            attention.w_o.weight.copy_(copies.T / (width / dim))
-            nn.init.normal_(states.value.weight, std=0.2 / dim**0.5)
-            states.value.weight += copies
+            attention.w_o.weight.copy_(identity_copies(dim, width).T / (width / dim))
 
     @property
     def has_transitions(self) -> bool:
@@ -289,19 +287,6 @@ class Recommender(nn.Module):
         queries: Tensor = self.state_attention.queries(user_state)
         return queries
 
-    def user_query_moment(self) -> Tensor:
-        """Return an estimate of the mean of q qᵀ over user queries q, [H, d, d].
-
-        User states are layer-normed, so that about the identity is the mean of m mᵀ.
-        """
-        heads = self.config.attention_heads
-        if self.state_attention is None:
-            return torch.zeros(heads, 1, 1)
-        query = self.state_attention.query
-        dim = query.weight.shape[1]
-        weight, bias = query.weight.view(heads, -1, dim), query.bias.view(heads, -1)
-        return weight @ weight.mT + bias[:, :, None] * bias[:, None]
-
     def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
         """Clamp a request time to at most `max_request_gap` after the newest event.
 
@@ -320,30 +305,3 @@ class Recommender(nn.Module):
         """
         scale: Tensor = self.transition_scale(user_state)[..., None]
         return (scale * torch.log1p(counts)).sum(-2)
-
-
-def content_only_model(dimension: int) -> Recommender:
-    """Build the untrained model: one head whose projections are the identity on content.
-
-    Layer-normed unit vectors have length √d, so a score is √d·cos(c, j): sharp enough that the most
-    similar events count most. Its values point back at content, so that the attention part is the
-    mean cosine of a target with the attended events.
-
-    Args:
-        dimension: of the text embeddings.
-    """
-    config = RecommenderConfig(
-        n_items=0, content_dim=dimension, dim=dimension, heads=1, blocks=0, transitions_per_item=0,
-        attention_heads=1, tied_values=True,
-    )  # fmt: skip
-    model = Recommender(config)
-    attention, eye = model.cross_attention, torch.eye(dimension)
-    with torch.no_grad():
-        model.id_embedding.weight.zero_()
-        model.content_projection.weight.copy_(eye)
-        for projection in (attention.w_q, attention.w_k, attention.w_v):
-            if projection is not None:
-                projection.weight.copy_(eye)
-        attention.w_o.weight.copy_(eye / dimension**0.5)
-        model.recency.position.copy_(-torch.linspace(0, 1, POSITION_BUCKETS))
-    return model.eval()

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class ItemTables(NamedTuple):
@@ -18,39 +18,6 @@ class ItemTables(NamedTuple):
     values: Tensor  # [H, N, d] W_V
     outputs: Tensor  # [H, N, d] W_O^T: the direction in which a value raises the score
     prior: Tensor  # [N]
-
-
-class StateProjections(nn.Module):
-    """Projects the encoder's states into the target attention, beside the items' projections.
-
-    A user state, of the newest event, gives an addend to the query of every target; the state of
-    each event an addend to its key and its value.
-    """
-
-    def __init__(self, dim: int, heads: int, size: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(dim, heads * size)
-        self.key = nn.Linear(dim, heads * size, bias=False)
-        self.value = nn.Linear(dim, heads * size, bias=False)
-        for layer in (self.query, self.key):
-            nn.init.normal_(layer.weight, std=0.5 / dim**0.5)
-        nn.init.zeros_(self.query.bias)
-
-    def queries(self, states: Tensor) -> Tensor:
-        """Project user states [..., dim] to queries [..., H, d]."""
-        return self._split(self.query(states))
-
-    def keys(self, states: Tensor) -> Tensor:
-        """Project states of events [..., dim] to keys [..., H, d]."""
-        return self._split(self.key(states))
-
-    def values(self, states: Tensor) -> Tensor:
-        """Project states of events [..., dim] to values [..., H, d]."""
-        return self._split(self.value(states))
-
-    def _split(self, projected: Tensor) -> Tensor:
-        return projected.reshape(*projected.shape[:-1], self.heads, -1)
 
 
 def gather_rows(table: Tensor, rows: Tensor) -> Tensor:

@@ -22,7 +22,12 @@ from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention_prefixes
 from models.training.chunked_cross_entropy import MASKED_LOGIT, Chunk, chunked_cross_entropy
 from models.training.held_out_transitions import HeldOutTransitions, log_repeat_counts
-from models.training.negatives import SoftmaxItems, sample_columns, softmax_items
+from models.training.negatives import (
+    SoftmaxItems,
+    sample_columns,
+    seen_columns,
+    softmax_items,
+)
 from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch, WindowBatches
 
@@ -284,19 +289,3 @@ class TrainingLosses:
             counts = partial(self._log_counts, step, windows)
             chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
         return chunks
-
-
-def seen_columns(batch: WindowBatch, items: SoftmaxItems, own: Tensor) -> Tensor:
-    """Mark the columns that a user has seen by each position, bool [B, L, C], targets aside.
-
-    Args:
-        batch: B windows of L inputs.
-        items: C items of the softmax.
-        own: int64 [B, L], the targets' columns.
-    """
-    width, (count, length) = len(items.rows), batch.inputs.shape
-    first = torch.full((count, width + 1), length)  # the position that first saw a column
-    position = torch.arange(length).expand(count, -1)
-    first.scatter_reduce_(1, items.columns(batch.inputs), position, "amin")
-    seen = first[:, None] <= batch.newest_inputs()[..., None]  # (B, L, C + 1)
-    return seen.scatter_(2, own[:, :, None], False)[:, :, :width]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models.training.chunked_cross_entropy import MASKED_LOGIT
+from models.training.window_batch import WindowBatch
 
 
 class SoftmaxItems(NamedTuple):
@@ -80,3 +81,19 @@ def sample_columns(logits: Tensor, own: Tensor, valid: Tensor, count: int) -> tu
     order = torch.argsort(taken.int(), dim=1, descending=True, stable=True)[:, :width]
     weight = -torch.log(chance.gather(1, order))
     return order, weight.masked_fill(~taken.gather(1, order), MASKED_LOGIT)
+
+
+def seen_columns(batch: WindowBatch, items: SoftmaxItems, own: Tensor) -> Tensor:
+    """Mark the columns that a user has seen by each position, bool [B, L, C], targets aside.
+
+    Args:
+        batch: B windows of L inputs.
+        items: C items of the softmax.
+        own: int64 [B, L], the targets' columns.
+    """
+    width, (count, length) = len(items.rows), batch.inputs.shape
+    first = torch.full((count, width + 1), length)  # the position that first saw a column
+    position = torch.arange(length).expand(count, -1)
+    first.scatter_reduce_(1, items.columns(batch.inputs), position, "amin")
+    seen = first[:, None] <= batch.newest_inputs()[..., None]  # (B, L, C + 1)
+    return seen.scatter_(2, own[:, :, None], False)[:, :, :width]

@@ -16,7 +16,7 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
-from models.recommender.recommender import content_only_model
+from models.recommender.content_only import content_only_model
 from tests.support.pasts import (
     AT,
     ITEMS,
