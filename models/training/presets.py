@@ -63,14 +63,18 @@ def choose_preset(
     if name not in PRESET_NAMES:
         raise ValueError(f"preset must be one of {', '.join(PRESET_NAMES)}, not {name!r}")
     tokens = _QUICK_TOKENS if name == "quick" else _BEST_TOKENS
-    share = 0.4 + 0.6 * min(items, TrainConfig().full_softmax_items) / _ITEMS
+    defaults, batch = TrainConfig(), min(_MAX_BATCH_TOKENS, max(400, events // _STEPS))
+    # Beyond that many items the softmax is over a sample and the batch's own targets.
+    sampled = defaults.sampled_negatives + batch
+    columns = items if items <= defaults.full_softmax_items else min(items, sampled)
+    share = 0.4 + 0.6 * columns / _ITEMS
     fitting = round(tokens / max(1.0, share) / max(1, events))
     few = events < _FEW
     config = TrainConfig(
         epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
         # Validation takes a third of an epoch, and a model of a large log overfits late if ever.
         validate_every=2 if events <= SMALL_LOG else 4,
-        batch_tokens=min(_MAX_BATCH_TOKENS, max(400, events // _STEPS)),
+        batch_tokens=batch,
     )
     config = replace(
         config, attention_batch_tokens=min(config.attention_batch_tokens, config.batch_tokens)

@@ -25,7 +25,7 @@ class TrainConfig:
     item_rows_share: float = 0.25  # of windows whose older rows have no state, as in long histories
     ema_decay: float = 0.998  # of the exponential moving average of the weights, which is served
     sampled_negatives: int = 4_096  # for catalogues beyond `full_softmax_items`
-    full_softmax_items: int = 20_000
+    full_softmax_items: int = 5_000
 
     def for_next_basket(self) -> TrainConfig:
         """Return the hyperparameters for a next-basket model.
