@@ -13,6 +13,7 @@ from tests.support.server import Server
 from tests.support.tiny import AT, GENRES, item_id
 
 TARGETS = [item_id(0, 4), item_id(3, 7)]
+EVERY = [item_id(genre, number) for genre in range(4) for number in range(6)]
 
 
 def ask(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -174,6 +175,10 @@ def test_effects_are_computed_where_they_are_requested(http: httpx.Client) -> No
     assert without_effects(ask(http, "/v1/recommend", explain_effects=True, **how)) == listed
     for item in score(http, "plain", explain=0):
         assert "explanation" not in item
+    many: dict[str, Any] = {"user_id": "plain", "explain": 1, "item_ids": EVERY}
+    assert len(EVERY) > 20
+    assert not any(field in reason for item in ask(http, "/v1/score", **many)
+                   for reason in item["explanation"] for field in fields)  # fmt: skip
 
 
 def test_estimates_are_near_the_exact_effects(trained: Server) -> None:
