@@ -214,12 +214,18 @@ def test_search_request_passes_every_field_to_the_engine(client: Client) -> None
         "exclude_self": True,
         "at": "1970-01-01T00:00:03Z",
         "explain": 5,
+        "explain_effects": True,
         "explain_exact": True,
     }
     client.post("/v1/score", json={"item_ids": []} | common)
     client.post("/v1/search", json={"query": "asyncio"} | common)
     score, search = client.engine.asked
     assert search.requester == score.requester
+    del common["explain_effects"]  # by default of a score alone
+    client.post("/v1/score", json={"item_ids": []} | common)
+    client.post("/v1/search", json={"query": "asyncio"} | common)
+    *_, score, search = client.engine.asked
+    assert (score.requester.explain_effects, search.requester.explain_effects) == (True, False)
     for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
         assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
 
