@@ -312,7 +312,11 @@ def test_cancellation(tmp_path: Path, code: str, elsewhere: bool) -> None:
         assert job.exit_code == (-signal.SIGKILL if code == DEAF else -signal.SIGTERM)
         assert is_reaped(pid)
         assert await jobs.cancel(job_id) == job  # once more changes nothing
-        assert on_disk(tmp_path, job_id)["state"] == "cancelled"
+
+        async def is_stored() -> bool:  # a thread writes the file
+            return bool(on_disk(tmp_path, job_id)["state"] == "cancelled")
+
+        assert await until(is_stored)
         assert (await end_of(jobs, await jobs.start({"code": SUCCEED}))).state == "succeeded"
         with pytest.raises(NotFound):
             await jobs.cancel("nothing")
