@@ -101,7 +101,7 @@ def attend_catalogue(
     if isinstance(target, int):
         vector = catalogue.content[target]
         if query.exclude_self:
-            seen &= catalogue.keys.owners != target
+            seen = seen & (catalogue.keys.owners != target)
     else:
         _check_content(snapshot, target)
         vector = target

@@ -295,7 +295,7 @@ def test_the_catalogue_is_a_memory(
 
 
 def test_a_query_item_may_be_hidden_from_itself(http: httpx.Client) -> None:
-    """With exclude_self neither the catalogue nor a history shows the query item its own rows."""
+    """With exclude_self its own rows are hidden from the query item, and from no later request."""
     item = item_id(0, 3)
     events = [{"user_id": "self", "item_id": item_id(0, n), "event_id": f"self-{n}"}
               for n in range(6)]  # fmt: skip
@@ -304,6 +304,7 @@ def test_a_query_item_may_be_hidden_from_itself(http: httpx.Client) -> None:
         body = {"memory": memory, "query": {"item_id": item}, "limit": 1000}
         assert own in ask(http, body)["ids"]
         assert own not in ask(http, body | {"exclude_self": True})["ids"]
+        assert own in ask(http, body)["ids"]
 
 
 # ------------------------------------------------------------------ a user's memory

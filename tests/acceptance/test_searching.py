@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +33,6 @@ def ask(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
-
-
-def _searched(
-    world: tiny.World, path: pytest.TempPathFactory, *, trained: bool
-) -> Iterator[Server]:
-    """Serve a catalogue that no other file's tests have changed: all of it is compared."""
-    with Server(world.copy(path.mktemp("searched") / "data", trained=trained)) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def trained(world: tiny.World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The small world, served with its first model."""
-    yield from _searched(world, tmp_path_factory, trained=True)
-
-
-@pytest.fixture(scope="module")
-def untrained(world: tiny.World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The small world, served without any model."""
-    yield from _searched(world, tmp_path_factory, trained=False)
 
 
 def search(http: httpx.Client, **more: Any) -> dict[str, Any]:
