@@ -200,19 +200,18 @@ class TrainingLosses:
         latest = torch.where(
             batch.request_times == NO_REQUEST_TIME, batch.timestamps, batch.request_times
         )
-        model, row_bias = (
-            self._model,
-            batch.log_weights.expand(self._model.config.attention_heads, -1, -1),
-        )
-        if model.type_bias is not None:
-            row_bias = row_bias + model.type_bias(batch.types)
+        model, row_bias = self._model, None
+        if model.type_bias is not None or bool(batch.log_weights.any()):
+            row_bias = batch.log_weights.expand(model.config.attention_heads, -1, -1)
+            if model.type_bias is not None:
+                row_bias = row_bias + model.type_bias(batch.types)
         context = causal_attention(
             rows.queries.transpose(0, 1),
             rows.keys.transpose(0, 1),
             rows.values.transpose(0, 1),
             model.recency.table(),
             causal_buckets(batch.timestamps, latest),
-            row_bias if bool(row_bias.any()) else None,
+            row_bias,
         )  # (H, B, L, d)
         readout: Tensor = model.cross_attention.w_o(merge_heads(context.transpose(0, 1)))
         return readout

@@ -26,7 +26,7 @@ from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
 from tests.support.small import DAY, SECOND, TOLD, random_model
-from tests.support.training import content, counted_model, drawn_log
+from tests.support.training import content, counted_model, drawn_log, tiny
 
 ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
 
@@ -297,6 +297,18 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
     losses(model, log, id_dropout=0.3).sampled_softmax(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
     # Without an encoder there are no transitions, and no request is ever at no time.
     _check_gradients(model, [] if blocks else ["transition_scale."])
+
+
+def test_the_event_type_bias_learns_from_its_initial_value() -> None:
+    """A new model's type bias, all 0, has a gradient though every event weighs 1."""
+    log = drawn_log(11, [9, 2, 4, 1], 12, again=False)
+    types = np.random.default_rng(11).integers(0, 2, len(log)).astype(np.int16)
+    log = replace(log, types=types, weights=np.ones(len(log), np.float32))
+    model = Recommender(tiny(12, n_event_types=2))
+    losses(model, log).full_softmax(ALWAYS)[0].backward()  # type: ignore[no-untyped-call]
+    assert model.type_bias is not None
+    assert model.type_bias.bias.grad is not None
+    assert bool(model.type_bias.bias.grad.any())
 
 
 def _check_gradients(model: Recommender, never: Collection[str]) -> None:
