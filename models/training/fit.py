@@ -4,54 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.compute.device import training_device
-from models.compute.progress import Stopwatch
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import RankingMetrics, evaluate
-from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import Recommender
-from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
-from models.training.count_statistics import fit_statistics
+from models.training.checkpoint import Checkpoint
 from models.training.log_profile import prediction_task
-from models.training.losses import TrainingLosses
-from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
-
-_VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """The state of a running training, passed to the callback after every step."""
-
-    epoch: int  # from 1
-    epochs: int
-    step: int  # of the epoch, from 1
-    steps: int
-    loss: float  # mean of the epoch so far
-    remaining: float  # seconds, at the pace so far
-    validation: RankingMetrics | None  # the latest
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """A trained model and its validation history."""
-
-    model: Recommender  # with the best epoch's weights, in eval mode
-    validation: RankingMetrics | None  # of the best epoch
-    epoch: int  # the best one
-    history: list[dict[str, float]]
-    seconds: float
+from models.training.training_run import TrainingProgress, TrainingResult, TrainingRun
 
 
 def fit(
@@ -113,162 +80,7 @@ def fit(
     # A default device costs every call a little, so the context is entered for a GPU only.
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():
         torch.manual_seed(seed)
-        run = _TrainingRun(
+        run = TrainingRun(
             log, content, model_config, train_config, validation, seed, progress, save, group
         )
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))
-
-
-class _TrainingRun:
-    """One training: its model, losses and best epoch so far."""
-
-    def __init__(
-        self,
-        log: Interactions,
-        content: NDArray[np.float32],
-        model_config: RecommenderConfig,
-        config: TrainConfig,
-        validation: Holdout | None,
-        seed: int,
-        progress: Callable[[TrainingProgress], None] | None,
-        save: Callable[[bytes], None] | None,
-        group: DataParallelGroup,
-    ) -> None:
-        self._log, self._content, self._config = log, content, config
-        self._seed, self._group = seed, group
-        self._progress = progress if group.is_rank_zero else None
-        self._save = save if group.is_rank_zero else None
-        self._fingerprint = fingerprint(log, content, validation, model_config, config, seed)
-        with torch.device("cpu"):  # so that a seed gives the same initial weights on any device
-            self._model = Recommender(model_config)
-            fit_statistics(self._model, log)
-        self._model.to(training_device(group.rank))
-        self._losses = TrainingLosses(self._model, log, content, config)
-        if validation is not None and len(validation) > config.validation_users:
-            chosen = np.zeros(len(validation), dtype=np.bool_)
-            drawn = np.random.default_rng(seed).permutation(len(validation))
-            chosen[drawn[: config.validation_users]] = True
-            validation = validation.where(chosen)
-        # Without cases every metric is nan, and no epoch would be the best.
-        self._validation = validation if validation is not None and len(validation) else None
-        self._best = BestEpoch()
-        self._latest: RankingMetrics | None = None
-        self._history: list[dict[str, float]] = []
-        self._stopwatch = Stopwatch()
-
-    def fit(self, resume: Checkpoint | None) -> TrainingResult:
-        """Train all stages, or those from the checkpoint on.
-
-        Raises `CheckpointError` for a checkpoint of another training.
-        """
-        if resume is not None and resume.run != self._fingerprint:
-            raise CheckpointError("the checkpoint is of another training: other events or settings")
-        stages = self._stages()
-        names = [stage.name for stage in stages]
-        for stage in stages[names.index(resume.stage) if resume is not None else 0 :]:
-            self._train(stage, stages, resume)
-            resume = None
-        return TrainingResult(
-            model=self._model.requires_grad_(True).eval().cpu(),
-            validation=self._best.metrics,
-            epoch=self._best.epoch,
-            history=self._history,
-            seconds=self._stopwatch.seconds,
-        )
-
-    def _stages(self) -> list[Stage]:
-        model, config = self._model, self._config
-        every, tokens = list(model.children()), config.attention_batch_tokens
-        if model.encoder is None:
-            return [Stage("sampled", config.epochs, tokens, every, trains_prior=True)]
-        stages = [Stage("full", config.epochs, config.batch_tokens, every, trains_prior=True)]
-        if config.attention_epochs:
-            attention: list[nn.Module | None] = [
-                model.item_norm, model.cross_attention, model.state_attention, model.recency,
-                model.type_bias,
-            ]  # fmt: skip
-            parts = [part for part in attention if part is not None]
-            epochs = config.attention_epochs
-            stages.append(Stage("sampled", epochs, tokens, parts, trains_prior=False))
-        return stages
-
-    def _train(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
-        """Train one stage; the model ends with the weights of the best epoch so far."""
-        config, model, number = self._config, self._model, stages.index(stage)
-        model.requires_grad_(False)
-        for part in stage.modules:
-            part.requires_grad_(True)
-        for prior in (model.prior, model.new_prior, model.recent_popularity_weight):
-            if prior is not None:
-                prior.requires_grad_(stage.trains_prior)
-        trainer = StageTrainer(model, self._log, stage, config, (self._seed, number), self._group)
-        before = sum(earlier.epochs for earlier in stages[:number])
-        total = sum(each.epochs for each in stages)
-        first, validations_since_best = 1, 0
-        if resume is not None:
-            first, validations_since_best = resume.epoch + 1, resume.validations_since_best
-            self._restore(trainer, resume)
-        losses = self._losses
-        loss = losses.full_softmax if stage.name == "full" else losses.sampled_softmax
-        for epoch in range(first, stage.epochs + 1):
-            if validations_since_best >= config.patience:
-                break
-            mean = 0.0
-            for step, steps, mean in trainer.epoch(epoch, loss):
-                self._report(before + epoch, total, step, steps, mean)
-            record = {"epoch": float(before + epoch), "loss": mean}
-            due = epoch % config.validate_every == 0 or epoch == stage.epochs
-            if self._validation is not None and (due or stage.name == "sampled"):
-                self._latest = metrics = self._validate(trainer.ema, self._validation)
-                record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
-                if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
-                    self._best = BestEpoch(_weights(trainer.ema), before + epoch, metrics)
-                    validations_since_best = 0
-                else:
-                    validations_since_best += 1
-            elif self._validation is None:
-                self._best = BestEpoch(_weights(trainer.ema), before + epoch, None)
-            self._history.append(record)
-            if self._save is not None:
-                self._save(
-                    Checkpoint(
-                        run=self._fingerprint,
-                        stage=stage.name,
-                        epoch=epoch,
-                        validations_since_best=validations_since_best,
-                        weights=_weights(model),
-                        ema=_weights(trainer.ema),
-                        optimiser=trainer.state(),
-                        best=self._best,
-                        latest=self._latest,
-                        history=self._history,
-                    ).to_bytes()
-                )
-        model.load_state_dict(self._best.weights, strict=False)
-
-    def _report(self, epoch: int, epochs: int, step: int, steps: int, loss: float) -> None:
-        if self._progress is None:
-            return
-        remaining = self._stopwatch.remaining((epoch - 1 + step / steps) / epochs)
-        self._progress(TrainingProgress(epoch, epochs, step, steps, loss, remaining, self._latest))
-
-    def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
-        return evaluate(
-            ModelRanker(model, self._content, reduced_precision=True),
-            cases,
-            exclude_seen=not model.config.repeat_consumption,
-            batch_size=_VALIDATION_BATCH,
-            group=self._group,
-        )
-
-    def _restore(self, trainer: StageTrainer, checkpoint: Checkpoint) -> None:
-        self._model.load_state_dict(checkpoint.weights, strict=False)
-        trainer.ema.load_state_dict(checkpoint.ema, strict=False)
-        trainer.restore(checkpoint.optimiser)
-        self._best, self._latest = checkpoint.best, checkpoint.latest
-        self._history = list(checkpoint.history)
-
-
-def _weights(model: Recommender) -> dict[str, Tensor]:
-    """Copy the parameters by name; buffers are counted from the log again."""
-    return {name: part.detach().clone() for name, part in model.named_parameters()}

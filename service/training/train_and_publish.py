@@ -19,9 +19,10 @@ from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
-from models.training.fit import TrainingProgress, TrainingResult, fit
+from models.training.fit import fit
 from models.training.log_profile import hold_out
 from models.training.presets import Preset
+from models.training.training_run import TrainingProgress, TrainingResult
 from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim

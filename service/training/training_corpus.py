@@ -14,7 +14,7 @@ from models.catalogue.catalogue import Catalogue
 from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
-from models.training.fit import TrainingProgress
+from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
