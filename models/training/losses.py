@@ -32,8 +32,8 @@ from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch, WindowBatches
 
 CHUNK_LOGITS = 640_000  # logits at once, few enough to stay in the cache
-_STATELESS = 0.2  # of the windows with rows without states: those without any state
-ATTENTION_SAMPLE = 256  # items drawn for each window of the target attention beside its targets
+_ALL_STATELESS = 0.2  # of the windows with rows without states, the share without any state
+ATTENTION_SAMPLE = 256  # items drawn for each window beside its targets
 
 
 class TrainingStep(NamedTuple):
@@ -179,19 +179,16 @@ class TrainingLosses:
     def _attended_rows(self, step: TrainingStep, events: Tensor) -> AttendedRows:
         """Compute the rows that prefixes attend to, from the item vectors [B, L, dim] of events.
 
-        A share of the windows has rows without states, as the events have that are older than the
-        encoder's window; and some have no state at all, as a profile without events has none.
+        Some windows have rows without states, see `draw_stateless_rows`.
         """
         batch, model = step.batch, self._model
         inputs = model.event_inputs(events, batch.types, batch.log_weights)
         states = model.event_states(inputs, batch.timestamps)
         users = model.user_states(states, batch.timestamps, batch.request_times)
         count, length = batch.inputs.shape
-        chosen, every = torch.rand(2, count, 1).unbind()
-        cut = (torch.rand(count, 1) * length).long()
-        cut = torch.where(every < _STATELESS, length, cut) * (chosen < self._config.item_rows_share)
-        has_state = (torch.arange(length) >= cut)[..., None].to(states.dtype)
-        users = users * (cut < length)[..., None].to(users.dtype)
+        stateless = draw_stateless_rows(count, length, self._config.item_rows_share)
+        has_state = (torch.arange(length) >= stateless)[..., None].to(states.dtype)
+        users = users * (stateless < length)[..., None].to(users.dtype)
         keys, values = model.attended_rows(events, states, has_state)
         return AttendedRows(keys, values, users, model.user_query(users).transpose(1, 2))
 
@@ -288,3 +285,15 @@ class TrainingLosses:
             counts = partial(self._log_counts, step, windows)
             chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
         return chunks
+
+
+def draw_stateless_rows(windows: int, length: int, share: float) -> Tensor:
+    """Draw how many of the oldest of `length` rows have no state, int64 [windows, 1].
+
+    That is 0 but for a share of the windows, whose older rows are then as the events that are older
+    than the encoder's window; and some windows have no state at all, as a profile without events.
+    """
+    has_stateless, all_stateless = torch.rand(2, windows, 1).unbind()
+    rows = (torch.rand(windows, 1) * length).long()
+    rows = torch.where(all_stateless < _ALL_STATELESS, length, rows)
+    return rows * (has_stateless < share)

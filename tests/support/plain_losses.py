@@ -54,10 +54,14 @@ class PlainLosses:
             else model.recent_popularity_weight.tolist()
         )
 
-    def at(self, begin: int, end: int) -> list[tuple[Array, Array, int, set[int]]]:
+    def at(
+        self, begin: int, end: int, *, stateless: int | None = 0
+    ) -> list[tuple[Array, Array, int, set[int]]]:
         """Of each target that something is known before: the score without the target in the
         queries, and the whole score, [N] each; the target and what the window saw before it, or
         before its basket.
+
+        So many of the oldest events have no state; None: all, and the user has none either.
         """
         log = self.log
         rows, times = log.items[begin:end].tolist(), log.timestamps[begin:end].tolist()
@@ -75,6 +79,10 @@ class PlainLosses:
                 for each in zip(encoded, times[:-1], asked, strict=True)
             ]
             states = [*encoded]
+            cut = len(states) if stateless is None else min(stateless, len(states))
+            states[:cut] = [None] * cut
+            if stateless is None:
+                summaries = [np.zeros_like(summary) for summary in summaries]
         out = []
         for t in range(1, len(rows)):
             seen = t  # how many events

@@ -20,7 +20,7 @@ import models.training.window_batch
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
 from models.training.log_profile import has_repeat_consumption, repeat_share
-from models.training.losses import TrainingLosses
+from models.training.losses import TrainingLosses, draw_stateless_rows
 from models.training.negatives import SoftmaxItems, seen_columns
 from models.training.train_config import TrainConfig
 from models.training.window_batch import WindowBatch
@@ -186,7 +186,46 @@ def test_the_sampled_softmax_equals_the_loop(
     assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=1e-4)
 
 
-@pytest.mark.parametrize("stage", ["full_softmax", "sampled_softmax"])
+STAGES = ["full_softmax", "sampled_softmax"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("rows", [[0, 0, 0, 0], [3, 1, 0, 2], [6, 6, 6, 6], [0, 4, 6, 1]])
+def test_rows_without_states_equal_the_loop(
+    stage: str, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest rows of a window lack their states; all 6 of a window, the user state too."""
+    monkeypatch.setattr(
+        models.training.losses, "draw_stateless_rows", lambda *args: torch.tensor(rows)[:, None]
+    )
+    log = log_of(5, again=False)
+    model = counted_model(6, log, **TOLD)
+    with torch.inference_mode():
+        loss, _ = getattr(losses(model, log, item_rows_share=1.0), stage)(ALWAYS)
+    plain = PlainLosses(model, log, content(12), told=False)
+    expected = [
+        cross_entropy(first if stage == "full_softmax" else whole, target, seen)
+        for (begin, end), count in zip(ALWAYS.tolist(), rows, strict=True)
+        for first, whole, target, seen in plain.at(
+            begin, end, stateless=None if count == 6 else count
+        )
+    ]
+    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+
+
+def test_rows_without_states_are_drawn_by_window() -> None:
+    """A share of the windows has them: a fifth of these all rows, the others any number."""
+    windows, length, share = 20_000, 6, 0.3
+    rows = draw_stateless_rows(windows, length, share)
+    assert rows.shape == (windows, 1)
+    found = torch.bincount(rows[:, 0], minlength=length + 1) / windows
+    some = share * 0.8 / length
+    expected = torch.tensor([1 - share + some, *[some] * (length - 1), share * 0.2])
+    assert torch.allclose(found, expected, atol=0.01)
+    assert not draw_stateless_rows(windows, length, 0.0).any()
+
+
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("new", [range(12), (0, 3, 4, 9)])
 def test_items_without_their_id_are_as_new_ones(
     stage: str, new: Collection[int], monkeypatch: pytest.MonkeyPatch
