@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.domain.queries import Answer, Contribution
+from service.http.schemas.ask import EFFECTS_UP_TO
 from service.http.schemas.rendering import check_finite, fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
 
@@ -27,11 +28,14 @@ class ContributionOut(BaseModel):
     effect: float | None = Field(
         None,
         description="What the score would lose, had the event never happened: the whole model "
-        "counts, so that later events are read without it. Effects do not sum to the score. Only "
+        "counts, so that later events are read without it. Effects do not sum to the score. In "
+        f"/v1/score of up to {EFFECTS_UP_TO} items unless `explain_effects` is false, elsewhere "
         "with `explain_effects` or `explain_exact`.",
     )
     effect_is_exact: bool | None = Field(
-        None, description="False where `effect` is an estimate; `explain_exact` computes it."
+        None,
+        description="False where `effect` is an estimate. `explain_exact` computes it, but for the "
+        "older events of a long history, which are always estimated.",
     )
 
 

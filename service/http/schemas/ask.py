@@ -25,6 +25,7 @@ from service.http.schemas.scalars import Conditions, EventType, Id, Integer, Lab
 
 MAX_EXPLAIN = 50
 MAX_EXACT = 100  # events per request whose leaving out may be computed exactly
+MAX_EFFECTS = 100  # items per request whose effects may be estimated
 EFFECTS_UP_TO = 20  # items of /v1/score whose effects are estimated unless a request says otherwise
 MAX_HISTORY = 10_000
 MAX_K = 100_000
@@ -154,21 +155,27 @@ class Question(Body):
     explain_effects: bool | None = Field(
         None,
         description="Also estimate the `effect` of each event that `explain` names, which takes "
-        f"some 5 ms an item. By default in /v1/score of up to {EFFECTS_UP_TO} items, and nowhere "
-        "else.",
+        f"some 5 ms an item: of at most {MAX_EFFECTS} items. By default in /v1/score of up to "
+        f"{EFFECTS_UP_TO} items, and nowhere else.",
     )
     explain_exact: bool = Field(
         False,
         description="Compute these effects by scoring the history without each event, instead of "
         "estimating them. Each different event costs about as much as one more /v1/score; "
-        f"`explain` times the number of items must be at most {MAX_EXACT}.",
+        f"`explain` times the number of items must be at most {MAX_EXACT}. Effects of the older "
+        "events of a long history are estimated all the same.",
     )
 
     def to_requester(self, items: int, *, effects: bool = False) -> Requester:
         """Return the domain's value; `effects` is the default of `explain_effects`.
 
-        Raises `Invalid` when so many items name too many events for `explain_exact`.
+        Raises `Invalid` for too many items to estimate effects, or too many events to leave out.
         """
+        if self.explain and self.explain_effects and items > MAX_EFFECTS:
+            raise Invalid(
+                "/explain_effects",
+                f"effects would be estimated for {items} items; {MAX_EFFECTS} are allowed",
+            )
         if self.explain_exact and self.explain * items > MAX_EXACT:
             raise Invalid(
                 "/explain_exact",
@@ -197,7 +204,7 @@ class ScoreIn(Question):
     def to_query(self, max_targets: int) -> ScoreQuery:
         """Return the domain's value.
 
-        Raises `Invalid` for more targets than `max_targets`, or too many to explain exactly.
+        Raises `Invalid` for more targets than `max_targets`, or too many to compute effects.
         """
         if len(self.item_ids) > max_targets:
             raise Invalid(
@@ -222,7 +229,7 @@ class RecommendIn(Question):
     diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
 
     def to_query(self) -> RecommendQuery:
-        """Return the domain's value. Raises `Invalid` for too many items to explain exactly."""
+        """Return the domain's value. Raises `Invalid` for too many items to compute effects."""
         return RecommendQuery(
             self.to_requester(self.limit),
             self.limit,
@@ -259,7 +266,7 @@ class SearchIn(Question):
     )
 
     def to_query(self) -> SearchQuery:
-        """Return the domain's value. Raises `Invalid` for too many items to explain exactly."""
+        """Return the domain's value. Raises `Invalid` for too many items to compute effects."""
         return SearchQuery(
             self.to_requester(self.limit),
             self.query,

@@ -230,6 +230,15 @@ def test_search_request_passes_every_field_to_the_engine(client: Client) -> None
         assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
 
 
+def test_the_number_of_items_with_effects_is_limited(client: Client) -> None:
+    """Effects of 100 items may be estimated; without `explain` nothing is, of however many."""
+    how = {"explain": 50, "explain_effects": True}
+    assert client.post("/v1/recommend", json=how | {"limit": 100}).status_code == 200
+    assert client.post("/v1/recommend", json=how | {"limit": 1000, "explain": 0}).status_code == 200
+    detail = client.post("/v1/recommend", json=how | {"limit": 1000}).json()["detail"]
+    assert "1000 items; 100 are allowed" in detail
+
+
 def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
     """Each category condition may be repeated; an unknown item is 404."""
     client.post("/v1/items", json={"items": [{"item_id": "a"}, {"item_id": "b"}]})

@@ -115,6 +115,13 @@ BAD = [
     ("/v1/recommend", {"limit": 101, "explain": 1, "explain_exact": True}, "/explain_exact"),
     ("/v1/recommend", {"explain": 6, "explain_exact": True}, "/explain_exact"),
     ("/v1/search", {"query": "a", "explain": 6, "explain_exact": True}, "/explain_exact"),
+    ("/v1/score", score(explain_effects="yes"), "/explain_effects"),
+    ("/v1/recommend", {"limit": 101, "explain": 1, "explain_effects": True}, "/explain_effects"),
+    (
+        "/v1/search",
+        {"query": "a", "limit": 101, "explain": 1, "explain_effects": True},
+        "/explain_effects",
+    ),
     ("/v1/score", score(at="now"), "/at"),
     ("/v1/score", score(history=[{"item_id": "i", "user_id": "u"}]), "/history/0/user_id"),
     ("/v1/score", score(history=[{"type": "view"}]), "/history/0/item_id"),
