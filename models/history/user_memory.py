@@ -38,6 +38,7 @@ class UserMemory:
     types: Tensor  # int64 [m] rows of the model's types, `UNKNOWN` for the profile
     user_state: Tensor  # [dim] m_u, zero without events
     query: Tensor  # [H, d] of the user state, added to the query of every target
+    encoded_rows: Tensor  # int64 [n] memory rows of the events in `encoded`, oldest first
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
     history: UserHistory  # the history that this was built from
@@ -55,7 +56,7 @@ class UserMemory:
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
             *(self.log_weights, self.types, self.user_state, self.query),
-            *(self.recent, self.recent_items),
+            *(self.encoded_rows, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
         return own + (0 if self.encoded is None else self.encoded.nbytes)
@@ -187,11 +188,11 @@ def build_memory(
     encoded = encode(snapshot, history, source, rows, encoded)
     on_items = (rows >= 0).nonzero().flatten()
     projections = snapshot.model.state_attention
-    if encoded is not None and projections is not None and len(encoded.cache):
+    encoded_rows = on_items[len(on_items) - (0 if encoded is None else len(encoded.cache)) :]
+    if encoded is not None and projections is not None and len(encoded_rows):
         # Rows that the encoder did not read keep the keys and values of their items alone.
-        read = on_items[-len(encoded.cache) :]
-        keys[read] += projections.keys(encoded.cache.states)
-        values[read] += projections.values(encoded.cache.states)
+        keys[encoded_rows] += projections.keys(encoded.cache.states)
+        values[encoded_rows] += projections.values(encoded.cache.states)
     user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
     recent = on_items.flip(0)[: snapshot.model.cooccurrence_window.depth + 1]
@@ -221,6 +222,7 @@ def build_memory(
         types,
         user_state,
         snapshot.model.user_query(user_state),
+        encoded_rows,
         recent,
         recent_items,
         history,
@@ -231,11 +233,11 @@ def build_memory(
 
 def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> Tensor:
     """Return the user state m_u [dim] at a request's time."""
-    if model.encoder is None or encoded is None or not len(encoded.cache):
+    if encoded is None or not len(encoded.cache):
         return torch.zeros(model.config.dim)
     newest = encoded.cache.timestamps[-1]
     request_time = model.clamp_request_time(torch.tensor(at), newest)
-    return model.encoder.at_request(encoded.cache.states[-1], newest, request_time)
+    return model.user_states(encoded.cache.states[-1], newest, request_time)
 
 
 def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
