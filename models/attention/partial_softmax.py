@@ -19,6 +19,7 @@ from models.attention.flash_kernel import attention_with_logsumexp
 # Bias of a hidden row, and log-sum-exp of no rows: with -inf the fused kernel makes NaN of a block
 # that is hidden whole, and so does the difference of two log-sum-exps.
 _HIDDEN = -1e30
+_LEAST_LEFT = 1e-6  # a smaller share of a softmax is nothing but rounding
 
 
 class PartialSoftmax(NamedTuple):
@@ -72,3 +73,13 @@ def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoft
     logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
     share = (first.logsumexp - logsumexp).exp()
     return PartialSoftmax(torch.lerp(second.context, first.context, share[..., None]), logsumexp)
+
+
+def remove_partial(whole: PartialSoftmax, part: PartialSoftmax) -> PartialSoftmax:
+    """Attend over the rows of `whole` without those of `part`, which are among them.
+
+    The error is that of `whole` divided by the share that is left, which is at least 1e-6.
+    """
+    share = (part.logsumexp - whole.logsumexp).exp().clamp(max=1 - _LEAST_LEFT)
+    context = whole.context - share[..., None] * part.context
+    return PartialSoftmax(context / (1 - share[..., None]), whole.logsumexp + torch.log1p(-share))

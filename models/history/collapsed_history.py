@@ -18,7 +18,13 @@ from torch import Tensor
 from models.attention.clustered.cluster_tree import ClusterTree, KVTable
 from models.attention.clustered.clustered_attention import MAX_ERROR, attend_clusters
 from models.attention.clustered.moment_expansion import ClusteredAttention
-from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks, merge_partials
+from models.attention.partial_softmax import (
+    KVBlock,
+    PartialSoftmax,
+    attend_blocks,
+    merge_partials,
+    remove_partial,
+)
 from models.catalogue.snapshot import Snapshot
 from models.history.item_weights import ItemWeights, log
 from models.history.user_history import UserHistory
@@ -183,13 +189,12 @@ class CollapsedHistory:
         keys, values = gather_rows(self._tables.keys, rows), gather_rows(self._tables.values, rows)
         scores = (query[:, own] * keys).sum(-1) / math.sqrt(query.shape[-1])
         scores += self._items.log_weights(places[own].numpy())
-        share = (scores - found.partial.logsumexp[:, own]).exp().clamp(max=1 - 1e-6)
-        left = (1 - share)[..., None]
+        whole = PartialSoftmax(*(part[:, own] for part in found.partial))
+        left = remove_partial(whole, PartialSoftmax(values, scores))
         context, log_mass = (part.clone() for part in found.partial)
-        context[:, own] = (context[:, own] - share[..., None] * values) / left
-        log_mass[:, own] += torch.log1p(-share)
+        context[:, own], log_mass[:, own] = left
         error = found.error.clone()
-        error[:, own] /= left[..., 0]
+        error[:, own] /= (left.logsumexp - whole.logsumexp).exp()
         return found._replace(partial=PartialSoftmax(context, log_mass), error=error)
 
     def top_events(

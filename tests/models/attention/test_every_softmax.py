@@ -26,6 +26,7 @@ from models.attention.partial_softmax import (
     PartialSoftmax,
     attend_blocks,
     merge_partials,
+    remove_partial,
 )
 from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.snapshot import Snapshot
@@ -182,6 +183,16 @@ def run_plain_blocks(made: Case) -> Tensor:
         return run_blocks(made)
 
 
+def run_removed(made: Case) -> Tensor:
+    """Over the rows and five more, without these."""
+    own, more = made.sharpened, case(5)
+    hidden = (own.bias == -math.inf).all(1, keepdim=True)
+    block = KVBlock(own.keys, own.values, own.bias)
+    extra = KVBlock(more.keys, more.values, more.bias.masked_fill(hidden, -math.inf))
+    part = attend_blocks(own.query, [extra])
+    return remove_partial(attend_blocks(own.query, [block, extra]), part).context
+
+
 def run_clusters(made: Case, max_error: float) -> Tensor:
     own = made.sharpened
     recent = own.rows - MIN_CLUSTER_SIZE * 2  # the rest are the tree's
@@ -328,6 +339,7 @@ EVERY: dict[str, Softmax] = {
     "attend_retrieved": Softmax(run_retrieved),
     "attend_blocks": Softmax(run_blocks),
     "attend_blocks, plain kernel": Softmax(run_plain_blocks, least=1),
+    "remove_partial": Softmax(run_removed, least=1),
     "attend_clusters": Softmax(
         lambda m: run_clusters(m, 0.01), least=2 * MIN_CLUSTER_SIZE + 1, tolerance=0.01
     ),
