@@ -11,6 +11,8 @@ fails, so that the histories without them are encoded and scored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.attend import attend
-from models.attention.partial_softmax import PartialSoftmax
+from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.long_history import attend_long, attend_recent
+from models.history.long_history import attend_recent
 from models.history.user_memory import UserMemory, target_queries
 from models.ranking.contributions import Contributions, transition_shares
 from models.ranking.leave_one_out import scores_without
@@ -30,10 +32,24 @@ from models.ranking.scoring import score, target_counts
 from models.recommender.target_attention import gather_rows
 
 EXACT_NEWEST = 8  # events whose effects are never estimated
-_TINY = 1e-12  # a share that is nothing but rounding
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
 Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]
+
+
+class _TargetRows(NamedTuple):
+    """Rows of a memory whose effects on one target are computed."""
+
+    found: Contributions
+    at: int  # place of the target in `found`
+    target: int  # its item row
+    rows: NDArray[np.int64]  # memory rows [J]
+
+    @property
+    def sources(self) -> list[int]:
+        """Sources of the rows, as in `UserMemory.source`."""
+        sources: list[int] = self.found.user.source[self.rows].tolist()
+        return sources
 
 
 @torch.inference_mode()
@@ -45,6 +61,7 @@ def effects_of(
     options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     exact: bool = False,
+    partial: PartialSoftmax | None = None,
 ) -> list[list[list[tuple[float, bool]]]]:
     """Compute the effects of rows on scores: how much each target's score loses without them.
 
@@ -56,71 +73,83 @@ def effects_of(
         options: as in `score`.
         exact: score histories without each of the events, instead of estimating. Of a long
             history the collapsed events are estimated all the same.
+        partial: of a long history, the attention of all targets as `score` returned it.
 
     Returns:
         list: effects and whether they are exact, in the order of `named`.
     """
+    each = [
+        _TargetRows(memory, at, target, rows)
+        for memory, rows_of in zip(found, named, strict=True)
+        for at, (target, rows) in enumerate(zip(memory.targets.tolist(), rows_of, strict=True))
+    ]
     places = _encoded_places(user)
     newest = set(list(places)[-EXACT_NEWEST:])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
     left_out: dict[int, list[int]] = {}
-    for each, rows_of in zip(found, named, strict=True):
-        for target, rows in zip(each.targets.tolist(), rows_of, strict=True):
-            for source in each.user.source[rows].tolist():
-                # First order says nothing of the hard attention.
-                whole = exact or source in newest or (options.hard and source in places)
-                if whole and not 0 <= source < collapsed:
-                    left_out.setdefault(source, []).append(target)
+    for one in each:
+        for source in one.sources:
+            # First order says nothing of the hard attention.
+            is_scored = exact or source in newest or (options.hard and source in places)
+            if is_scored and not 0 <= source < collapsed:
+                left_out.setdefault(source, []).append(one.target)
+    targets = torch.tensor([one.target for one in each])
     scores = scores_without(snapshot, user, left_out, options)
-    return [
-        _effects(snapshot, user, each, rows_of, options, places, scores)
-        for each, rows_of in zip(found, named, strict=True)
+    known: dict[tuple[int, int], float] = {}  # effects by (source, target)
+    if scores:
+        totals = score(snapshot, user, targets.numpy(), options).total.tolist()
+        total_of = dict(zip(targets.tolist(), totals, strict=True))
+        known = {key: total_of[key[1]] - without for key, without in scores.items()}
+    sloped = [
+        number
+        for number, one in enumerate(each)
+        if any(source in places and (source, one.target) not in known for source in one.sources)
     ]
+    slopes: dict[int, list[float]] = {}
+    if sloped:
+        if partial is not None:
+            partial = PartialSoftmax(*(part[:, sloped] for part in partial))
+        gradients = encoder_slopes(snapshot, user, targets[sloped], options, partial=partial)
+        slopes = dict(zip(sloped, gradients.tolist(), strict=True))
+    effects = (
+        _effects(snapshot, one, options, known, places, slopes.get(number, []))
+        for number, one in enumerate(each)
+    )
+    return [list(islice(effects, len(memory.targets))) for memory in found]
 
 
 def _effects(
     snapshot: Snapshot,
-    user: UserMemory,
-    found: Contributions,
-    named: Named,
+    named: _TargetRows,
     options: AttentionOptions,
+    known: dict[tuple[int, int], float],
     places: dict[int, int],
-    scores: dict[tuple[int, int], float],
-) -> list[list[tuple[float, bool]]]:
-    """Compute the effects on the targets of one memory, given some scores without an event."""
-    targets = found.targets
-    sources = [found.user.source[rows].tolist() for rows in named]
-    known = [
-        [(source, target) in scores for source in each]
-        for target, each in zip(targets.tolist(), sources, strict=True)
-    ]
-    totals: list[float] = []
-    if any(map(any, known)):
-        totals = score(snapshot, user, targets.numpy(), options).total.tolist()
-    wanted = [at for at, each in enumerate(known) if not all(each)]
-    slopes: dict[int, list[float]] = {}
-    if any(source in places for at in wanted for source in sources[at]):
-        slopes = dict(
-            zip(
-                wanted,
-                encoder_slopes(snapshot, user, targets[wanted], options).tolist(),
-                strict=True,
-            )
-        )
-    out: list[list[tuple[float, bool]]] = []
-    for at, (target, rows) in enumerate(zip(targets.tolist(), named, strict=True)):
-        closed = closed_form(snapshot, found, at, rows, options) if at in wanted else rows
-        effects = []
-        for source, estimate in zip(sources[at], closed.tolist(), strict=True):
-            without = scores.get((source, target))
-            if without is not None:
-                effects.append((totals[at] - without, True))
-            elif source in places and at in slopes:
-                effects.append((estimate + slopes[at][places[source]], False))
-            else:
-                # Without an older event the encoder may read one more: its window moves in steps.
-                effects.append((estimate, source < 0 or not places))
-        out.append(effects)
+    slopes: list[float],
+) -> list[tuple[float, bool]]:
+    """Compute the effects on one target.
+
+    Args:
+        snapshot: the model and the catalogue.
+        named: the target and the rows.
+        options: as in `score`.
+        known: exact effects, by (source, target).
+        places: of sources in `slopes`.
+        slopes: [n] derivatives of the score; needed where the effect of a place is not known.
+    """
+    sources, target = named.sources, named.target
+    is_left = np.array([(source, target) not in known for source in sources], dtype=bool)
+    estimates = iter(
+        closed_form(snapshot, named.found, named.at, named.rows[is_left], options).tolist()
+    )
+    out: list[tuple[float, bool]] = []
+    for source in sources:
+        if (source, target) in known:
+            out.append((known[source, target], True))
+        elif source in places:
+            out.append((next(estimates) + slopes[places[source]], False))
+        else:
+            # Without an older event the encoder may read one more: its window moves in steps.
+            out.append((next(estimates), source < 0 or not places))
     return out
 
 
@@ -143,6 +172,8 @@ def closed_form(
         rows: memory rows [J].
         options: as in `score`.
     """
+    if not len(rows):
+        return torch.zeros(0)
     heads, _, size = found.weights.shape
     step = max(1, _BLOCK // max(1, size * heads))
     less = [
@@ -185,16 +216,26 @@ def _transitions_without(
     snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Return the transitions part [J] without each of the rows [J], older events moved up."""
-    if not snapshot.model.has_transitions or not len(rows):
+    if not snapshot.model.has_transitions:
         return torch.zeros(len(rows))
-    left = [(user.recent != row).nonzero().flatten() for row in rows]
-    only = torch.tensor([target])
-    counts = [transition_shares(snapshot, user, each, only, options).sum(2) for each in left]
-    return snapshot.model.transition_scores(user.user_state, torch.stack(counts))[:, 0]
+
+    def count(recent: Tensor) -> Tensor:
+        only = torch.tensor([target])
+        return transition_shares(snapshot, user, recent, only, options).sum(2)  # (S, 1)
+
+    counts = count(torch.arange(len(user.recent))).repeat(len(rows), 1, 1)  # (J, S, 1)
+    for at in torch.isin(rows, user.recent).nonzero().flatten().tolist():
+        counts[at] = count((user.recent != rows[at]).nonzero().flatten())
+    return snapshot.model.transition_scores(user.user_state, counts)[:, 0]
 
 
 def encoder_slopes(
-    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Tensor,
+    options: AttentionOptions,
+    *,
+    partial: PartialSoftmax | None = None,
 ) -> Tensor:
     """Differentiate scores by gates on the encoder's events, [L, n].
 
@@ -205,10 +246,21 @@ def encoder_slopes(
         user: from `build_memory`, with an encoded history of n events.
         targets: item rows, int64 [L].
         options: as in `score`; the temperature counts.
+        partial: of a long history, the targets' attention as `score` returned it, [H, L].
+
+    Raises:
+        ValueError: for a memory without an encoded history, or a long history without `partial`.
     """
     encoded, model = user.encoded, snapshot.model
     if encoded is None or model.encoder is None or model.state_attention is None:
         raise ValueError("user: has no encoded history")
+    older = None
+    if user.collapsed is not None:
+        if partial is None:
+            raise ValueError("partial: must be given for a long history")
+        # To first order this is one row, whose context and mass do not depend on the query.
+        newer = attend_recent(snapshot, user, targets, options)
+        older = remove_partial(partial, newer)
     attention = model.state_attention
     counts = target_counts(snapshot, user, targets, again=not options.exclude_self)
     # What requests compute cannot be differentiated through; copies can.
@@ -217,7 +269,7 @@ def encoder_slopes(
         times = encoded.cache.timestamps.clone()
         states = model.encoder.forward_gated(encoded.events.clone(), times, log_gates)
         change = states - states.detach()  # 0: only its derivative counts
-        read = _encoded_rows(user)
+        read = user.encoded_rows.clone()
         keys, values = (
             part.clone().index_add(0, read, projected).transpose(0, 1)
             for part, projected in (
@@ -230,15 +282,14 @@ def encoder_slopes(
         scores = queries @ keys.mT * keys.shape[-1] ** -0.5 + user.bias.clone()[:, None]
         if options.exclude_self:
             scores = scores.masked_fill(user.rows == targets[:, None], -torch.inf)
-        older = _older_rows(snapshot, user, targets, options)
         if older is not None:
-            scores = torch.cat([scores, older.logsumexp[..., None]], -1)
+            scores = torch.cat([scores, older.logsumexp[..., None].clone()], -1)
         # A head without a visible row adds nothing.
         hidden = scores.detach().amax(-1, keepdim=True) == -torch.inf
         weights = torch.softmax(scores.masked_fill(hidden, 0.0) / options.temperature, -1)
         context = weights[..., : keys.shape[1]] @ values
         if older is not None:
-            context = context + weights[..., -1:] * older.context
+            context = context + weights[..., -1:] * older.context.clone()
         context = context.masked_fill(hidden, 0.0)
         totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
         user_state = user.user_state.clone() + change[-1]
@@ -247,32 +298,7 @@ def encoder_slopes(
     return torch.stack(slopes)
 
 
-def _older_rows(
-    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
-) -> PartialSoftmax | None:
-    """Attend over the collapsed events of a long history; None without any.
-
-    For slopes this is one row, whose context and mass are taken not to depend on the query.
-    """
-    if user.collapsed is None:
-        return None
-    total = attend_long(snapshot, user, user.collapsed, targets, options).partial
-    recent = attend_recent(snapshot, user, targets, options)
-    newer = (recent.logsumexp - total.logsumexp).exp().nan_to_num(0.0)
-    left = (1 - newer).clamp(min=_TINY)
-    context = (total.context - newer[..., None] * recent.context) / left[..., None]
-    return PartialSoftmax(context.clone(), (total.logsumexp + left.log()).clone())
-
-
-def _encoded_rows(user: UserMemory) -> Tensor:
-    """Return the memory rows of the events that the encoder has read, int64 [n], oldest first."""
-    count = 0 if user.encoded is None else len(user.encoded.cache)
-    on_items = torch.from_numpy(user.source >= 0) & (user.rows >= 0)
-    rows = on_items.nonzero().flatten()
-    return rows[len(rows) - count :]
-
-
 def _encoded_places(user: UserMemory) -> dict[int, int]:
     """Return the place among the encoder's events of each source that it has read."""
-    sources = user.source[_encoded_rows(user).numpy()].tolist()
+    sources = user.source[user.encoded_rows.numpy()].tolist()
     return {source: place for place, source in enumerate(sources)}

@@ -74,7 +74,9 @@ def explain(
     named = [_foremost(each, top) for each in found]  # memory rows, [T][≤ top] of each
     reasons = [_reasons(*each) for each in zip(found, named, strict=True)]
     if effects != "none":
-        completed = effects_of(snapshot, user, found, named, options, exact=effects == "exact")
+        completed = effects_of(
+            snapshot, user, found, named, options, exact=effects == "exact", partial=partial
+        )
         reasons = [
             [
                 [

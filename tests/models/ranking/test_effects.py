@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -10,18 +14,21 @@ from hypothesis import strategies as st
 
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.collapsed_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.contributions import contributions
 from models.ranking.effects import EXACT_NEWEST, closed_form, effects_of, encoder_slopes
+from models.ranking.explain import Effects, Reason, explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 from tests.support.pasts import AT, ITEMS, Loop, drawn_snapshot, pasts, ways
-from tests.support.small import past, random_model, random_past
+from tests.support.small import DAY, TOLD, past, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 TARGET = 6
+MODELS: list[dict[str, Any]] = [{}, TOLD, {"next_basket": True, "repeat_consumption": True}]
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +78,21 @@ def test_effects_of_the_newest_events_are_never_estimated() -> None:
             assert effect == pytest.approx(exact[source][0], abs=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_slopes_equal_numeric_derivatives_of_the_loop(temperature: float) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.3}, {"exclude_self": True}], ids=str)
+@pytest.mark.parametrize("shape", MODELS, ids=lambda shape: str(list(shape)))
+def test_slopes_equal_numeric_derivatives_of_the_loop(
+    shape: dict[str, Any], options: dict[str, Any]
+) -> None:
     """The derivative by each gate equals a central difference of the float64 loop."""
-    served = small_snapshot(ITEMS, random_model(11, window=40))
+    served = small_snapshot(ITEMS, random_model(11, window=40, **shape))
     made = random_past(5, 9, ITEMS)
-    user = build_memory(served, made, AT)
-    options = AttentionOptions(temperature=temperature)
-    found = encoder_slopes(served, user, torch.tensor([TARGET]), options)[0]
+    types = np.arange(9, dtype=np.int32) % 3 if "n_event_types" in shape else made.types
+    rows = np.where(np.isin(np.arange(9), (2, 5)), TARGET, made.rows)
+    made = replace(made, rows=rows, types=types)
+    user, how = build_memory(served, made, AT), AttentionOptions(**options)
+    found = encoder_slopes(served, user, torch.tensor([TARGET]), how)[0]
     for event in range(9):
-        up, down = (gated_score(served, made, options, event, step) for step in (1e-4, -1e-4))
+        up, down = (gated_score(served, made, how, event, step) for step in (1e-4, -1e-4))
         assert float(found[event]) == pytest.approx((up - down) / 2e-4, abs=1e-4)
 
 
@@ -121,3 +133,41 @@ def test_estimates_are_the_closed_form_and_the_slope(seed: int, events: int) -> 
         if not is_exact:
             assert effect == pytest.approx(float(closed[source] + slopes[source]), abs=1e-5)
     assert not all(is_exact for _, is_exact in effects(served, made).values())
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_effects_in_a_long_history_are_those_of_every_event(exclude_self: bool) -> None:
+    """Effects are near those over every event; the targets share one derivative of the encoder.
+
+    Estimates of what it read take the older events as one row that the query does not change.
+    """
+    served = small_snapshot(ITEMS, random_model(11, window=40))
+    encoder, made = served.model.encoder, random_past(3, 3_000, ITEMS)
+    assert encoder is not None
+    at, rows = int(made.timestamps[-1]) + DAY, np.array([0, 4, 11])
+    older = CollapsedHistory(served, made, collapsible_events(3_000, 40), at)
+    together = build_memory(served, made, at, collapsed=older)
+    options = AttentionOptions(exclude_self=exclude_self)
+    partial = score(served, together, rows, options).partial
+
+    def explained(effects: Effects) -> tuple[list[list[Reason]], int]:
+        with patch.object(encoder, "forward_gated", wraps=encoder.forward_gated) as gated:
+            reasons = explain(served, together, rows, 50, options, partial=partial, effects=effects)
+        return reasons, gated.call_count
+
+    estimated, passes = explained("estimate")
+    every = explain(
+        served, build_memory(served, made, at), rows, 3_000, options, effects="estimate"
+    )
+    assert passes == 1
+    guessed = 0
+    for named, all_named in zip(estimated, every, strict=True):
+        wanted = {reason.source: reason for reason in all_named}
+        for reason in named:
+            other = wanted[reason.source]
+            sloped = not reason.effect_is_exact and reason.source >= older.count
+            assert reason.effect == pytest.approx(other.effect, abs=0.03 if sloped else 5e-5)
+            assert reason.effect_is_exact == other.effect_is_exact
+            guessed += sloped
+    assert guessed > 3
+    assert explained("exact")[1] == 0
