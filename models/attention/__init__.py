@@ -13,8 +13,9 @@ every implementation of softmax attention by its path under `models/`, reference
 | `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
 | `attention.clustered.clustered_attention.attend_clusters` | Sublinear cost, to a stated error. |
 | `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |
-| `recommender.target_attention.target_attention` | All items as targets: no contexts are formed. |
+| `recommender.target_attention.target_attention` | All items as targets, a head at a time. |
 | `recommender.target_attention.target_attention_prefixes` | All prefixes: e^(s+b) = e^s · e^b. |
+| `recommender.recommender.Recommender.read_out` | Scores that are the same for every target. |
 | `ranking.candidates.user_readout` | Approximate: one readout of a user for all targets. |
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
 | `encoder.encoder_block.attend_cached` | New events of many histories over cached rows. |
@@ -23,7 +24,8 @@ every implementation of softmax attention by its path under `models/`, reference
 
 Search and similar items call `attend` with scores they have already, and take the log-sum-exp of
 the same scores to compare queries; a similar item's shares by space are a softmax over its few
-keys. Explanations call `attend` with gains as values. A collapsed history subtracts one item's
-share from a merged softmax; `training.negatives` samples by a softmax; `training.losses` compares
-the target attention's scores of sampled items by torch's own cross-entropy.
+keys. Explanations call `attend` with gains as values, and differentiate it by the encoder's events.
+`attention.partial_softmax.remove_partial` takes rows out of a merged softmax; `training.negatives`
+samples by a softmax; `training.losses` compares the target attention's scores of sampled items by
+torch's own cross-entropy.
 """

@@ -279,18 +279,17 @@ def encoder_slopes(
         )  # (H, m, d)
         query = attention.queries(change[-1]) - attention.queries(change[-1].detach())
         queries = target_queries(snapshot, user, targets).clone() + query[:, None]
-        scores = queries @ keys.mT * keys.shape[-1] ** -0.5 + user.bias.clone()[:, None]
+        bias = user.bias.clone()[:, None].expand(-1, len(targets), -1)  # (H, L, m)
         if options.exclude_self:
-            scores = scores.masked_fill(user.rows == targets[:, None], -torch.inf)
+            bias = bias.masked_fill(user.rows == targets[:, None], -torch.inf)
+        if older is not None:  # one more row, with a score and a value of each target's own
+            nothing = keys.new_zeros(len(keys), 1, keys.shape[2])
+            keys, values = torch.cat([keys, nothing], 1), torch.cat([values, nothing], 1)
+            bias = torch.cat([bias, older.logsumexp[..., None].clone()], 2)
+        found = attend(queries, keys, values, bias=bias, temperature=options.temperature)
+        context = found.context
         if older is not None:
-            scores = torch.cat([scores, older.logsumexp[..., None].clone()], -1)
-        # A head without a visible row adds nothing.
-        hidden = scores.detach().amax(-1, keepdim=True) == -torch.inf
-        weights = torch.softmax(scores.masked_fill(hidden, 0.0) / options.temperature, -1)
-        context = weights[..., : keys.shape[1]] @ values
-        if older is not None:
-            context = context + weights[..., -1:] * older.context.clone()
-        context = context.masked_fill(hidden, 0.0)
+            context = context + found.weights[..., -1:] * older.context.clone()
         totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
         user_state = user.user_state.clone() + change[-1]
         totals = totals + model.transition_scores(user_state, counts.clone())

@@ -37,6 +37,8 @@ from models.encoder.recency_bias import BUCKETS
 from models.history.user_memory import UserMemory
 from models.index.two_stage import attend_retrieved, index_heads
 from models.ranking.candidates import user_readout
+from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import Recommender
 from models.recommender.target_attention import (
     ItemTables,
     target_attention,
@@ -235,6 +237,17 @@ def run_prefixes(made: Case) -> Tensor:
     )[0, 0]
 
 
+def run_read_out(made: Case) -> Tensor:
+    own = made.sharpened
+    shape = RecommenderConfig(0, dim=HEADS * D, heads=HEADS, attention_heads=HEADS, blocks=0)
+    model = Recommender(shape)
+    torch.nn.init.eye_(model.cross_attention.w_o.weight)
+    scores = (own.query @ own.keys.mT / D**0.5 + own.bias[:, None]).transpose(0, 1)  # [T, H, n]
+    with torch.inference_mode():
+        readout = model.read_out(own.values.expand(TARGETS, -1, -1, -1), scores)
+    return split_heads(readout[:, None], HEADS)[:, :, 0].transpose(0, 1)
+
+
 class HalfCollapsed(NamedTuple):
     """The first rows of a case in place of a collapsed history."""
 
@@ -349,6 +362,7 @@ EVERY: dict[str, Softmax] = {
     "mass_from_sample": Softmax(run_mass, mass_of, least=1),
     "target_attention": Softmax(run_target_attention, scores_of),
     "target_attention_prefixes": Softmax(run_prefixes, scores_of, least=1),
+    "Recommender.read_out": Softmax(run_read_out),
     "user_readout": Softmax(run_user_readout),
     "causal_attention": Softmax(lambda m: run_causal(m, by_row=False), least=1, blind=False),
     "causal_attention, biases of rows": Softmax(lambda m: run_causal(m, by_row=True), least=1),
