@@ -68,8 +68,7 @@ def recommend(
         ranked = popular_first(snapshot, np.flatnonzero(allowed))
         rows = ranked[: max(limit, CANDIDATES if diversity else limit)]
     else:
-        fewest = CANDIDATES if snapshot.index is None else INDEXED_CANDIDATES
-        wanted = candidate_count(user, limit, count, options, fewest=fewest)
+        wanted = candidate_count(snapshot, user, limit, count, options)
         small = snapshot.model.encoder is None and count * _cost(user, options) <= EXACT_WORK
         if options.mode == "exact" or small or count <= wanted:
             rows = np.flatnonzero(allowed)
@@ -90,14 +89,14 @@ def recommend(
 
 
 def candidate_count(
+    snapshot: Snapshot,
     user: UserMemory,
     limit: int,
     items: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
-    *,
-    fewest: int = INDEXED_CANDIDATES,
 ) -> int:
     """Return the number of candidates among so many items, bounded by the work of scoring."""
+    fewest = CANDIDATES if snapshot.index is None else INDEXED_CANDIDATES
     many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
     return max(fewest, 4 * limit, many)
 

@@ -44,7 +44,7 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
 
 def wanted(snapshot: Snapshot, user: UserMemory) -> int:
     """Return the number of candidates that recommending takes from the index."""
-    return candidate_count(user, LIMIT, len(snapshot.catalogue))
+    return candidate_count(snapshot, user, LIMIT, len(snapshot.catalogue))
 
 
 def judged(
