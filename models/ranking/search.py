@@ -89,7 +89,7 @@ def search(
 
 
 def personal_bias(
-    snapshot: Snapshot, scores: Scores, rows: RowIndices, weight: float = 1.0
+    snapshot: Snapshot, scores: Scores, rows: RowIndices, weight: float
 ) -> NDArray[np.float32]:
     """Return the logits [N] that a memory adds to items: its standardised scores of rows [P].
 

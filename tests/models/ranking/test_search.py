@@ -626,7 +626,7 @@ def test_the_personal_bias_is_a_standardised_score() -> None:
     rows = np.array([2, 14, 7, 9])
     user = build_memory(snapshot, past([1, 3], [0, 5]), 9)
     scores = score(snapshot, user, rows)
-    bias = personal_bias(snapshot, scores, rows)
+    bias = personal_bias(snapshot, scores, rows, 1.0)
     assert bias.shape == (15,)
     assert bias.dtype == np.float32
     assert bias[rows].mean() == pytest.approx(0, abs=1e-6)
@@ -642,4 +642,4 @@ def test_scores_that_do_not_differ_are_no_bias(values: list[float]) -> None:
     snapshot = small_snapshot(15)
     total = torch.tensor(values)
     scores = Scores(total, total, total, total, total, "exact", 1)
-    assert not personal_bias(snapshot, scores, np.arange(len(values))).any()
+    assert not personal_bias(snapshot, scores, np.arange(len(values)), 1.0).any()
