@@ -218,7 +218,7 @@ class Snapshot:
 
 
 def item_index(tables: ItemTables) -> CoarseIndex:
-    """Build an index of all items by vector and prior, the last dimension of a query."""
+    """Build an index of all items by ⟨vector, query⟩ + prior."""
     return ann_index.build_index("pq", tables.vectors.numpy(), bias=tables.prior.numpy())
 
 

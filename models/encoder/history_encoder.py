@@ -1,4 +1,4 @@
-"""The history encoder: causal self-attention over recent events, queried at a request time."""
+"""The history encoder: causal self-attention over recent events."""
 
 from __future__ import annotations
 

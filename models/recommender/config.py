@@ -23,7 +23,7 @@ class RecommenderConfig:
     dim: int = 128
     heads: int = 4  # of the encoder; those of the target attention are of the same size
     attention_heads: int = 4  # of the target attention
-    blocks: int = 3  # of the history encoder; 0 disables the transition part
+    blocks: int = 3  # of the history encoder; 0: neither states nor a transition part
     transitions_per_item: int = 512  # largest counts kept of each item; 0 disables the part
     window: int = 240  # recent events that the encoder reads, three quarters of them at least
     dropout: float = 0.3

@@ -2,7 +2,7 @@
 
     F(c) = Σ_{k<depth} decay^k M[item k from the end, c],  M[a, b] = Σ 1 / distance^power
 
-over pairs of events at most 20 apart. The score's transition part is λ(h) · log(1 + 2 F(c)).
+over pairs of events at most 20 apart. The score's transition part is λ(m) · log(1 + 2 F(c)).
 """
 
 from __future__ import annotations

@@ -113,9 +113,9 @@ class Published:
         """What the events add to F(target), newest first."""
         return self.reference.shares([self.row(name) for name in names[::-1]], self.row(target))
 
-    def transitions(self, summary: Any, names: list[str], target: str) -> float:
+    def transitions(self, user_state: Any, names: list[str], target: str) -> float:
         recent = [self.row(name) for name in names[::-1]]
-        return self.reference.transitions(summary, recent, self.row(target))
+        return self.reference.transitions(user_state, recent, self.row(target))
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -155,14 +155,14 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
         past = [event for event in events() if event.user_id == user]
         names, times = [e.item_id for e in past], [e.timestamp or 0 for e in past]
         vectors = [published.vector(name) for name in names]
-        states, summary = published.encode(names, times)
+        states, user_state = published.encode(names, times)
         for item in items:
             target = published.vector(item["item_id"])
             weights, gains = published.reference.attention(
                 target,
                 vectors,
                 vectors,
-                user=summary,
+                user=user_state,
                 states=states,
                 distances=list(range(len(past)))[::-1],
                 ages=[NOON - time for time in times],
@@ -170,7 +170,7 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
             )
             row = published.row(item["item_id"])
             parts = {
-                "transitions": published.transitions(summary, names, item["item_id"]),
+                "transitions": published.transitions(user_state, names, item["item_id"]),
                 "attention": (weights * gains).sum(),
                 "prior": published.reference.state["prior"][row],
             }

@@ -195,7 +195,7 @@ class Loop:
             self.sources.append(event)
         seen = [j for j in range(len(rows)) if known[j]]
         read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
-        encoded, self.summary = self.reference.encode(read, [times[j] for j in seen], at)
+        encoded, self.user_state = self.reference.encode(read, [times[j] for j in seen], at)
         self.states: list[NDArray[np.float64] | None] = [None] * len(rows)
         for j, state in zip(seen, encoded, strict=True):
             self.states[j] = state
@@ -226,7 +226,7 @@ class Loop:
         """Take all states, the user's among them, from the past that also has this source."""
         rows = zip(whole.sources, whole.states, strict=False)  # profile entries have no state
         self.states = [state for other, state in rows if other != source]
-        self.summary = whole.summary
+        self.user_state = whole.user_state
 
     def transitions(
         self,
@@ -234,14 +234,14 @@ class Loop:
         options: AttentionOptions = DEFAULT_OPTIONS,
     ) -> float:
         """The transitions part."""
-        part = self.reference.transitions(self.summary, self.trained, target_row(target))
+        part = self.reference.transitions(self.user_state, self.trained, target_row(target))
         return part if options.exclude_self else part + self._again(target)
 
     def _again(self, target: int) -> float:
         """What it adds that the user took the target before."""
         if not (self.shape.next_basket and self.shape.repeat_consumption):
             return 0.0
-        return self.reference.again(self.summary, self._same(target))
+        return self.reference.again(self.user_state, self._same(target))
 
     def _same(self, target: int) -> list[bool]:
         """Which of the newest events are on the target, and no dislike of it."""
@@ -263,7 +263,7 @@ class Loop:
         """What each memory row has of the transitions part, [m]: each count by its shares."""
         out, shares = np.zeros(len(self.rows)), self.shares(target)
         if shares.any():
-            whole = self.reference.transitions(self.summary, self.trained, target_row(target))
+            whole = self.reference.transitions(self.user_state, self.trained, target_row(target))
             out += whole * shares / shares.sum()
         same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
         if same and self.shape.next_basket and not options.exclude_self:
@@ -276,7 +276,7 @@ class Loop:
         """Weights [H, m] and gains [H, m] of the attention part."""
         visible = [not options.exclude_self or row != target for row in self.rows]
         return self.reference.attention(
-            self.items[target], self.keys, self.values, user=self.summary, states=self.states,
+            self.items[target], self.keys, self.values, user=self.user_state, states=self.states,
             distances=self.distances, ages=self.ages, weights=self.weights, types=self.types,
             visible=visible, temperature=options.temperature, hard=options.hard,
             target_in_query=target_in_query,

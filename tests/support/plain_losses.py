@@ -71,10 +71,10 @@ class PlainLosses:
         read = [self.reference.read(*each) for each in zip(vectors, types, weights, strict=True)]
         asked = times[1:] if self.told else [None] * (len(rows) - 1)
         states: list[Array | None] = [None] * (len(rows) - 1)
-        summaries = [np.zeros(len(vectors[0]))] * (len(rows) - 1)
+        user_states = [np.zeros(len(vectors[0]))] * (len(rows) - 1)
         if self.encoder:
             encoded = self.reference.states(read[:-1], times[:-1])
-            summaries = [
+            user_states = [
                 self.reference.at_request(*each)
                 for each in zip(encoded, times[:-1], asked, strict=True)
             ]
@@ -82,7 +82,7 @@ class PlainLosses:
             cut = len(states) if stateless is None else min(stateless, len(states))
             states[:cut] = [None] * cut
             if stateless is None:
-                summaries = [np.zeros_like(summary) for summary in summaries]
+                user_states = [np.zeros_like(user_state) for user_state in user_states]
         out = []
         for t in range(1, len(rows)):
             seen = t  # how many events
@@ -96,21 +96,21 @@ class PlainLosses:
             trends = self._trends(times[t])
             first, whole = np.zeros(log.n_items), np.zeros(log.n_items)
             for item in range(log.n_items):
-                summary = summaries[seen - 1]
+                user_state = user_states[seen - 1]
                 first[item] = self.prior[item]
                 first[item] += trends[-1 if item in self.new else item]
                 if self.counted:
                     known = () if item in self.new else recent
-                    first[item] += self._transitions(summary, known, item, own)
+                    first[item] += self._transitions(user_state, known, item, own)
                 if self.counted and self.shape.next_basket and self.shape.repeat_consumption:
-                    first[item] += self._again(summary, recent[:180], liked, item)
+                    first[item] += self._again(user_state, recent[:180], liked, item)
                 rest = first[item]
                 for scores, target_in_query in ((first, False), (whole, True)):
                     alpha, gain = self.reference.attention(
                         self.vectors[item],
                         vectors[:seen],
                         vectors[:seen],
-                        user=summary if self.encoder else None,
+                        user=user_state if self.encoder else None,
                         states=states[:seen],
                         distances=list(range(seen - 1, -1, -1)),
                         ages=[at - time for time in times[:seen]],
@@ -140,18 +140,22 @@ class PlainLosses:
         return list(added)
 
     def _again(
-        self, summary: Array, recent: Sequence[int], liked: Sequence[bool], item: int
+        self, user_state: Array, recent: Sequence[int], liked: Sequence[bool], item: int
     ) -> float:
         """How often the user took it themselves."""
         times = sum(good for row, good in zip(recent, liked, strict=False) if row == item)
         state = self.reference.state
         scale = float(
-            state["transition_scale.weight"][1] @ summary + state["transition_scale.bias"][1]
+            state["transition_scale.weight"][1] @ user_state + state["transition_scale.bias"][1]
         )
         return scale * math.log(1 + times)
 
     def _transitions(
-        self, summary: Array, recent: Sequence[int], item: int, own: Mapping[tuple[int, int], float]
+        self,
+        user_state: Array,
+        recent: Sequence[int],
+        item: int,
+        own: Mapping[tuple[int, int], float],
     ) -> float:
         """Without what this user put into the counts."""
         total = 0.0
@@ -161,7 +165,7 @@ class PlainLosses:
             total += decay**k * max(0.0, there - own.get((row, item), 0.0))
         state = self.reference.state
         scale = float(
-            state["transition_scale.weight"][0] @ summary + state["transition_scale.bias"][0]
+            state["transition_scale.weight"][0] @ user_state + state["transition_scale.bias"][0]
         )
         return scale * math.log(1 + 2 * total)
 

@@ -169,22 +169,22 @@ class ReferenceModel:
         newest = enumerate(recent[: self.depth])
         return [self.decay**k * self.follows(item, target) for k, item in newest]
 
-    def transitions(self, summary: Array, recent: Sequence[int], target: int) -> float:
-        """λ(h) log(1 + 2F) after these items, newest first; 0 where nothing came before."""
+    def transitions(self, user_state: Array, recent: Sequence[int], target: int) -> float:
+        """λ(m) log(1 + 2F) after these items, newest first; 0 where nothing came before."""
         if "encoder.gap.weight" not in self.state or not len(recent):
             return 0.0
-        return self._scale(0, summary) * math.log(1 + 2 * math.fsum(self.shares(recent, target)))
+        return self._scale(0, user_state) * math.log(1 + 2 * math.fsum(self.shares(recent, target)))
 
-    def again(self, summary: Array, same: Sequence[bool]) -> float:
-        """λ(h) log(1 + n) of an item that n of the newest events, newest first, were on."""
-        return self._scale(1, summary) * math.log(1 + sum(same[: self.depth]))
+    def again(self, user_state: Array, same: Sequence[bool]) -> float:
+        """λ(m) log(1 + n) of an item that n of the newest events, newest first, were on."""
+        return self._scale(1, user_state) * math.log(1 + sum(same[: self.depth]))
 
-    def _scale(self, count: int, summary: Array) -> float:
+    def _scale(self, count: int, user_state: Array) -> float:
         weight, bias = (
             self.state["transition_scale.weight"][count],
             self.state["transition_scale.bias"][count],
         )
-        return float(weight @ summary + bias)
+        return float(weight @ user_state + bias)
 
     def attention(
         self,

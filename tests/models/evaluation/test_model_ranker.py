@@ -81,13 +81,13 @@ def test_every_event_is_attended_and_the_newest_window_has_states(
         attended = [vectors[row] for row in rows]
         pairs = zip(attended, weights, strict=True)
         read = [reference.read(vector, -1, weight) for vector, weight in pairs]
-        states, summary = reference.encode(read, times)
+        states, user_state = reference.encode(read, times)
         for item in range(12):
             alpha, gain = reference.attention(
                 vectors[item],
                 attended,
                 attended,
-                user=summary,
+                user=user_state,
                 states=states,
                 distances=list(range(len(rows) - 1, -1, -1)),
                 ages=[times[-1] - time for time in times],
@@ -95,7 +95,7 @@ def test_every_event_is_attended_and_the_newest_window_has_states(
                 target_in_query=target_in_query,
             )
             expected = float((alpha * gain).sum()) + model.prior[item].item()
-            expected += reference.transitions(summary, rows[::-1], item)
+            expected += reference.transitions(user_state, rows[::-1], item)
             assert found[user, item] == pytest.approx(expected, abs=1e-4)
 
 

@@ -70,13 +70,13 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
     items, times = mine.items.tolist(), mine.timestamps.tolist()
     prior = model.new_prior.item()
     read = [vectors[row] for row in items]
-    states, summary = reference.encode(read, times, times[-1])
+    states, user_state = reference.encode(read, times, times[-1])
     for item in (12, 13, 14):
         alpha, gain = reference.attention(
             vectors[item],
             read,
             read,
-            user=summary,
+            user=user_state,
             states=states,
             distances=list(range(5, -1, -1)),
             ages=[times[-1] - time for time in times],

@@ -142,7 +142,7 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
     assert old >= 2
 
 
-def test_the_newest_can_be_left_out_with_the_sequence() -> None:
+def test_newer_events_are_left_out_of_the_whole_model() -> None:
     """`scores_without` of a recent event equals the score of a history without it."""
     snapshot, whole = drawn_snapshot(), a_past()
     at = int(whole.timestamps[-1]) + DAY

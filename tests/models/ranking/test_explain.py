@@ -1,4 +1,4 @@
-"""Explanations: contributions sum to the score, and `without` equals deleting the row."""
+"""Explanations: contributions sum to the score, and the closed form equals deleting the row."""
 
 from __future__ import annotations
 

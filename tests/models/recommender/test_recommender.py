@@ -405,17 +405,17 @@ def test_a_request_is_within_the_horizon() -> None:
 
 
 def test_transitions_equal_the_loop() -> None:
-    """λ(h) log(1 + 2F) of drawn user states and items, known and unknown ones."""
+    """λ(m) log(1 + 2F) of drawn user states and items, known and unknown ones."""
     model = random_model(8)
     reference_ = ReferenceModel(model, HEADS)
     generator = np.random.default_rng(8)
     for _ in range(20):
-        summary = generator.normal(size=12)
+        user_state = generator.normal(size=12)
         recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
         with torch.inference_mode():
             total = model.transition_counts.sums(torch.tensor(recent))
-            got = model.transition_scores(torch.from_numpy(summary).float(), 2 * total[None])
-        expected = [reference_.transitions(summary, recent, item) for item in range(12)]
+            got = model.transition_scores(torch.from_numpy(user_state).float(), 2 * total[None])
+        expected = [reference_.transitions(user_state, recent, item) for item in range(12)]
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
