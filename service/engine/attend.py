@@ -16,7 +16,7 @@ from models.attention.multihead import split_heads
 from models.attention.scorers import Scorer, additive, cosine, scaled_dot
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_K, AttentionOptions
-from models.history.user_memory import UserMemory
+from models.history.user_memory import UserMemory, target_queries
 from models.index.two_stage import attend_retrieved, index_heads
 from service.domain.errors import Invalid
 from service.domain.queries import AttendQuery, AttendResult, ScorerName, VectorMemory
@@ -77,13 +77,13 @@ def attend_user(
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
     memory = user.memory
     if isinstance(target, int):
-        vector = snapshot.tables.queries[:, target]
+        vectors = target_queries(snapshot, user, torch.tensor([target]))  # (H, 1, d)
         if query.exclude_self:
             memory = replace(memory, bias=user.bias.masked_fill(user.rows == target, -math.inf))
     else:
         _check_content(snapshot, target)
-        vector = snapshot.projected(target).queries[:, 0]
-    return _attend(query, (vector + user.query)[None], memory, None, snapshot.version)  # (1, H, d)
+        vectors = snapshot.projected(target).queries + user.query[:, None]
+    return _attend(query, vectors.transpose(0, 1), memory, None, snapshot.version)
 
 
 def attend_catalogue(
