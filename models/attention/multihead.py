@@ -47,10 +47,10 @@ class HeadProjections(nn.Module):
         """Project targets [..., T, dim] to queries [..., heads, T, d]."""
         return split_heads(self.w_q(targets), self.heads)
 
-    def keys(self, rows: Tensor) -> Tensor:
-        """Project memory rows [..., n, dim] to keys [..., heads, n, d]."""
-        return split_heads(self.w_k(rows), self.heads)
+    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Project memory rows [..., n, dim] to keys and values [..., heads, n, d].
 
-    def values(self, rows: Tensor) -> Tensor:
-        """Project memory rows [..., n, dim] to values [..., heads, n, d]."""
-        return split_heads((self.w_k if self.w_v is None else self.w_v)(rows), self.heads)
+        They are one tensor if tied.
+        """
+        keys = split_heads(self.w_k(rows), self.heads)
+        return keys, keys if self.w_v is None else split_heads(self.w_v(rows), self.heads)

@@ -189,8 +189,7 @@ class Recommender(nn.Module):
     def project_items(self, vectors: Tensor, prior: Tensor) -> ItemTables:
         """Project item vectors [N, dim] with the cross-attention's matrices."""
         normed, attention = self.item_norm(vectors), self.cross_attention
-        keys = attention.keys(normed)
-        values = keys if attention.tied else attention.values(normed)
+        keys, values = attention.keys_values(normed)
         outputs = split_heads(vectors @ attention.w_o.weight, attention.heads)
         return ItemTables(vectors, attention.queries(normed), keys, values, outputs, prior)
 
@@ -253,9 +252,7 @@ class Recommender(nn.Module):
             states: of the encoder, [B, L, dim].
             has_state: [B, L, 1], 0 for a row with the key and the value of its item alone.
         """
-        attention, normed = self.cross_attention, self.item_norm(vectors)
-        keys = attention.keys(normed)
-        values = keys if attention.tied else attention.values(normed)
+        keys, values = self.cross_attention.keys_values(self.item_norm(vectors))
         if self.state_attention is None:
             return keys, values
         read = has_state[..., None].to(keys.dtype)

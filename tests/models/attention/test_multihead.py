@@ -20,9 +20,7 @@ def multi_head(
     module: HeadProjections, query: Tensor, memory: Tensor, visible: Tensor | None = None
 ) -> Attention:
     """Multi-head attention of queries [T, dim] over rows [n, dim], through all four matrices."""
-    found = attend(
-        module.queries(query), module.keys(memory), module.values(memory), visible=visible
-    )
+    found = attend(module.queries(query), *module.keys_values(memory), visible=visible)
     return found._replace(context=module.w_o(merge_heads(found.context)))
 
 
@@ -74,10 +72,10 @@ def test_tied_projections_are_one_matrix() -> None:
     """K = V: the values are the keys, and there is no second matrix to train or to save."""
     module = HeadProjections(8, 2, 4, tied=True)
     memory = torch.randn(3, 8)
-    assert torch.equal(module.keys(memory), module.values(memory))
+    assert torch.equal(*module.keys_values(memory))
     assert set(module.state_dict()) == {"w_q.weight", "w_k.weight", "w_o.weight"}
     separate = HeadProjections(8, 2, 4)
-    assert not torch.equal(separate.keys(memory), separate.values(memory))
+    assert not torch.equal(*separate.keys_values(memory))
 
 
 def test_causal_self_attention_never_looks_ahead() -> None:

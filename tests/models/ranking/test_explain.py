@@ -88,10 +88,10 @@ def test_contributions_of_the_trained_module_sum_to_the_score() -> None:
     module = HeadProjections(12, 3, 5)
     target, history = torch.randn(4, 12), torch.randn(9, 12)
     with torch.inference_mode():
-        attended = attend(module.queries(target), module.keys(history), module.values(history))
+        keys, values = module.keys_values(history)  # (H, n, d)
+        attended = attend(module.queries(target), keys, values)
         output = module.w_o(merge_heads(attended.context))  # [T, 12]
         outward = split_heads(target @ module.w_o.weight, 3)  # o^h of each target (H, T, d)
-        values = module.values(history)  # (H, n, d)
         found = (attended.weights * gains(values, outward)).sum(0)  # (T, n)
         score = (target * output).sum(-1)
         assert torch.allclose(found.sum(-1), score, atol=1e-4)

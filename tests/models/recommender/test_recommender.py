@@ -116,7 +116,7 @@ def memory(model: Recommender, seed: int, batch: int) -> tuple[Tensor, Tensor]:
     events = torch.randn(batch, LENGTH, 12, generator=generator)
     with torch.inference_mode():
         normed = model.item_norm(events)
-        return model.cross_attention.keys(normed), model.cross_attention.values(normed)
+        return model.cross_attention.keys_values(normed)
 
 
 def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDArray[np.float64]:
