@@ -204,13 +204,10 @@ def _calibrate(store: Any, data: Path, encoder: str) -> None:
     Raises:
         Invalid: they have too few texts.
     """
-    from service.cli import progress_bars
-    from service.evaluation import search_calibration
     from service.snapshots.search_parameters import FittedParameters, save_search_parameters
 
     vectors = _open_embeddings(data, encoder)
-    with progress_bars.stage_bars(out) as progress:
-        found = search_calibration.calibrate(store.scan_items(), vectors, progress=progress)
+    found = _calibration(store.scan_items(), vectors)
     weight = found.parameters.meaning
     out.print(
         f"search: {len(found.gains):,} titles and sentences, held out, find their items with "
@@ -225,14 +222,24 @@ def _calibrate(store: Any, data: Path, encoder: str) -> None:
 def _calibrated(items: Any, vectors: Any) -> Any:
     """Return the parameters calibrated to items, or the defaults where they have too few texts."""
     from models.ranking.search_parameters import DEFAULTS
+
+    try:
+        return _calibration(items, vectors).parameters
+    except Invalid:
+        return DEFAULTS
+
+
+def _calibration(items: Any, vectors: Any) -> Any:
+    """Calibrate search to items, with progress bars.
+
+    Raises:
+        Invalid: they have too few texts.
+    """
     from service.cli import progress_bars
     from service.evaluation import search_calibration
 
-    try:
-        with progress_bars.stage_bars(out) as progress:
-            return search_calibration.calibrate(items, vectors, progress=progress).parameters
-    except Invalid:
-        return DEFAULTS
+    with progress_bars.stage_bars(out) as progress:
+        return search_calibration.calibrate(items, vectors, progress=progress)
 
 
 class _Searched(NamedTuple):
