@@ -19,12 +19,18 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
-from service.cli.training import Chosen, Date, Seeds, require_global_time
+from service.cli.training import (
+    Chosen,
+    Date,
+    Protocol,
+    Seeds,
+    require_global_time,
+    split_log,
+)
 from service.cli.transfer import open_movielens
 from service.domain.errors import Invalid
 
 Name = Literal["ml-100k", "ml-1m", "online-retail"]
-Protocol = Literal["leave-one-out", "hstu", "global-time"]
 
 
 def benchmark(
@@ -115,12 +121,8 @@ def source(dataset: Name, path: Path | None, data: Path) -> Any:
 def tasks(dataset: Name, protocol: Protocol, log: Any, date: int | None = None) -> list[Any]:
     """Split a log of events into the evaluation tasks of its data set, or at a date."""
     from models.evaluation import protocols
-    from service.evaluation.compare_models import split, split_at
+    from service.evaluation.compare_models import split
 
-    if protocol == "global-time":
-        return split_at(log, date)
-    if dataset == "online-retail":
+    if dataset == "online-retail" and protocol != "global-time":
         return split(log, protocols.next_basket, protocols.next_new_item)
-    if protocol == "hstu":
-        return split(log, protocols.leave_one_out_hstu)
-    return split(log, protocols.leave_one_out_5_core)
+    return split_log(log, protocol, date)

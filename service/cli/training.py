@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from service.domain.errors import HeedError, Invalid
 from service.domain.timestamps import from_rfc3339
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER
 
+Protocol = Literal["leave-one-out", "hstu", "global-time"]
 Chosen = Annotated[
     Literal["quick", "best"] | None,
     typer.Option(
@@ -163,7 +164,6 @@ def evaluate(
     """
     require_global_time(date, protocol)
     use_all_cores()
-    from models.evaluation.protocols import leave_one_out_5_core
     from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.evaluation import compare_models, comparison_report
@@ -171,10 +171,7 @@ def evaluate(
 
     with open_store(data) as store, progress_bars.stage_bars(out) as progress:
         corpus = training_corpus.read_store(store, open_embeddings(encoder, data), progress)
-        if protocol == "global-time":
-            (task,) = compare_models.split_at(corpus.log, date, seed)
-        else:
-            (task,) = compare_models.split(corpus.log, leave_one_out_5_core)
+        (task,) = split_log(corpus.log, protocol, date, seed)
         chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
         table = compare_models.compare(
             task,
@@ -192,3 +189,15 @@ def require_global_time(date: int | None, protocol: str) -> None:
     """Raise `Invalid` for a date that the protocol does not use."""
     if date is not None and protocol != "global-time":
         raise Invalid("", "--date needs --protocol global-time")
+
+
+def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int = 0) -> list[Any]:
+    """Split a log of events into an evaluation task; the date and the seed are of global-time."""
+    from models.evaluation import protocols
+    from service.evaluation.compare_models import split, split_at
+
+    if protocol == "global-time":
+        return split_at(log, date, seed)
+    if protocol == "hstu":
+        return split(log, protocols.leave_one_out_hstu)
+    return split(log, protocols.leave_one_out_5_core)
