@@ -32,6 +32,7 @@ class EvaluationTask(NamedTuple):
     log: Interactions  # all events, the test cases included
     train: Interactions
     validation: Holdout | None  # None: nothing is tuned, epochs are fixed in advance
+    every_event: Interactions  # but for the test cases: training events and validation cases
     test: Holdout
     exclude_seen: bool
     max_seen: int | None = None  # newest events of a user that count as seen; None = all
@@ -50,7 +51,14 @@ def leave_one_out_5_core(log: Interactions) -> EvaluationTask:
     items, small = _renumbered(log.where(keep))
     split = leave_one_out(small)
     return EvaluationTask(
-        "leave-one-out", items, small, split.train, split.validation, split.test, exclude_seen=True
+        "leave-one-out",
+        items,
+        small,
+        split.train,
+        split.validation,
+        split.test.history,
+        split.test,
+        exclude_seen=True,
     )
 
 
@@ -63,7 +71,15 @@ def leave_one_out_hstu(log: Interactions) -> EvaluationTask:
     split = leave_one_out(small)
     history = split.test.history
     return EvaluationTask(
-        "hstu", items, small, history, None, split.test, exclude_seen=True, max_seen=HSTU_MAX_SEEN
+        "hstu",
+        items,
+        small,
+        history,
+        None,
+        history,
+        split.test,
+        exclude_seen=True,
+        max_seen=HSTU_MAX_SEEN,
     )
 
 
@@ -103,7 +119,7 @@ def global_time(
     validation = hold_one_each(before, validation_at, rng)
     train, validation = _hold_out_users(before, validation, validation_at, rng)
     return EvaluationTask(
-        "global-time", items, small, train, validation, test, exclude_seen, date=at
+        "global-time", items, small, train, validation, before, test, exclude_seen, date=at
     )
 
 
@@ -144,7 +160,7 @@ def _time_split_task(
     rng = np.random.default_rng(0)
     train, cases = _hold_out_users(before, validation, validation_at, rng)
     cases = replace(cases, history=train)
-    return EvaluationTask(name, items, small, train, cases, test, exclude_seen, date=at)
+    return EvaluationTask(name, items, small, train, cases, before, test, exclude_seen, date=at)
 
 
 def _hold_out_users(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,11 +87,14 @@ class Checkpoint:
 
 
 def fingerprint(
-    log: Interactions, content: NDArray[np.float32], cases: Holdout | None, *settings: object
+    logs: Sequence[Interactions],
+    content: NDArray[np.float32],
+    cases: Holdout | None,
+    *settings: object,
 ) -> str:
     """Hash the data and settings of a training, identically in every process."""
     digest = hashlib.sha256(repr(settings).encode())
-    columns: list[NDArray[Any]] = [content, *_columns(log)]
+    columns: list[NDArray[Any]] = [content, *(each for log in logs for each in _columns(log))]
     if cases is not None:
         columns += [cases.users, cases.targets, cases.timestamps, *_columns(cases.history)]
     for column in columns:

@@ -16,16 +16,31 @@ _GAP_QUANTILE = 0.999  # of the gaps between events, beyond which request times 
 
 def fit_statistics(model: Recommender, log: Interactions) -> None:
     """Initialise transition counts, request-gap cap, popularity prior and recent popularity."""
+    _count(model, log)
+    prior = _log_popularity(log)
+    with torch.no_grad():
+        model.prior.copy_(prior)
+        model.new_prior.copy_(prior.mean())
+
+
+def update_statistics(model: Recommender, before: Interactions, log: Interactions) -> None:
+    """Count a longer log anew; the trained prior of an item moves with its popularity.
+
+    `before` is the log that the model was trained on.
+    """
+    _count(model, log)
+    change = _log_popularity(log) - _log_popularity(before)
+    with torch.no_grad():
+        model.prior.add_(change.to(model.prior.device))
+
+
+def _count(model: Recommender, log: Interactions) -> None:
     config = model.config
     model.load_statistics(
         count_transitions(log, config.transitions_per_item, model.cooccurrence_window),
         _max_request_gap(log),
         RecentPopularity(log).latest if config.next_basket else None,
     )
-    prior = _log_popularity(log)
-    with torch.no_grad():
-        model.prior.copy_(prior)
-        model.new_prior.copy_(prior.mean())
 
 
 def _log_popularity(log: Interactions) -> Tensor:

@@ -28,6 +28,7 @@ def fit(
     model_config: RecommenderConfig,
     train_config: TrainConfig,
     validation: Holdout | None = None,
+    every_event: Interactions | None = None,
     seed: int = 0,
     progress: Callable[[TrainingProgress], None] | None = None,
     save: Callable[[bytes], None] | None = None,
@@ -41,6 +42,10 @@ def fit(
     `train_config.full_softmax_items` items the partition function of the first is estimated from
     uniform negatives and the batch's own targets, each stratum with its exact weight.
 
+    Given `every_event`, the best epoch's model is at last trained on that log, with the counts of
+    that log, for `train_config.final_epochs` epochs: in a short history the validation case is much
+    of what there is to learn, and the newest.
+
     Args:
         log: the training events.
         content: text embeddings of all items [log.n_items, d]; zero rows for items without text.
@@ -48,6 +53,7 @@ def fit(
             validation cases.
         train_config: hyperparameters.
         validation: cases that choose the epoch; without them the last epoch is taken.
+        every_event: the training events and the validation cases, over the same items.
         seed: the same seed, data, thread count and world size give the same model.
         progress: called after every step, on rank zero alone.
         save: called after every epoch with bytes for `resume`, on rank zero alone.
@@ -66,8 +72,11 @@ def fit(
         raise ValueError("content must be finite")
     if model_config.n_items != log.n_items:
         raise ValueError(f"the model has {model_config.n_items} items, the log {log.n_items}")
+    if every_event is not None and every_event.n_items != log.n_items:
+        raise ValueError(f"every_event has {every_event.n_items} items, the log {log.n_items}")
+    known = log if every_event is None else every_event
     model_config = model_config.with_event_types(
-        log.n_types, dislike_type=log.dislike_type, has_dislikes=bool(log.disliked.any())
+        known.n_types, dislike_type=known.dislike_type, has_dislikes=bool(known.disliked.any())
     )
     model_config = replace(model_config, **prediction_task(log, validation)._asdict())
     train_config = train_config.for_next_basket() if model_config.next_basket else train_config
@@ -81,6 +90,15 @@ def fit(
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():
         torch.manual_seed(seed)
         run = TrainingRun(
-            log, content, model_config, train_config, validation, seed, progress, save, group
+            log,
+            content,
+            model_config,
+            train_config,
+            validation,
+            every_event,
+            seed,
+            progress,
+            save,
+            group,
         )
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))

@@ -26,13 +26,15 @@ LossFunction = Callable[[NDArray[np.int64]], tuple[Tensor, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """A part of training with its own loss and its own parameters."""
+    """A part of training with its own events, loss and parameters."""
 
     name: str
+    log: Interactions
     epochs: int
     batch_tokens: int  # padded positions of a batch
     modules: list[nn.Module]  # that are trained
     trains_prior: bool
+    is_exact: bool  # by the softmax without the target in the queries
 
 
 class StageTrainer:
@@ -45,13 +47,12 @@ class StageTrainer:
     def __init__(
         self,
         model: Recommender,
-        log: Interactions,
         stage: Stage,
         config: TrainConfig,
         seed: tuple[int, ...],
         group: DataParallelGroup = SINGLE_PROCESS,
     ) -> None:
-        self._model, self._log, self._stage, self._config = model, log, stage, config
+        self._model, self._stage, self._config = model, stage, config
         self._seed, self._group = seed, group
         self._trained: list[Tensor] = [part for part in model.parameters() if part.requires_grad]
         self._optimiser = torch.optim.AdamW(
@@ -124,7 +125,7 @@ class StageTrainer:
     def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """Draw the batches of an epoch, the same on all ranks."""
         generator = np.random.default_rng(self._derive_seed(epoch, 0))
-        windows = tile_windows(self._log, self._model.config.window + 1, generator)
+        windows = tile_windows(self._stage.log, self._model.config.window + 1, generator)
         return batch_windows(windows, self._stage.batch_tokens, generator)
 
     def _derive_seed(self, epoch: int, stream: int) -> int:

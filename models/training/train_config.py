@@ -13,6 +13,7 @@ class TrainConfig:
 
     epochs: int = 20  # of the encoder, the item tower and the transitions
     attention_epochs: int = 1  # of the target attention, with everything else frozen
+    final_epochs: int = 2  # on all events, the validation cases included
     patience: int = 3  # validations without a better NDCG before training stops
     validate_every: int = 2  # epochs
     validation_users: int = 3_000  # at most, drawn once under the seed

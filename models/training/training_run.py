@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from models.evaluation.splits import Holdout
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
 from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
-from models.training.count_statistics import fit_statistics
+from models.training.count_statistics import fit_statistics, update_statistics
 from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
@@ -45,8 +46,9 @@ class TrainingProgress:
 class TrainingResult:
     """A trained model and its validation history."""
 
-    model: Recommender  # with the best epoch's weights, in eval mode
-    validation: RankingMetrics | None  # of the best epoch
+    model: Recommender  # in eval mode, trained on all events that the training was given
+    validated: Recommender  # with the best epoch's weights; `model` itself without final epochs
+    validation: RankingMetrics | None  # of `validated`, on at most `validation_users` cases
     epoch: int  # the best one
     history: list[dict[str, float]]
     seconds: float
@@ -62,21 +64,29 @@ class TrainingRun:
         model_config: RecommenderConfig,
         config: TrainConfig,
         validation: Holdout | None,
+        every_event: Interactions | None,
         seed: int,
         progress: Callable[[TrainingProgress], None] | None,
         save: Callable[[bytes], None] | None,
         group: DataParallelGroup,
     ) -> None:
         self._log, self._content, self._config = log, content, config
+        self._every_event = every_event
         self._seed, self._group = seed, group
         self._progress = progress if group.is_rank_zero else None
         self._save = save if group.is_rank_zero else None
-        self._fingerprint = fingerprint(log, content, validation, model_config, config, seed)
+        self._fingerprint = fingerprint(
+            [log] if every_event is None else [log, every_event],
+            content,
+            validation,
+            model_config,
+            config,
+            seed,
+        )
         with torch.device("cpu"):  # so that a seed gives the same initial weights on any device
             self._model = Recommender(model_config)
             fit_statistics(self._model, log)
         self._model.to(training_device(group.rank))
-        self._losses = TrainingLosses(self._model, log, content, config)
         if validation is not None and len(validation) > config.validation_users:
             chosen = np.zeros(len(validation), dtype=np.bool_)
             drawn = np.random.default_rng(seed).permutation(len(validation))
@@ -84,6 +94,7 @@ class TrainingRun:
             validation = validation.where(chosen)
         # Without cases every metric is nan, and no epoch would be the best.
         self._validation = validation if validation is not None and len(validation) else None
+        self._losses: TrainingLosses | None = None
         self._best = BestEpoch()
         self._latest: RankingMetrics | None = None
         self._history: list[dict[str, float]] = []
@@ -98,11 +109,18 @@ class TrainingRun:
             raise CheckpointError("the checkpoint is of another training: other events or settings")
         stages = self._stages()
         names = [stage.name for stage in stages]
+        validated = self._model
         for stage in stages[names.index(resume.stage) if resume is not None else 0 :]:
+            if stage.log is not self._log:
+                if resume is not None:
+                    self._model.load_state_dict(resume.best.weights, strict=False)
+                validated = copy.deepcopy(self._model)
+                update_statistics(self._model, self._log, stage.log)
             self._train(stage, stages, resume)
             resume = None
         return TrainingResult(
-            model=self._model.requires_grad_(True).eval().cpu(),
+            model=_ready(self._model),
+            validated=_ready(validated),
             validation=self._best.metrics,
             epoch=self._best.epoch,
             history=self._history,
@@ -110,39 +128,51 @@ class TrainingRun:
         )
 
     def _stages(self) -> list[Stage]:
-        model, config = self._model, self._config
-        every, tokens = list(model.children()), config.attention_batch_tokens
+        model, config, log = self._model, self._config, self._log
+        everything = list(model.children())
         if model.encoder is None:
-            return [Stage("sampled", config.epochs, tokens, every, trains_prior=True)]
-        stages = [Stage("full", config.epochs, config.batch_tokens, every, trains_prior=True)]
-        if config.attention_epochs:
+            tokens = config.attention_batch_tokens
+            stages = [Stage("sampled", log, config.epochs, tokens, everything, True, False)]
+        else:
+            tokens = config.batch_tokens
+            stages = [Stage("full", log, config.epochs, tokens, everything, True, True)]
+        final = replace(stages[0], name="final", epochs=config.final_epochs)
+        if model.encoder is not None and config.attention_epochs:
             attention: list[nn.Module | None] = [
                 model.item_norm, model.cross_attention, model.state_attention, model.recency,
                 model.type_bias,
             ]  # fmt: skip
             parts = [part for part in attention if part is not None]
-            epochs = config.attention_epochs
-            stages.append(Stage("sampled", epochs, tokens, parts, trains_prior=False))
+            epochs, tokens = config.attention_epochs, config.attention_batch_tokens
+            stages.append(Stage("sampled", log, epochs, tokens, parts, False, False))
+        if self._every_event is not None and config.final_epochs:
+            stages.append(replace(final, log=self._every_event))
         return stages
 
     def _train(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
-        """Train one stage; the model ends with the weights of the best epoch so far."""
+        """Train one stage; the model ends with the weights of the best epoch so far.
+
+        The final stage has no cases to validate, and ends with the weights of its last epoch.
+        """
         config, model, number = self._config, self._model, stages.index(stage)
+        is_final = stage.log is not self._log
         model.requires_grad_(False)
         for part in stage.modules:
             part.requires_grad_(True)
         for prior in (model.prior, model.new_prior, model.recent_popularity_weight):
             if prior is not None:
                 prior.requires_grad_(stage.trains_prior)
-        trainer = StageTrainer(model, self._log, stage, config, (self._seed, number), self._group)
+        trainer = StageTrainer(model, stage, config, (self._seed, number), self._group)
         before = sum(earlier.epochs for earlier in stages[:number])
         total = sum(each.epochs for each in stages)
         first, validations_since_best = 1, 0
         if resume is not None:
             first, validations_since_best = resume.epoch + 1, resume.validations_since_best
             self._restore(trainer, resume)
+        if self._losses is None or is_final:
+            self._losses = TrainingLosses(model, stage.log, self._content, config)
         losses = self._losses
-        loss = losses.full_softmax if stage.name == "full" else losses.sampled_softmax
+        loss = losses.full_softmax if stage.is_exact else losses.sampled_softmax
         for epoch in range(first, stage.epochs + 1):
             if validations_since_best >= config.patience:
                 break
@@ -151,7 +181,7 @@ class TrainingRun:
                 self._report(before + epoch, total, step, steps, mean)
             record = {"epoch": float(before + epoch), "loss": mean}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
-            if self._validation is not None and (due or stage.name == "sampled"):
+            if self._validation is not None and not is_final and (due or stage.name == "sampled"):
                 self._latest = metrics = self._validate(trainer.ema, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
@@ -159,7 +189,7 @@ class TrainingRun:
                     validations_since_best = 0
                 else:
                     validations_since_best += 1
-            elif self._validation is None:
+            elif self._validation is None and not is_final:
                 self._best = BestEpoch(_weights(trainer.ema), before + epoch, None)
             self._history.append(record)
             if self._save is not None:
@@ -177,7 +207,8 @@ class TrainingRun:
                         history=self._history,
                     ).to_bytes()
                 )
-        model.load_state_dict(self._best.weights, strict=False)
+        weights = _weights(trainer.ema) if is_final else self._best.weights
+        model.load_state_dict(weights, strict=False)
 
     def _report(self, epoch: int, epochs: int, step: int, steps: int, loss: float) -> None:
         if self._progress is None:
@@ -200,6 +231,11 @@ class TrainingRun:
         trainer.restore(checkpoint.optimiser)
         self._best, self._latest = checkpoint.best, checkpoint.latest
         self._history = list(checkpoint.history)
+
+
+def _ready(model: Recommender) -> Recommender:
+    """Return the model on the CPU, in eval mode."""
+    return model.requires_grad_(True).eval().cpu()
 
 
 def _weights(model: Recommender) -> dict[str, Tensor]:

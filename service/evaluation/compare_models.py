@@ -25,6 +25,7 @@ from models.evaluation.protocols import EvaluationTask, global_time
 from models.evaluation.splits import Holdout
 from models.training.log_profile import has_repeat_consumption
 from models.training.presets import Preset
+from models.training.training_run import TrainingResult
 from service.domain.errors import ModelRejected
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
@@ -39,7 +40,7 @@ class ModelResults:
     test: list[RankingMetrics] = field(default_factory=list)  # without the target's time
     # Given the target's time; empty for models that do not use it.
     test_with_time: list[RankingMetrics] = field(default_factory=list)
-    validation: list[RankingMetrics] = field(default_factory=list)
+    validation: list[RankingMetrics] = field(default_factory=list)  # of trained models alone
     seconds: list[float] = field(default_factory=list)  # of fitting
     ranker: Ranker | None = None  # of the first seed
 
@@ -85,6 +86,10 @@ def compare(
 ) -> Comparison:
     """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
 
+    All models are at last trained on all events but the test cases, the validation cases included.
+    Published figures of the leave-one-out protocol are of models without the latter, and so is
+    Heed without its final epochs.
+
     Args:
         task: from `models.evaluation.protocols`.
         content: text embeddings of the task's items [N, D].
@@ -101,22 +106,37 @@ def compare(
         if progress is not None:
             progress(f"baseline: {name}", at, len(baselines), None)
         started = time.monotonic()
-        ranker = make(task.train)
+        ranker = make(task.every_event)
         timed = isinstance(ranker, WeekPopularity)
         _judge(table, name, task, ranker, time.monotonic() - started, times=timed)
     for seed in range(first_seed, first_seed + seeds):
-        done = fit_model(task.train, content, task.validation, preset, seed, progress)
-        _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
+        done = _fit(task, content, preset, seed, progress)
+        _judge_heed(table, HEED, task, content, done)
+        if done.validated is not done.model:
+            ranker = ModelRanker(done.validated, content)
+            _judge(table, f"{HEED} without final epochs", task, ranker, done.seconds)
         if seed == first_seed and ablate:
             # The target's part of the queries is trained last: without it, the rest is unchanged.
             alone = ModelRanker(done.model, content, target_in_query=False)
             _judge(table, f"{HEED} without the target in the query", task, alone, done.seconds)
     if ablate:
         for name, changed, text, other in _ablations(task, content, preset):
-            done = fit_model(other.train, text, other.validation, changed, first_seed, progress)
-            ranker = ModelRanker(done.model, text)
-            _judge(table, f"{HEED} without {name}", other, ranker, done.seconds)
+            done = _fit(other, text, changed, first_seed, progress)
+            _judge_heed(table, f"{HEED} without {name}", other, text, done)
     return table
+
+
+def _fit(
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    preset: Preset,
+    seed: int,
+    progress: StageProgressCallback | None,
+) -> TrainingResult:
+    every_event = None if task.validation is None else task.every_event
+    return fit_model(
+        task.train, content, task.validation, preset, seed, progress, every_event=every_event
+    )
 
 
 def _baselines(task: EvaluationTask) -> Mapping[str, Callable[[Interactions], Ranker]]:
@@ -159,8 +179,28 @@ def _timeless(task: EvaluationTask) -> EvaluationTask:
             timed, timestamps=np.zeros_like(timed.timestamps), history=log(timed.history)
         )
 
-    validation = None if task.validation is None else cases(task.validation)
-    return task._replace(train=log(task.train), validation=validation, test=cases(task.test))
+    return task._replace(
+        train=log(task.train),
+        validation=None if task.validation is None else cases(task.validation),
+        every_event=log(task.every_event),
+        test=cases(task.test),
+    )
+
+
+def _judge_heed(
+    table: Comparison,
+    name: str,
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    done: TrainingResult,
+) -> None:
+    """Add the metrics of a trained model; those of validation are without its final epochs."""
+    _judge(table, name, task, ModelRanker(done.model, content), done.seconds)
+    if task.validation is not None:
+        chosen = evaluate(
+            ModelRanker(done.validated, content), task.validation, exclude_seen=task.exclude_seen
+        )
+        table[name].validation.append(chosen)
 
 
 def _judge(
@@ -187,6 +227,4 @@ def _judge(
     row.test.append(judged(task.test))
     if times:
         row.test_with_time.append(judged(task.test, use_target_time=True))
-    if task.validation is not None:
-        row.validation.append(judged(task.validation))
     row.seconds.append(seconds)

@@ -50,6 +50,9 @@ def train(
 ) -> dict[str, Any]:
     """Fit on all but each user's last events, evaluate on these, publish what beats popularity.
 
+    What is published has been trained on these events too, in the training's final epochs: they
+    are the newest that there are, and of a short history many.
+
     Args:
         corpus: the log and the texts of its items.
         registry: to publish the model in.
@@ -78,13 +81,21 @@ def train(
     if not len(cases):
         raise ModelRejected("no user has three events: there is no order to learn or to evaluate")
     fitted = fit_model(
-        history, corpus.content, cases, preset, seed, progress, checkpoint, processes
+        history,
+        corpus.content,
+        cases,
+        preset,
+        seed,
+        progress,
+        checkpoint,
+        processes,
+        every_event=corpus.log,
     )
     if not is_rank_zero():
         return {}
     new = not fitted.model.config.repeat_consumption  # as in the choice of the epoch
     popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
-    found = evaluate(ModelRanker(fitted.model, corpus.content), cases, exclude_seen=new)
+    found = evaluate(ModelRanker(fitted.validated, corpus.content), cases, exclude_seen=new)
     metrics = {
         "hr": found.hr,
         "ndcg": found.ndcg,
@@ -110,7 +121,7 @@ def train(
     trained = TrainedModel(
         fitted.model,
         corpus.item_ids,
-        history.liked().item_counts(),
+        corpus.log.liked().item_counts(),
         encoder,
         metadata,
         corpus.types[: fitted.model.config.n_event_types],
@@ -137,13 +148,15 @@ def fit_model(
     progress: StageProgressCallback | None,
     checkpoint: Path | None = None,
     processes: int | None = None,
+    *,
+    every_event: Interactions | None = None,
 ) -> TrainingResult:
     """Call `models.training.fit.fit` in each of the processes that share the work.
 
-    The arguments are as in `train`; content is [N, D]. Raises `ProcessGroupError` when a process of
-    the group ended early.
+    The arguments are as in `train` and in `fit`; content is [N, D]. Raises `ProcessGroupError`
+    when a process of the group ended early.
     """
-    work = (log, content, cases, preset, seed)
+    work = (log, content, cases, preset, seed, every_event)
     size = processes or process_count(
         torch.get_num_threads(),
         tokens=preset.train_config.batch_tokens,
@@ -161,6 +174,7 @@ def _fit(
     cases: Holdout | None,
     preset: Preset,
     seed: int,
+    every_event: Interactions | None = None,
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
@@ -180,6 +194,7 @@ def _fit(
         model_config=preset.model_config(log.n_items, content.shape[1]),
         train_config=preset.train_config,
         validation=cases,
+        every_event=every_event,
         seed=seed,
         progress=on_step,
         save=None if checkpoint is None else partial(_write_checkpoint, checkpoint),

@@ -89,8 +89,8 @@ def heed(spec: dict[str, Any]) -> None:
         count_transitions(log, model.config.transitions_per_item), MAX_REQUEST_GAP
     )
     losses = TrainingLosses(model, log, content, config)
-    stage = Stage("full", config.epochs, config.batch_tokens, [model], trains_prior=True)
-    trainer = StageTrainer(model, log, stage, config, (0,))
+    stage = Stage("full", log, config.epochs, config.batch_tokens, [model], True, is_exact=True)
+    trainer = StageTrainer(model, stage, config, (0,))
     targets = 0
 
     def loss_of(spans: Any) -> Any:

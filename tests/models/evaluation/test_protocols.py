@@ -59,6 +59,7 @@ def test_leave_one_out_5_core_keeps_the_core_and_holds_out_the_last_two() -> Non
     assert cases(task, task.validation) == {(u, 10 + (u + 3) % 5, 300 + u) for u in range(5)}
     assert held(task, task.train, 2) == [12, 13, 14]
     assert held(task, task.test.history, 2) == [12, 13, 14, 10]
+    assert task.every_event is task.test.history
     assert (task.exclude_seen, task.max_seen) == (True, None)
 
 
@@ -127,6 +128,8 @@ def test_validation_users_lose_their_later_events(
         times = events_of(whole, user).timestamps
         until = first if user in held else second
         assert events_of(task.train, user).timestamps.tolist() == times[times < until].tolist()
+        every = events_of(task.every_event, user).timestamps
+        assert every.tolist() == times[times < second].tolist()
         assert (
             events_of(task.test.history, user).timestamps.tolist() == times[times < second].tolist()
         )
@@ -179,6 +182,8 @@ def test_global_time_trains_before_its_date() -> None:
         times = events_of(whole, user).timestamps
         until = validation_date if user in validated else task.date
         assert events_of(task.train, user).timestamps.tolist() == times[times < until].tolist()
+        every = events_of(task.every_event, user).timestamps
+        assert every.tolist() == times[times < task.date].tolist()
     assert 0 < len(validated) < len(task.test) <= 20
     for part in (task.test, task.validation):
         assert len(set(part.users.tolist())) == len(part)

@@ -20,13 +20,14 @@ from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.protocols import next_basket
-from models.evaluation.splits import Holdout, leave_one_out
+from models.evaluation.splits import Holdout, Split, leave_one_out
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
+from models.training.count_statistics import fit_statistics
 from models.training.fit import fit
 from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
@@ -242,7 +243,48 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     assert right > 0.9 * users
 
 
-def test_the_targets_part_of_the_queries_is_trained_last() -> None:
+def with_news(users: int = 40, length: int = 8, items: int = 24) -> tuple[Split, Interactions]:
+    """Users on a round of items, whose last but one event is always the last item; and the log."""
+    rows = (np.arange(users)[:, None] + np.arange(length)) % (items - 1)
+    rows[:, -2] = items - 1
+    columns = np.repeat(np.arange(users), length), rows.ravel(), np.tile(np.arange(length), users)
+    log = Interactions.from_columns(*columns, n_users=users, n_items=items)
+    return leave_one_out(log), log
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_final_epochs_learn_the_validation_cases(blocks: int) -> None:
+    """What only the validation cases show is learned at last, and counted; the rest stays known."""
+    split, _ = with_news()
+    every_event = split.test.history
+    config = replace(QUICK, epochs=4, final_epochs=4, attention_batch_tokens=40)
+    given: dict[str, Any] = {"shape": tiny(24, blocks=blocks), "validation": split.validation}
+    fitted = train(split.train, config, every_event=every_event, **given)
+    alone = train(split.train, config, **given)
+    assert alone.model is alone.validated
+    for name, weight in alone.model.state_dict().items():
+        assert torch.equal(weight, fitted.validated.state_dict()[name]), name
+    assert fitted.validation is not None
+    assert alone.validation is not None
+    assert fitted.validation.ndcg == alone.validation.ndcg < 0.2
+    ranked = ModelRanker(fitted.model, content(24))
+    assert evaluate(ranked, split.validation, k=8).hr > 0.95
+    known = ModelRanker(fitted.validated, content(24))
+    assert evaluate(known, split.validation, k=8).hr < 0.1
+    counted = Recommender(fitted.model.config)
+    fit_statistics(counted, every_event)
+    assert torch.equal(fitted.model.transition_sums, counted.transition_sums)
+    assert len(fitted.history) == len(alone.history) + 4
+
+
+def test_final_epochs_are_over_the_same_items() -> None:
+    """A log of all events with another number of items is refused."""
+    split, log = with_news()
+    with pytest.raises(ValueError, match="every_event has 25 items, the log 24"):
+        train(split.train, every_event=replace(log, n_items=25))
+
+
+def test_the_targets_part_of_the_queries_is_trained_second() -> None:
     """The first stage leaves it at zero, and the second trains the attention alone."""
     told: list[TrainingProgress] = []
     config = replace(QUICK, epochs=2, attention_epochs=1)
@@ -346,8 +388,9 @@ def trainer_of(
 ) -> tuple[StageTrainer, Recommender]:
     torch.manual_seed(0)
     model = Recommender(tiny(log.n_items, **shape))
-    stage = Stage("full", config.epochs, config.batch_tokens, list(model.children()), True)
-    return StageTrainer(model, log, stage, config, (0,)), model
+    parts = list(model.children())
+    stage = Stage("full", log, config.epochs, config.batch_tokens, parts, True, True)
+    return StageTrainer(model, stage, config, (0,)), model
 
 
 def distance(model: Recommender) -> tuple[Tensor, int]:

@@ -47,11 +47,13 @@ def test_comparison_contains_heed_and_the_baselines(
     )
     assert list(table) == [
         "popularity", "popularity of 7 days", "EASE", "transition counts", "heed",
+        "heed without final epochs",
     ]  # fmt: skip
     for row in table.values():
-        assert [metrics.n_cases for metrics in row.test + row.validation] == [40, 40]
+        assert [metrics.n_cases for metrics in row.test] == [40]
         assert row.seconds[0] >= 0
-    assert [len(row.test_with_time) for row in table.values()] == [0, 1, 0, 0, 1]
+    assert [metrics.n_cases for metrics in table["heed"].validation] == [40]
+    assert [len(row.test_with_time) for row in table.values()] == [0, 1, 0, 0, 1, 1]
     ndcg = {name: row.test[0].ndcg for name, row in table.items()}
     assert ndcg["heed"] > ndcg["popularity"]
     assert ndcg["transition counts"] > ndcg["popularity"]
@@ -68,17 +70,17 @@ def test_ablations_train_without_each_part(
     lacking: list[list[str]] = []
     real = train_and_publish.fit_model
 
-    def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any) -> Any:
+    def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any, every_event: Any) -> Any:
         lacks = {
             "transitions": not preset.transitions_per_item,
-            "times": not log.timestamps.any() and not cases.timestamps.any(),
+            "times": not any(each.timestamps.any() for each in (log, cases, every_event)),
             "times of requests": preset.train_config.request_time_share == 0,
             "requests at no time": preset.train_config.request_time_share == 1,
             "text": not content.any(),
             "the encoder": not preset.blocks,
         }
         lacking.append([name for name, lacks_it in lacks.items() if lacks_it])
-        return real(log, content, cases, preset, *more)
+        return real(log, content, cases, preset, *more, every_event=every_event)
 
     monkeypatch.setattr(compare_models, "fit_model", seen)
     task = leave_one_out_5_core(corpus.log)
@@ -87,7 +89,7 @@ def test_ablations_train_without_each_part(
     assert lacking[0] == []
     names = [name for (name,) in lacking[1:]]
     rows = [name.removeprefix("heed without ") for name in list(table)[4:]]
-    assert rows == ["heed", "the target in the query", *names]
+    assert rows == ["heed", "final epochs", "the target in the query", *names]
     assert len(set(names)) == 6
     assert {metrics.n_cases for row in table.values() for metrics in row.test} == {40}
 
@@ -101,7 +103,7 @@ def test_recent_popularity_needs_times_and_ease_a_small_catalogue(
     short = replace(FAST, train_config=replace(FAST.train_config, epochs=1, attention_epochs=0))
     monkeypatch.setattr(compare_models, "MAX_EASE_ITEMS", task.train.n_items - 1)
     table = compare_models.compare(task, corpus.content[task.items], short)
-    assert list(table) == ["popularity", "transition counts", "heed"]
+    assert list(table) == ["popularity", "transition counts", "heed", "heed without final epochs"]
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -102,7 +102,8 @@ def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
 
 def trained(size: int, chosen: Preset, log: Interactions = LOG, **more: Any) -> TrainingResult:
     split = leave_one_out(log)
-    work = (split.train, content(log.n_items), split.validation, chosen, 5)
+    every_event = split.test.history
+    work = (split.train, content(log.n_items), split.validation, chosen, 5, every_event)
     with process_group(size, in_float32, *work) as members:
         return in_float32(members, *work, *more.values())
 

@@ -34,7 +34,10 @@ from tests.support.small import events_of
 from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
-FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=2, attention_epochs=1))
+FAST = replace(
+    QUICK,
+    train_config=replace(QUICK.train_config, epochs=2, attention_epochs=1, final_epochs=1),
+)
 
 
 @pytest.fixture
@@ -249,8 +252,8 @@ def test_published_metadata_describe_the_model(world: World) -> None:
     assert set(model.item_ids) == {item.item_id for item in items()}
     assert model.text_encoder == StaticEncoder.name
     assert model.model.config.as_dict() == metadata["model_config"]
-    # What it was judged on was not learned from, so that the newest events are not counted.
-    assert int(model.item_counts.sum()) == 480 - 40
+    # The events it was judged on are learned from at last.
+    assert int(model.item_counts.sum()) == 480
 
 
 def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
@@ -311,8 +314,8 @@ def test_the_seed_decides_the_model(
     shares = [done / total for done, total in one]
     assert shares == sorted(set(shares))
     assert (shares[0] > 0, shares[-1]) == (True, 1.0)
-    assert {progress.epochs for progress in epochs} == {3}
-    assert list(dict.fromkeys(progress.epoch for progress in epochs)) == [1, 2, 3]
+    assert {progress.epochs for progress in epochs} == {4}
+    assert list(dict.fromkeys(progress.epoch for progress in epochs)) == [1, 2, 3, 4]
 
 
 # ------------------------------------------------------------------ what it keeps meanwhile
@@ -363,7 +366,7 @@ def test_killed_training_is_resumed(
         )
         return registry.load(result["version"])[WEIGHTS_FILE]
 
-    for epoch in (2, 3):
+    for epoch in (2, 3, 4):
         with pytest.raises(Killed):
             train(registry, Killing(epoch), checkpoint)
         assert Checkpoint.from_bytes(checkpoint.read_bytes()).history[-1]["epoch"] == epoch - 1
@@ -371,11 +374,11 @@ def test_killed_training_is_resumed(
     told = Killing()
     weights = train(registry, told, checkpoint)
     assert told.stages[0] == "resuming from the checkpoint"
-    assert set(told.epochs) == {3}
+    assert set(told.epochs) == {4}
     assert not checkpoint.exists()
     whole = Killing()
     assert train(Registry(tmp_path / "other"), whole, None) == weights
-    assert set(whole.epochs) == {1, 2, 3}
+    assert set(whole.epochs) == {1, 2, 3, 4}
     assert "resuming from the checkpoint" not in whole.stages
 
 
@@ -405,7 +408,7 @@ def test_checkpoint_of_other_events_is_ignored(
         )
         assert why in caplog.text
         assert "training starts from the beginning" in caplog.text
-        assert set(told.epochs) == {1, 2, 3}
+        assert set(told.epochs) == {1, 2, 3, 4}
         assert not checkpoint.exists()
 
 
@@ -458,5 +461,5 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
     """A checkpoint that cannot be written gives a warning, and the model is published."""
     nowhere = tmp_path / "missing" / "folder"
     train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=nowhere)
-    assert caplog.text.count("the checkpoint could not be written") == 3
+    assert caplog.text.count("the checkpoint could not be written") == 4
     assert len(registry.versions()) == 1
