@@ -27,7 +27,7 @@ from models.encoder.history_encoder import HistoryEncoder
 from models.encoder.recency_bias import RecencyBias
 from models.recommender.config import RecommenderConfig
 from models.recommender.recent_popularity import HALF_LIVES
-from models.recommender.state_projections import StateProjections, identity_copies
+from models.recommender.state_projections import StateProjections, initialise_readout
 from models.recommender.target_attention import ItemTables
 from models.recommender.transition_counts import (
     BASKET_WINDOW,
@@ -72,7 +72,7 @@ class Recommender(nn.Module):
         heads, size = config.attention_heads, dim // config.heads
         self.cross_attention = HeadProjections(dim, heads, size, tied=config.tied_values)
         self.state_attention = StateProjections(dim, heads, size) if config.blocks else None
-        self._initialise_attention()
+        initialise_readout(self.cross_attention, self.state_attention)
         self.recency = RecencyBias(heads)
         types, dislikes = config.n_event_types, (config.dislike_type, config.dislike_heads)
         self.event_embedding = EventEmbedding(types, dim) if config.blocks else None
@@ -83,22 +83,6 @@ class Recommender(nn.Module):
         popularity = torch.zeros(len(HALF_LIVES), items + 1)
         self.recent_popularity_weight = nn.Parameter(weights) if config.next_basket else None
         self.register_buffer("recent_popularity", popularity if config.next_basket else None)
-
-    def _initialise_attention(self) -> None:
-        """Start with the mean of the newest states as the readout, whatever the target.
-
-        Without an encoder the attention adds nothing before it is trained.
-        """
-        attention, states = self.cross_attention, self.state_attention
-        if states is None:
-            nn.init.zeros_(attention.w_o.weight)
-            return
-        for projection in (attention.w_q, attention.w_k, attention.w_v):
-            if projection is not None:
-                nn.init.zeros_(projection.weight)
-        dim, width = attention.w_o.weight.shape
-        with torch.no_grad():
-            attention.w_o.weight.copy_(identity_copies(dim, width).T / (width / dim))
 
     @property
     def has_transitions(self) -> bool:

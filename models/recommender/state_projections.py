@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from models.attention.multihead import HeadProjections
+
 
 class StateProjections(nn.Module):
     """Projects the encoder's states into the target attention, beside the items' projections.
@@ -50,6 +52,22 @@ class StateProjections(nn.Module):
 
     def _split(self, projected: Tensor) -> Tensor:
         return projected.reshape(*projected.shape[:-1], self.heads, -1)
+
+
+def initialise_readout(attention: HeadProjections, states: StateProjections | None) -> None:
+    """Let a target attention start with the mean of the newest states, whatever the target.
+
+    Without an encoder, and so without states, it adds nothing before it is trained.
+    """
+    if states is None:
+        nn.init.zeros_(attention.w_o.weight)
+        return
+    for projection in (attention.w_q, attention.w_k, attention.w_v):
+        if projection is not None:
+            nn.init.zeros_(projection.weight)
+    dim, width = attention.w_o.weight.shape
+    with torch.no_grad():
+        attention.w_o.weight.copy_(identity_copies(dim, width).T / (width / dim))
 
 
 def identity_copies(dim: int, width: int) -> Tensor:
