@@ -92,7 +92,7 @@ class ModelRanker:
         states, has_state = self._states(history, users, events.shape[1])
         request = torch.full_like(at, NO_REQUEST_TIME)
         if request_times is not None:
-            request = model.clamp_request_time(at, newest)
+            request = model.statistics.clamp_request_time(at, newest)
         some = (lengths > 0)[:, None]
         user = model.user_states(states[batch, last], newest, request).float() * some
         total = tables.prior.expand(len(users), -1).clone()
@@ -143,9 +143,9 @@ class ModelRanker:
     def _counts(self, items: Tensor, types: Tensor) -> Tensor:
         """Count the transitions of one user, [S, N], from items and types, newest first."""
         model = self._model
-        counts = [2 * model.transition_counts.sums(items)]
+        counts = [2 * model.statistics.transition_counts.sums(items)]
         if model.counts_repeats:
-            depth = model.cooccurrence_window.depth
+            depth = model.statistics.cooccurrence_window.depth
             taken = items[:depth][is_liked(types[:depth], model.config.dislike_type)]
             counts.append(torch.bincount(taken, minlength=model.config.n_items).float())
         return torch.stack(counts)

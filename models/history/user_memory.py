@@ -195,7 +195,7 @@ def build_memory(
         values[encoded_rows] += projections.values(encoded.cache.states)
     user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
-    recent = on_items.flip(0)[: snapshot.model.cooccurrence_window.depth + 1]
+    recent = on_items.flip(0)[: snapshot.model.statistics.cooccurrence_window.depth + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
     profile = _profile(snapshot, history)
     if profile is not None:
@@ -236,7 +236,7 @@ def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> 
     if encoded is None or not len(encoded.cache):
         return torch.zeros(model.config.dim)
     newest = encoded.cache.timestamps[-1]
-    request_time = model.clamp_request_time(torch.tensor(at), newest)
+    request_time = model.statistics.clamp_request_time(torch.tensor(at), newest)
     return model.user_states(encoded.cache.states[-1], newest, request_time)
 
 

@@ -82,7 +82,7 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     trained, model = snapshot.trained, snapshot.model
     if trained is None or not model.has_transitions or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    after = model.transition_counts.top(user.recent_items, count)
+    after = model.statistics.transition_counts.top(user.recent_items, count)
     ids = [trained.item_ids[item] for item in after.tolist()]
     rows = snapshot.catalogue.rows(ids).astype(np.int64)
     if not model.counts_repeats:

@@ -97,7 +97,7 @@ def transition_shares(
     model = snapshot.model
     if not model.has_transitions:
         return torch.zeros(0, len(targets), 0)
-    items, counts = snapshot.trained_rows[targets], model.transition_counts
+    items, counts = snapshot.trained_rows[targets], model.statistics.transition_counts
     shares = [2 * counts.shares(user.recent_items[recent], items)]
     if model.counts_repeats:
         rows, liked = user.taken(model.config.dislike_type)

@@ -105,11 +105,12 @@ def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, agai
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(1 + model.counts_repeats, len(targets))
     rows = snapshot.trained_rows.index_select(0, targets)
-    after = model.transition_counts.sums(user.recent_items)
+    transitions = model.statistics.transition_counts
+    after = transitions.sums(user.recent_items)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
     if model.counts_repeats:
         items, liked = user.taken(model.config.dislike_type)
-        depth = model.cooccurrence_window.depth
+        depth = transitions.window.depth
         items = items[:depth][liked[:depth] & again]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
     return torch.stack(counts)

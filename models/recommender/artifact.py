@@ -16,13 +16,17 @@ from safetensors.torch import load, save
 
 from models.data.interactions import DISLIKE
 from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
+from models.recommender.log_statistics import MAX_REQUEST_GAP
+from models.recommender.recommender import Recommender
 
 ItemCounts = NDArray[np.int64]
 
 ARTIFACT_FORMAT = 5
 _ITEM_COUNTS = "item_counts"  # name of the tensor beside the weights
-_INTEGER_BUFFERS = {"transition_items": torch.int32, "max_request_gap": torch.int64}
+_INTEGER_BUFFERS = {
+    "statistics.transition_items": torch.int32,
+    "statistics.max_request_gap": torch.int64,
+}
 WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE = "weights.safetensors", "model.json", "items.json"
 
 
@@ -54,12 +58,12 @@ class TrainedModel:
         for name, weight in self.model.state_dict().items():
             if not torch.isfinite(weight).all():
                 raise ValueError(f"weight {name} is not finite everywhere")
-        columns, counts, _ = self.model.transition_counts
+        columns, counts, _ = self.model.statistics.transition_counts
         if ((columns < 0) | (columns > items)).any():
             raise ValueError(f"transition items must be in [0, {items}]")
         if (counts < 0).any():
             raise ValueError("transition counts must not be negative")
-        if not 0 <= int(self.model.max_request_gap) <= MAX_REQUEST_GAP:
+        if not 0 <= int(self.model.statistics.max_request_gap) <= MAX_REQUEST_GAP:
             raise ValueError(f"max_request_gap must be in [0, {MAX_REQUEST_GAP}] microseconds")
 
     def to_files(self) -> dict[str, bytes]:
@@ -125,7 +129,7 @@ class TrainedModel:
             width = config.attention_heads * (config.dim // config.heads)
             if (
                 tensors["content_projection.weight"].shape != (config.dim, config.content_dim)
-                or tensors["transition_items"].shape
+                or tensors["statistics.transition_items"].shape
                 != (config.n_items, config.transitions_per_item)
                 or tensors["cross_attention.w_q.weight"].shape != (width, config.dim)
                 or (config.blocks and last not in tensors)

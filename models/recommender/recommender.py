@@ -26,27 +26,16 @@ from models.encoder.event_types import EventEmbedding, EventTypeBias
 from models.encoder.history_encoder import HistoryEncoder
 from models.encoder.recency_bias import RecencyBias
 from models.recommender.config import RecommenderConfig
+from models.recommender.log_statistics import LogStatistics
 from models.recommender.recent_popularity import HALF_LIVES
 from models.recommender.state_projections import StateProjections, initialise_readout
 from models.recommender.target_attention import ItemTables
-from models.recommender.transition_counts import (
-    BASKET_WINDOW,
-    SEQUENCE_WINDOW,
-    CooccurrenceWindow,
-    TransitionCounts,
-)
 
-MAX_REQUEST_GAP = 2**60  # microseconds: clamps no request
 _POPULARITY_WEIGHT = 0.2  # initial weight of each recent popularity
 
 
 class Recommender(nn.Module):
     """Trained by `models.training.fit.fit`, served through its `item_tables`."""
-
-    transition_items: Tensor
-    transition_sums: Tensor
-    max_request_gap: Tensor  # microseconds, see `clamp_request_time`
-    recent_popularity: Tensor | None
 
     def __init__(self, config: RecommenderConfig) -> None:
         super().__init__()
@@ -64,10 +53,7 @@ class Recommender(nn.Module):
         self.transition_scale = nn.Linear(dim, 1 + self.counts_repeats)  # λ of each count
         nn.init.zeros_(self.transition_scale.weight)
         nn.init.constant_(self.transition_scale.bias, 0.5)
-        shape = (items, config.transitions_per_item)
-        self.register_buffer("transition_items", torch.full(shape, items, dtype=torch.int32))
-        self.register_buffer("transition_sums", torch.zeros(shape))
-        self.register_buffer("max_request_gap", torch.tensor(MAX_REQUEST_GAP))
+        self.statistics = LogStatistics(config)
         self.item_norm = nn.LayerNorm(dim)
         heads, size = config.attention_heads, dim // config.heads
         self.cross_attention = HeadProjections(dim, heads, size, tied=config.tied_values)
@@ -80,9 +66,7 @@ class Recommender(nn.Module):
         self.prior = nn.Parameter(torch.zeros(max(1, items)))
         self.new_prior = nn.Parameter(torch.zeros(()))  # of items that were not in training
         weights = torch.full((len(HALF_LIVES),), _POPULARITY_WEIGHT)
-        popularity = torch.zeros(len(HALF_LIVES), items + 1)
         self.recent_popularity_weight = nn.Parameter(weights) if config.next_basket else None
-        self.register_buffer("recent_popularity", popularity if config.next_basket else None)
 
     @property
     def has_transitions(self) -> bool:
@@ -93,50 +77,6 @@ class Recommender(nn.Module):
     def counts_repeats(self) -> bool:
         """Whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
-
-    @property
-    def transition_counts(self) -> TransitionCounts:
-        """The largest transition counts of each item, by rows of the id embedding."""
-        return TransitionCounts(
-            self.transition_items, self.transition_sums, self.cooccurrence_window
-        )
-
-    @property
-    def cooccurrence_window(self) -> CooccurrenceWindow:
-        """The weights of a user's recent events in the transition counts."""
-        return BASKET_WINDOW if self.config.next_basket else SEQUENCE_WINDOW
-
-    def load_statistics(
-        self,
-        transition_counts: TransitionCounts,
-        max_request_gap: int,
-        recent_popularity: Tensor | None = None,
-    ) -> None:
-        """Set the buffers that are counted from the log instead of trained.
-
-        Args:
-            transition_counts: counted with the model's own `cooccurrence_window`.
-            max_request_gap: microseconds, see `clamp_request_time`.
-            recent_popularity: of a next-basket model, [half-lives, N + 1] as in
-                `models.recommender.recent_popularity`.
-
-        Raises:
-            ValueError: for a statistic of another shape.
-        """
-        shape = (self.config.n_items, self.config.transitions_per_item)
-        items, counts, _ = transition_counts
-        if items.shape != shape or counts.shape != shape:
-            raise ValueError(f"transition counts must be {shape}, not {tuple(items.shape)}")
-        if recent_popularity is not None:
-            own = self.recent_popularity
-            if own is None or recent_popularity.shape != own.shape:
-                wanted = None if own is None else tuple(own.shape)
-                raise ValueError(
-                    f"recent popularity must be {wanted}, not {tuple(recent_popularity.shape)}"
-                )
-            self.recent_popularity = recent_popularity
-        self.transition_items, self.transition_sums = items, counts
-        self.max_request_gap = torch.tensor(max_request_gap)
 
     # ------------------------------------------------------------------ item tower
 
@@ -165,9 +105,10 @@ class Recommender(nn.Module):
         """
         vectors = self.item_vectors(rows, content)
         prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], self.new_prior)
-        if self.recent_popularity_weight is not None and self.recent_popularity is not None:
+        popularity = self.statistics.recent_popularity
+        if self.recent_popularity_weight is not None and popularity is not None:
             # Row -1, the last, is that of new items.
-            prior = prior + self.recent_popularity_weight @ self.recent_popularity[:, rows]
+            prior = prior + self.recent_popularity_weight @ popularity[:, rows]
         return self.project_items(vectors, prior)
 
     def project_items(self, vectors: Tensor, prior: Tensor) -> ItemTables:
@@ -267,14 +208,6 @@ class Recommender(nn.Module):
             return user_state.new_zeros(*user_state.shape[:-1], heads, size)
         queries: Tensor = self.state_attention.queries(user_state)
         return queries
-
-    def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
-        """Clamp a request time to at most `max_request_gap` after the newest event.
-
-        Longer gaps hardly occur in training, so their embeddings are not learned. All int64
-        microseconds.
-        """
-        return torch.minimum(request_time, newest + self.max_request_gap)
 
     def transition_scores(self, user_state: Tensor, counts: Tensor) -> Tensor:
         """Compute Σ_s λ_s(m)·log(1 + counts_s).

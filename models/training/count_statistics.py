@@ -36,8 +36,8 @@ def update_statistics(model: Recommender, before: Interactions, log: Interaction
 
 def _count(model: Recommender, log: Interactions) -> None:
     config = model.config
-    model.load_statistics(
-        count_transitions(log, config.transitions_per_item, model.cooccurrence_window),
+    model.statistics.load(
+        count_transitions(log, config.transitions_per_item, model.statistics.cooccurrence_window),
         _max_request_gap(log),
         RecentPopularity(log).latest if config.next_basket else None,
     )

@@ -80,7 +80,9 @@ class TrainingLosses:
         # Without a text nothing would be left of an item that loses its id.
         self._has_content = self._content.any(1)
         self._transitions = (
-            HeldOutTransitions(model.transition_counts, log) if model.has_transitions else None
+            HeldOutTransitions(model.statistics.transition_counts, log)
+            if model.has_transitions
+            else None
         )
         self._popularity = RecentPopularity(log, device) if model.config.next_basket else None
         self._exclude_seen = not model.config.repeat_consumption
@@ -257,7 +259,7 @@ class TrainingLosses:
             counts.append(transitions.mul_(~new))  # many times faster than masked_fill
             if self._model.counts_repeats:
                 liked = is_liked(batch.types[windows], self._model.config.dislike_type).float()
-                depth = self._model.cooccurrence_window.depth
+                depth = self._model.statistics.cooccurrence_window.depth
                 counts.append(log_repeat_counts(items.columns(inputs), liked, width, depth))
         counts = [batch.visible_state(each, windows).flatten(0, 1) for each in counts]
         if self._popularity is not None:

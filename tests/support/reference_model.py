@@ -149,7 +149,7 @@ class ReferenceModel:
             return [None] * len(vectors), nothing
         start = window_start(len(vectors), self.window)
         if at is not None:
-            at = min(at, times[-1] + int(self.state["max_request_gap"]))
+            at = min(at, times[-1] + int(self.state["statistics.max_request_gap"]))
         states = self.states(vectors[start:], times[start:])
         return [*[None] * start, *states], self.at_request(states[-1], times[-1], at)
 
@@ -157,7 +157,8 @@ class ReferenceModel:
         """How often one item followed another, by rows of the id embedding; -1 is no row."""
         if item < 0 or target < 0:
             return 0.0
-        columns, counts = self.state["transition_items"][item], self.state["transition_sums"][item]
+        columns = self.state["statistics.transition_items"][item]
+        counts = self.state["statistics.transition_sums"][item]
         return sum(
             float(count)
             for column, count in zip(columns.tolist(), counts.tolist(), strict=True)

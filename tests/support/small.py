@@ -50,11 +50,11 @@ def random_model(seed: int = 0, **shape: Any) -> Recommender:
     model = Recommender(RecommenderConfig(**given | {"transitions_per_item": 5} | shape))
     kept = random_followers(seed, model.config.n_items, model.config.transitions_per_item)
     lately = None
-    if model.recent_popularity is not None:
+    if model.statistics.recent_popularity is not None:
         lately = torch.randn(
-            model.recent_popularity.shape, generator=torch.Generator().manual_seed(seed)
+            model.statistics.recent_popularity.shape, generator=torch.Generator().manual_seed(seed)
         )
-    model.load_statistics(kept, 2 * DAY, lately)
+    model.statistics.load(kept, 2 * DAY, lately)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         own = model.new_prior  # drawn last: what the others are does not hang on there being one

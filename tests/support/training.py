@@ -77,7 +77,7 @@ def counted_model(seed: int, log: Interactions, *, most: int = 4, **shape: Any) 
     model = random_model(seed, n_items=log.n_items, transitions_per_item=most, **shape)
     if most:
         lately = RecentPopularity(log).latest if model.config.next_basket else None
-        model.load_statistics(
-            count_transitions(log, most, model.cooccurrence_window), 2 * DAY, lately
+        model.statistics.load(
+            count_transitions(log, most, model.statistics.cooccurrence_window), 2 * DAY, lately
         )
     return model

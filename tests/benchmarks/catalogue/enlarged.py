@@ -44,13 +44,15 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     noise = torch.randn(n * copies, old.config.dim, generator=generator)
     noise *= _nearest(snapshot.tables.vectors[rows]).median() / old.config.dim**0.5
     noise[:n] = 0.0
-    columns = state["transition_items"][:, :kept].repeat(copies, 1)
+    columns = state["statistics.transition_items"][:, :kept].repeat(copies, 1)
     own = torch.randint(copies, columns.shape, generator=generator, dtype=columns.dtype)
     state |= {
         "id_embedding.weight": state["id_embedding.weight"].repeat(copies, 1) + noise,
         "prior": state["prior"].repeat(copies),
-        "transition_items": torch.where(columns < n, columns + n * own, n * copies),
-        "transition_sums": state["transition_sums"][:, :kept].repeat(copies, 1),
+        "statistics.transition_items": torch.where(columns < n, columns + n * own, n * copies),
+        "statistics.transition_sums": state["statistics.transition_sums"][:, :kept].repeat(
+            copies, 1
+        ),
     }
     model.load_state_dict(state)
     ids = tuple(f"{copy}:{id_}" for copy in range(copies) for id_ in trained.item_ids)

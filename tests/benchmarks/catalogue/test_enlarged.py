@@ -64,7 +64,7 @@ def test_copies_are_as_far_from_their_item_as_its_neighbours(
 
 def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snapshot) -> None:
     """Copies have their item's transition counts, each to a copy of the follower."""
-    old, new = small.model.transition_counts, large.model.transition_counts
+    old, new = small.model.statistics.transition_counts, large.model.statistics.transition_counts
     for row in range(COPIES * N):
         before = old.items[row % N].tolist()
         after = new.items[row].tolist()

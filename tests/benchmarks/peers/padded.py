@@ -105,7 +105,7 @@ class Padded:
             self._tables.vectors[read], torch.zeros_like(read), torch.zeros(read.shape)
         )
         found = model.event_states(seen, when)
-        request_times = model.clamp_request_time(asked, newest)
+        request_times = model.statistics.clamp_request_time(asked, newest)
         user = model.user_states(found[batch, last], newest, request_times)
         every = torch.arange(items.shape[1])
         inside = (every >= start) & (every < lengths[:, None])  # (B, L)
@@ -120,10 +120,10 @@ class Padded:
             return torch.zeros(len(items), 0, model.config.n_items)
         rows = []
         for row, length in zip(items, lengths.tolist(), strict=True):
-            newest = row[:length].flip(0)[: model.cooccurrence_window.depth + 1]
-            counts = [2 * model.transition_counts.sums(newest)]
+            newest = row[:length].flip(0)[: model.statistics.cooccurrence_window.depth + 1]
+            counts = [2 * model.statistics.transition_counts.sums(newest)]
             if model.counts_repeats:
-                own = newest[: model.cooccurrence_window.depth]
+                own = newest[: model.statistics.cooccurrence_window.depth]
                 counts.append(torch.bincount(own, minlength=model.config.n_items).float())
             rows.append(torch.stack(counts))
         return torch.stack(rows)

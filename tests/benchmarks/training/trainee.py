@@ -67,7 +67,8 @@ def heed(spec: dict[str, Any]) -> None:
     from models.compute.device import product_dtype
     from models.data.interactions import Interactions
     from models.recommender.config import RecommenderConfig
-    from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
+    from models.recommender.log_statistics import MAX_REQUEST_GAP
+    from models.recommender.recommender import Recommender
     from models.recommender.transition_counts import count_transitions
     from models.training.losses import TrainingLosses
     from models.training.stage import Stage, StageTrainer
@@ -85,7 +86,7 @@ def heed(spec: dict[str, Any]) -> None:
     )
     torch.manual_seed(0)
     model = Recommender(RecommenderConfig(**spec["shape"]))
-    model.load_statistics(
+    model.statistics.load(
         count_transitions(log, model.config.transitions_per_item), MAX_REQUEST_GAP
     )
     losses = TrainingLosses(model, log, content, config)

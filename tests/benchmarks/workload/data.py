@@ -18,7 +18,8 @@ import torch
 
 from models.recommender.artifact import TrainedModel
 from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import MAX_REQUEST_GAP, Recommender
+from models.recommender.log_statistics import MAX_REQUEST_GAP
+from models.recommender.recommender import Recommender
 from models.recommender.transition_counts import TransitionCounts
 from service.domain.errors import NotFound
 from service.domain.records import Event, Item
@@ -164,7 +165,7 @@ def random_model(items: int, *, content: int = 256, seed: int = 0, **shape: Any)
             model.prior.copy_(0.3 * torch.randn(items))
         room = (items, model.config.transitions_per_item)
         columns = torch.randint(max(1, items), room, dtype=torch.int32)
-        model.load_statistics(
+        model.statistics.load(
             TransitionCounts(columns, 10 * torch.rand(room) ** 4), MAX_REQUEST_GAP
         )
     return model.eval()

@@ -111,7 +111,7 @@ def gated_score(
     ]
     states = reference.states(read, times, gates)
     loop.states = [*states]
-    at = min(AT, times[-1] + int(reference.state["max_request_gap"]))
+    at = min(AT, times[-1] + int(reference.state["statistics.max_request_gap"]))
     loop.user_state = reference.at_request(states[-1], times[-1], at)
     alpha, gain = loop.attention(TARGET, options)
     return float((alpha * gain).sum()) + loop.transitions(TARGET, options)

@@ -241,7 +241,7 @@ def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Sn
     """Without one of the last eight events the ninth counts in the transitions."""
     columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
     model = random_model(11, window=WINDOW, transitions_per_item=1)
-    model.load_statistics(
+    model.statistics.load(
         TransitionCounts(columns, 1.0 + torch.arange(TRAINED)[:, None]), max_request_gap=2 * DAY
     )
     even = small_snapshot(ITEMS, model)

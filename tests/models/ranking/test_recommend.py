@@ -308,7 +308,7 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
 
     Rows are the model's; they are the catalogue's too where that was made of i0, i1, … in order.
     """
-    items, weights, _ = snapshot.model.transition_counts
+    items, weights, _ = snapshot.model.statistics.transition_counts
     columns, counts = items.tolist(), weights.tolist()
     total: dict[int, float] = {}
     for k, item in enumerate(user.recent_items.tolist()[:8]):

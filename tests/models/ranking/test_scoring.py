@@ -56,11 +56,14 @@ def test_scores_equal_the_loop(
     prior = snapshot.model.prior.detach().numpy()
     if (
         snapshot.model.recent_popularity_weight is not None
-        and snapshot.model.recent_popularity is not None
+        and snapshot.model.statistics.recent_popularity is not None
     ):
         prior = (
             prior
-            + (snapshot.model.recent_popularity_weight @ snapshot.model.recent_popularity)
+            + (
+                snapshot.model.recent_popularity_weight
+                @ snapshot.model.statistics.recent_popularity
+            )
             .detach()
             .numpy()[:TRAINED]
         )

@@ -19,6 +19,8 @@ from models.recommender.config import RecommenderConfig
 from tests.support.small import TOLD, random_model, trained
 
 Files = dict[str, bytes]
+FOLLOWERS, SUMS = "statistics.transition_items", "statistics.transition_sums"
+GAP = "statistics.max_request_gap"
 
 
 @pytest.fixture(scope="module")
@@ -241,71 +243,66 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
         weighed(lambda t: t.update(item_counts=t["item_counts"].bfloat16())),
     ),
     ("negative events", WEIGHTS_FILE, weighed(lambda t: t["item_counts"].neg_())),
-    ("no counts of followers", WEIGHTS_FILE, weighed(lambda t: t.pop("transition_sums"))),
-    ("no followers", WEIGHTS_FILE, weighed(lambda t: t.pop("transition_items"))),
+    ("no counts of followers", WEIGHTS_FILE, weighed(lambda t: t.pop(SUMS))),
+    ("no followers", WEIGHTS_FILE, weighed(lambda t: t.pop(FOLLOWERS))),
     (
         "followers of fewer items",
         WEIGHTS_FILE,
-        weighed(
-            lambda t: t.update(
-                transition_items=t["transition_items"][:-1].clone(),
-                transition_sums=t["transition_sums"][:-1].clone(),
-            )
-        ),
+        weighed(lambda t: t.update({name: t[name][:-1].clone() for name in (FOLLOWERS, SUMS)})),
     ),
     (
         "followers in fractions",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(transition_items=t["transition_items"].float())),
+        weighed(lambda t: t.update({FOLLOWERS: t[FOLLOWERS].float()})),
     ),
     (
         "wide followers",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(transition_items=t["transition_items"].long())),
+        weighed(lambda t: t.update({FOLLOWERS: t[FOLLOWERS].long()})),
     ),
     (
         "a follower that is no item",
         WEIGHTS_FILE,
-        weighed(lambda t: t["transition_items"][3, 1:2].fill_(13)),
+        weighed(lambda t: t[FOLLOWERS][3, 1:2].fill_(13)),
     ),
     (
         "a follower before the first",
         WEIGHTS_FILE,
-        weighed(lambda t: t["transition_items"][3, 1:2].fill_(-1)),
+        weighed(lambda t: t[FOLLOWERS][3, 1:2].fill_(-1)),
     ),
     (
         "a follower less than never",
         WEIGHTS_FILE,
-        weighed(lambda t: t["transition_sums"][3, 1:2].fill_(-0.5)),
+        weighed(lambda t: t[SUMS][3, 1:2].fill_(-0.5)),
     ),
     (
         "a follower that is NaN",
         WEIGHTS_FILE,
-        weighed(lambda t: t["transition_sums"][3, 1:2].fill_(torch.nan)),
+        weighed(lambda t: t[SUMS][3, 1:2].fill_(torch.nan)),
     ),
     ("fewer followers", WEIGHTS_FILE, shaped(transitions_per_item=4)),
     ("more followers than memory holds", WEIGHTS_FILE, shaped(transitions_per_item=10**15)),
     ("followers in words", DESCRIPTION_FILE, shaped(transitions_per_item="five")),
-    ("no horizon", WEIGHTS_FILE, weighed(lambda t: t.pop("max_request_gap"))),
+    ("no horizon", WEIGHTS_FILE, weighed(lambda t: t.pop(GAP))),
     (
         "a horizon in fractions",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(max_request_gap=torch.tensor(0.5))),
+        weighed(lambda t: t.update({GAP: torch.tensor(0.5)})),
     ),
     (
         "a horizon before the event",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(max_request_gap=torch.tensor(-1))),
+        weighed(lambda t: t.update({GAP: torch.tensor(-1)})),
     ),
     (
         "a horizon after all time",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(max_request_gap=torch.tensor(2**63 - 1))),
+        weighed(lambda t: t.update({GAP: torch.tensor(2**63 - 1)})),
     ),
     (
         "two horizons",
         WEIGHTS_FILE,
-        weighed(lambda t: t.update(max_request_gap=torch.tensor([1, 2]))),
+        weighed(lambda t: t.update({GAP: torch.tensor([1, 2])})),
     ),
 ]
 
@@ -387,11 +384,11 @@ def test_parts_that_do_not_fit_are_refused(made: TrainedModel) -> None:
     with pytest.raises(ValueError, match=r"weight prior is not finite"):
         TrainedModel(broken, made.item_ids, counts, "fake", {})
     followed = random_model(1)
-    followed.transition_items[2, 0] = 13
+    followed.statistics.transition_items[2, 0] = 13
     with pytest.raises(ValueError, match=r"transition items must be in \[0, 12\]"):
         TrainedModel(followed, made.item_ids, counts, "fake", {})
     hasty = random_model(1)
-    hasty.load_statistics(hasty.transition_counts, max_request_gap=-1)
+    hasty.statistics.load(hasty.statistics.transition_counts, max_request_gap=-1)
     with pytest.raises(ValueError, match="max_request_gap must be in"):
         TrainedModel(hasty, made.item_ids, counts, "fake", {})
 

@@ -33,7 +33,6 @@ from tests.support.small import (
     encode,
     entries,
     past,
-    random_followers,
     random_model,
 )
 from tests.support.small import catalogue as small_catalogue
@@ -389,18 +388,6 @@ def test_without_an_encoder_there_are_no_states() -> None:
     assert random_model(1).event_states(events[:, :0], times[:, :0]).shape == (2, 0, 12)
 
 
-def test_a_request_is_within_the_horizon() -> None:
-    """Request times are clamped to the horizon after the newest event."""
-    model = random_model(1)
-    model.load_statistics(model.transition_counts, max_request_gap=3 * DAY)
-    newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
-    asked = torch.tensor([DAY, 3 * DAY, 3 * DAY + 1, 9 * DAY, 2**60])
-    expected = [DAY, 3 * DAY, 3 * DAY, 9 * DAY, 13 * DAY]
-    assert model.clamp_request_time(asked, newest).tolist() == expected
-    fresh = Recommender(RecommenderConfig(n_items=2, transitions_per_item=3))
-    assert fresh.clamp_request_time(torch.tensor(2**59), torch.tensor(0)) == 2**59
-
-
 # ---------------------------------------------------------------------------- transitions
 
 
@@ -413,7 +400,7 @@ def test_transitions_equal_the_loop() -> None:
         user_state = generator.normal(size=12)
         recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
         with torch.inference_mode():
-            total = model.transition_counts.sums(torch.tensor(recent))
+            total = model.statistics.transition_counts.sums(torch.tensor(recent))
             got = model.transition_scores(torch.from_numpy(user_state).float(), 2 * total[None])
         expected = [reference_.transitions(user_state, recent, item) for item in range(12)]
         np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -426,16 +413,6 @@ def test_transitions_need_followers_and_a_user_state(shape: dict[str, Any]) -> N
     """A model without an encoder or transition counts has no transitions."""
     assert random_model(1).has_transitions
     assert not random_model(1, **shape).has_transitions
-
-
-def test_followers_of_another_shape_are_refused() -> None:
-    """Transition counts of another shape are refused and leave the model unchanged."""
-    model = random_model(1)
-    before = model.transition_counts
-    for items, most in ((11, 5), (12, 4)):
-        with pytest.raises(ValueError, match=rf"must be \(12, 5\), not \({items}, {most}\)"):
-            model.load_statistics(random_followers(0, items, most), 0)
-    assert torch.equal(model.transition_counts.items, before.items)
 
 
 # ---------------------------------------------------------------------------- candidates

@@ -83,7 +83,7 @@ def test_training_learns_the_order_of_items(shape: dict[str, Any], config: dict[
 def test_the_counts_are_of_what_was_trained_on() -> None:
     """The model stores the transition counts of its training log, by hand."""
     fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, transitions_per_item=2))
-    columns, counts, _ = fitted.model.transition_counts
+    columns, counts, _ = fitted.model.statistics.transition_counts
     for item in range(24):
         first, second = columns[item].tolist()
         assert (first, second) == ((item + 1) % 24, (item + 2) % 24)
@@ -100,9 +100,9 @@ def test_the_horizon_is_the_longest_common_wait() -> None:
     users = np.repeat([0, 1], [2000, 2])
     log = Interactions.from_columns(users, np.arange(2002) % 9, times, n_users=2, n_items=9)
     fitted = train(log, replace(QUICK, epochs=1, batch_tokens=2000, attention_epochs=0))
-    assert SECOND <= int(fitted.model.max_request_gap) < 2 * DAY
+    assert SECOND <= int(fitted.model.statistics.max_request_gap) < 2 * DAY
     one = Interactions.from_columns([0, 0], [1, 2], [5, 8], n_users=1, n_items=9)
-    assert int(train(one, replace(QUICK, epochs=1)).model.max_request_gap) == 3
+    assert int(train(one, replace(QUICK, epochs=1)).model.statistics.max_request_gap) == 3
 
 
 def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
@@ -144,9 +144,9 @@ def test_the_popularity_of_late_is_that_of_the_end() -> None:
     """The model stores the recent popularity at the end of its log and learns its weight."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
-    assert fitted.model.recent_popularity is not None
+    assert fitted.model.statistics.recent_popularity is not None
     np.testing.assert_array_equal(
-        fitted.model.recent_popularity, RecentPopularity(task.train).latest
+        fitted.model.statistics.recent_popularity, RecentPopularity(task.train).latest
     )
     assert fitted.model.recent_popularity_weight is not None
     assert (fitted.model.recent_popularity_weight != 0.2).all(), "it is learned"
@@ -273,7 +273,8 @@ def test_final_epochs_learn_the_validation_cases(blocks: int) -> None:
     assert evaluate(known, split.validation, k=8).hr < 0.1
     counted = Recommender(fitted.model.config)
     fit_statistics(counted, every_event)
-    assert torch.equal(fitted.model.transition_sums, counted.transition_sums)
+    found, wanted = fitted.model.statistics, counted.statistics
+    assert torch.equal(found.transition_sums, wanted.transition_sums)
     assert len(fitted.history) == len(alone.history) + 4
 
 
