@@ -11,7 +11,7 @@ _BASKET_BATCH_DIVISOR = 4
 class TrainConfig:
     """Hyperparameters of a training. Every default was chosen on validation data."""
 
-    epochs: int = 20  # of the encoder, the item tower and the transitions
+    epochs: int = 20  # of all but the target's part of the queries; without an encoder, of all
     attention_epochs: int = 1  # of the target attention, with everything else frozen
     final_epochs: int = 2  # on all events, the validation cases included
     patience: int = 3  # validations without a better NDCG before training stops
