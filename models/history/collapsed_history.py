@@ -26,7 +26,7 @@ from models.attention.partial_softmax import (
     remove_partial,
 )
 from models.catalogue.snapshot import Snapshot
-from models.history.item_weights import ItemWeights, log
+from models.history.item_weights import ItemWeights, TopEvents, log
 from models.history.user_history import UserHistory
 from models.recommender.target_attention import gather_rows
 
@@ -198,25 +198,37 @@ class CollapsedHistory:
         return found._replace(partial=PartialSoftmax(context, log_mass), error=error)
 
     def top_events(
-        self, query: Tensor, outputs: Tensor, total: Tensor, top: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The events that contribute most to one target, and their biases [H, E].
+        self,
+        query: Tensor,
+        outputs: Tensor,
+        whole: PartialSoftmax,
+        top: int,
+        *,
+        hidden: int | None = None,
+    ) -> TopEvents:
+        """Choose the events without which one target's score would change most.
 
         Args:
             query: of the target, [H, d].
             outputs: of the target, [H, d_v].
-            total: log of the sum of exponentials over the whole history, [H, 1].
-            top: how many events to return, in the order of `rank_contributions`.
+            whole: attention of the target over the whole history, [H, 1].
+            top: how many events to choose, in the order of `rank_contributions`.
+            hidden: item row whose events the target does not see.
         """
-        scores, gains = [], []
+        heads = len(query)
+        if not len(self):
+            return TopEvents(np.zeros(0, np.int64), np.zeros((heads, 0), np.float32), (0, 0))
+        mean = (whole.context[:, 0] * outputs).sum(1, keepdim=True)  # (H, 1) of the gains
+        differences = []
         for block in self._blocks(0):
             similarity = (block.keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1])
-            scores.append(similarity + block.bias)
-            gains.append((block.values @ outputs[:, :, None])[..., 0])
-        if not scores:
-            return np.zeros(0, np.int64), np.zeros((len(query), 0), np.float32)
-        share = (torch.cat(scores, 1) - total).exp()
-        return self._items.top_events((share * torch.cat(gains, 1)).double().numpy(), top)
+            share = (similarity + block.bias - whole.logsumexp).exp()
+            differences.append(share * ((block.values @ outputs[:, :, None])[..., 0] - mean))
+        found = torch.cat(differences, 1).double().numpy()
+        if hidden is not None:
+            places = self._items.places(np.array([hidden]))
+            found[:, places[places >= 0]] = 0.0
+        return self._items.top_events(found, top)
 
     @torch.inference_mode()
     def _update_clusters(self, places: NDArray[np.int64]) -> None:

@@ -39,6 +39,15 @@ class _EventGroups(NamedTuple):
     places: NDArray[np.int64]  # [P] of the item
     columns: NDArray[np.int64]  # [P] of the biases
     max_weights: NDArray[np.float32]  # [P]
+    counts: NDArray[np.int64]  # [P] of events
+
+
+class TopEvents(NamedTuple):
+    """Events that are chosen for one target, and how many there are besides."""
+
+    events: NDArray[np.int64]  # [E]
+    biases: NDArray[np.float32]  # [H, E]
+    others: tuple[int, int]  # events not chosen that raise the score, and that lower it
 
 
 class ItemWeights:
@@ -141,20 +150,19 @@ class ItemWeights:
         self._add(moved, self._columns(moved, old), -1.0)
         return self._add(moved, self._columns(moved, at), 1.0)
 
-    def top_events(
-        self, contributions: NDArray[np.float64], top: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The events that contribute most, and their biases [H, E].
+    def top_events(self, differences: NDArray[np.float64], top: int) -> TopEvents:
+        """Choose the events without which a target's score would change most.
 
         Args:
-            contributions: of the items, all their events together, [H, m].
-            top: how many events to return, in the order of `rank_contributions`.
+            differences: what the items add to the score beyond the mean row, all their events
+                together, [H, m].
+            top: how many events to choose, in the order of `rank_contributions`.
         """
         groups = self._event_groups()
         unit = np.exp(self._biases[:, groups.columns])  # (H, P) of an event of weight 1
         with np.errstate(invalid="ignore"):
             share = np.nan_to_num(unit / self.weights[:, groups.places])
-        each = (share * contributions[:, groups.places]).sum(0)
+        each = (share * differences[:, groups.places]).sum(0)
         # The foremost events are in the groups whose heaviest event is foremost.
         chosen = rank_contributions(each * groups.max_weights)[:top]
         marked = np.zeros(len(each) + 1, np.bool_)
@@ -164,22 +172,28 @@ class ItemWeights:
         events = events[rank_contributions(added)[:top]]
         log_weights = np.log(self.history.weights[events].astype(np.float64))
         bias = self._biases[:, self._columns(events, self._at)] + log_weights
-        return events, bias.astype(np.float32)
+        of_group = each[groups.group[events]]
+        left = [
+            int(groups.counts[sign * each > 0].sum() - (sign * of_group > 0).sum())
+            for sign in (1, -1)
+        ]
+        return TopEvents(events, bias.astype(np.float32), (left[0], left[1]))
 
     def _event_groups(self) -> _EventGroups:
         """The events in groups, kept as long as no age has changed."""
         if self._groups is None:
-            places = self._event_places(slice(0, self.count))
+            item = self._event_places(slice(0, self.count))
             columns = self._biases.shape[1]
-            ids = places.astype(np.int64) * columns
+            ids = item.astype(np.int64) * columns
             ids += self._columns(np.arange(self.count), self._at)
-            placed = places >= 0
-            groups, of = np.unique(ids[placed], return_inverse=True)
+            placed = item >= 0
+            groups, of, counts = np.unique(ids[placed], return_inverse=True, return_counts=True)
             max_weights = np.zeros(len(groups), np.float32)
             np.maximum.at(max_weights, of, self.history.weights[: self.count][placed])
             group = np.full(self.count, len(groups), np.int32)
             group[placed] = of
-            self._groups = _EventGroups(group, groups // columns, groups % columns, max_weights)
+            places, within = np.divmod(groups, columns)
+            self._groups = _EventGroups(group, places, within, max_weights, counts)
         return self._groups
 
     def _event_places(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:

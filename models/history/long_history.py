@@ -131,13 +131,14 @@ def expand_top_events(
     """Add to a memory those older events that matter to one target, as rows of their own.
 
     All other older events become one row, of their mass and their context, whose source is
-    `REMAINDER`: the target attends to the same context as before.
+    `REMAINDER`: the target attends to the same context as before. Twice as many events are added
+    as are to be named, since they are chosen by what they add while the others keep their weight.
 
     Args:
         snapshot: the model and the catalogue.
         user: of a long history.
         target: an item row.
-        top: how many older events to add.
+        top: how many older events may be named.
         whole: attention of the target over the whole history, [H, 1].
         options: of that attention.
     """
@@ -149,11 +150,12 @@ def expand_top_events(
     with collapsed.lock:
         collapsed.advance_to(user.at)
         history = collapsed.history
-        own = int((history.rows == target).sum()) if options.exclude_self else 0
-        events, event_bias = collapsed.top_events(query, outputs, whole.logsumexp, top + own)
+        events, event_bias, others = collapsed.top_events(
+            query, outputs, whole, 2 * top, hidden=target if options.exclude_self else None
+        )
     if options.exclude_self:
-        others = history.rows[events] != target
-        events, event_bias = events[others][:top], event_bias[:, others][:, :top]
+        seen = history.rows[events] != target
+        events, event_bias = events[seen], event_bias[:, seen]
     rows = torch.from_numpy(history.rows[events].astype(np.int64))
     keys = gather_rows(snapshot.tables.keys, rows)  # (H, E, d)
     values = gather_rows(snapshot.tables.values, rows)
@@ -188,4 +190,5 @@ def expand_top_events(
         log_weights=torch.cat([user.log_weights, torch.zeros(count)]),
         types=torch.cat([user.types, types]),
         collapsed=None,
+        remainder=others,
     )

@@ -46,6 +46,7 @@ class UserMemory:
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
     collapsed_count: int = 0  # of events in `collapsed` when this was built
+    remainder: tuple[int, int] = (0, 0)  # events in a last row that raise a score, and lower it
 
     def __len__(self) -> int:
         return len(self.memory) + (0 if self.collapsed is None else self.collapsed.attendable)

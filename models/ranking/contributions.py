@@ -1,9 +1,18 @@
 """Contributions: how the rows of a memory make up the scores of targets.
 
-After the softmax everything is linear. With α the weights, v the values, and o what a value must
-point at to raise the score, the attention part of a score is Σ_h Σ_j α^h_j ⟨v^h_j, o^h⟩: row j
-contributes Σ_h α^h_j g^h_j with the gain g^h_j = ⟨v^h_j, o^h⟩. Contributions are signed and exact.
-A large weight on a value that does not matter explains nothing.
+With α the weights of a head, v the values, and o what a value must point at to raise the score, the
+attention part of a score is Σ_h ḡ^h, where ḡ^h = Σ_j α^h_j g^h_j is the mean of the gains
+g^h_j = ⟨v^h_j, o^h⟩. Without row j the others take over its weight, and the head loses
+
+    α_j (g_j - ḡ) / (1 - α_j),
+
+so that a row of mean gain makes no difference, however large its weight. These differences do not
+sum to ḡ: most of it is what the rows have in common, and no single row accounts for it. What is
+left is shared equally by the rows that raise the score (those that lower it, where it is negative).
+Contributions then sum to the score, are ordered as the differences are, and have their signs. Such
+a division is the equal allocation of nonseparable contributions of cooperative games (Moulin 1985),
+here among the rows whose own part has the sign of what is left. A row with all the weight of a
+head contributes ḡ.
 
 The transitions λ log(1 + Σ_j f_j) are a sum over the newest events inside a monotone function of
 one variable: event j contributes the share f_j / Σ f of it. That is its Aumann-Shapley value, the
@@ -21,8 +30,11 @@ from torch import Tensor
 from models.attention.attend import attend, exclude_self
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.long_history import REMAINDER
 from models.history.user_memory import UserMemory, target_queries
 from models.recommender.target_attention import gather_rows
+
+_ALL = 1e-3  # the others' weight, below which a row has all that a head attends
 
 
 class Contributions(NamedTuple):
@@ -54,7 +66,14 @@ def contributions(
         temperature=options.temperature,
         hard=options.hard,
     ).weights
-    each = (weights * gain).sum(0)
+    part = weights * gain
+    mean = part.sum(-1, keepdim=True)
+    # The remainder of a long history stands for many rows, of small weight each.
+    is_remainder = torch.from_numpy(user.source == REMAINDER)
+    others = (1 - weights).masked_fill_(is_remainder, 1.0)
+    apart = weights * (gain - mean) / others.clamp(min=_ALL)
+    each = torch.where(others > _ALL, apart, part).sum(0)
+    left = mean.sum(0) - each.sum(1, keepdim=True)  # (T, 1)
     recent = torch.arange(len(user.recent))
     for scale, shares in zip(
         snapshot.model.transition_scale(user.user_state),
@@ -62,9 +81,28 @@ def contributions(
         strict=False,  # without transitions there are no shares
     ):
         total = shares.sum(1, keepdim=True)
-        part = scale * torch.log1p(total) / total.clamp(min=1e-30)  # (T, 1)
-        each[:, user.recent[: shares.shape[1]]] += part * shares
+        each[:, user.recent[: shares.shape[1]]] += (
+            scale * torch.log1p(total) / total.clamp(min=1e-30) * shares
+        )
+    each += left * _equal_shares(user, each, weights, left)
     return Contributions(user, targets, gain, weights, each)
+
+
+def _equal_shares(user: UserMemory, each: Tensor, weights: Tensor, left: Tensor) -> Tensor:
+    """Return the share of each row [T, m] in what is left of the scores [T, 1], summing to 1.
+
+    Args:
+        user: the memory of m rows.
+        each: [T, m] the rows' own parts.
+        weights: [H, T, m] of the softmax.
+        left: [T, 1] what is shared.
+    """
+    sharing = (each * left > 0).float()
+    raising, lowering = user.remainder
+    sharing[:, user.source == REMAINDER] = torch.where(left > 0, float(raising), float(lowering))
+    attended = (weights.sum(0) > 0).float()
+    sharing = torch.where(sharing.any(1, keepdim=True), sharing, attended)
+    return sharing / sharing.sum(1, keepdim=True).clamp(min=1)
 
 
 def gains(values: Tensor, outputs: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
+from tests.support import reference_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.server import Server
 from tests.support.tiny import AT, GENRES, NOON, events, item_id
@@ -175,12 +176,13 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
                 "prior": published.reference.state["prior"][row],
             }
             assert item["parts"] == pytest.approx(parts, abs=1e-4)
-            each = (weights * gains).sum(0)
+            attributed = np.zeros(len(past))
             shares = published.shares(names, item["item_id"])
             if sum(shares):
                 followed += 1
                 for back, share in enumerate(shares, 1):
-                    each[-back] += parts["transitions"] * share / sum(shares)
+                    attributed[-back] += parts["transitions"] * share / sum(shares)
+            each, _ = reference_model.contributions(weights, gains, attributed)
             told = {reason["event_id"]: reason for reason in item["explanation"]}
             for j, event in enumerate(past):
                 reason = told[event.event_id]

@@ -22,6 +22,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.contributions import contributions
 from models.ranking.effects import closed_form
 from models.ranking.explain import Reason, explain
+from tests.support import reference_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, encode, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
@@ -269,6 +270,13 @@ class Loop:
         if same and self.shape.next_basket and not options.exclude_self:
             out[same] += self._again(target) / len(same)
         return out
+
+    def contributions(
+        self, target: int, options: AttentionOptions = DEFAULT_OPTIONS
+    ) -> tuple[NDArray[np.float64], float]:
+        """`reference_model.contributions` of the memory rows to a target."""
+        alpha, gain = self.attention(target, options)
+        return reference_model.contributions(alpha, gain, self.attributed(target, options))
 
     def attention(
         self, target: int, options: AttentionOptions, *, target_in_query: bool = True

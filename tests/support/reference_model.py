@@ -290,3 +290,34 @@ class ReferenceModel:
         spread = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
         scaled: Array = (x - x.mean()) / spread
         return scaled * self.state[f"{name}.weight"] + self.state[f"{name}.bias"]
+
+
+def contributions(alpha: Array, gain: Array, attributed: Array) -> tuple[Array, float]:
+    """Compute what rows contribute, [m], and the distance to where another row would share.
+
+    Without a row each head loses its part, and the transitions its share. What all rows together
+    lack is shared by those of its sign, or else by all that are attended.
+
+    Args:
+        alpha: weights [H, m].
+        gain: [H, m].
+        attributed: [m] shares of the transitions.
+    """
+    each, margins = attributed.copy(), [1.0]
+    for weights, gains in zip(alpha, gain, strict=True):
+        whole = float(weights @ gains)
+        for j, weight in enumerate(weights):
+            margins.append(abs(1 - weight - 1e-3))
+            if 1 - weight <= 1e-3:
+                each[j] += weight * gains[j]
+            else:
+                left = [i for i in range(len(weights)) if i != j]
+                each[j] += whole - float(weights[left] @ gains[left]) / (1 - weight)
+    rest = float((alpha * gain).sum()) + attributed.sum() - each.sum()
+    sharing = each * rest > 0
+    margins += [abs(one) for one in each if one] + [abs(rest)]
+    if not sharing.any():
+        sharing = alpha.sum(0) > 0
+    if sharing.any():
+        each[sharing] += rest / sharing.sum()
+    return each, min(margins)

@@ -92,7 +92,8 @@ function made(found, exact) {
   const largest = Math.max(...rows.map(([, value]) => Math.abs(value)));
   const sum = rows.reduce((total, [, value]) => total + value, 0);
   $("contributions").replaceChildren(
-    el("caption", {}, "Adds: how the score is made up. Each row adds to it or takes from it, and together they are the score. " +
+    el("caption", {}, "Adds: how the score is made up. Each row adds to it or takes from it, and together they are the score; " +
+      "events that raise it share equally what they only add together. " +
       "Without it: the score had that event never happened, so that later events would be read without it too; ≈ is an estimate. " +
       "Leave an event out to compute it."),
     el("thead", {}, el("tr", {}, head("part"), head("share"), head("adds", true), head("without it", true))),

@@ -61,6 +61,7 @@ class Figures:
     remainder: float
     contribution_pearson: float
     contribution_spearman: float
+    contribution_signs: float  # share of the contributions that have the sign of the exact effect
     effect_pearson: float
     effect_spearman: float
     strongest_among_three: float  # of the estimated effects, the event of largest exact effect
@@ -205,6 +206,9 @@ def summarise(cases: Sequence[Case]) -> Figures:
         remainder=max(case.remainder for case in cases),
         contribution_pearson=mean(lambda case: pearson(case.contributed, case.exact)),
         contribution_spearman=mean(lambda case: pearson(*_ranks(case.contributed, case.exact))),
+        contribution_signs=mean(
+            lambda case: float(((case.contributed > 0) == (case.exact > 0)).mean())
+        ),
         effect_pearson=mean(lambda case: pearson(case.estimated, case.exact)),
         effect_spearman=mean(lambda case: pearson(*_ranks(case.estimated, case.exact))),
         strongest_among_three=mean(
@@ -238,6 +242,7 @@ def shown(found: Figures, data: Path) -> Table:
         ("largest |contributions + prior - score|", f"{found.remainder:.1e}"),
         ("contributions and exact effects, Pearson", f"{found.contribution_pearson:.3f}"),
         ("contributions and exact effects, Spearman", f"{found.contribution_spearman:.3f}"),
+        ("contributions with the sign of the exact effect", f"{found.contribution_signs:.3f}"),
         ("estimated and exact effects, Pearson", f"{found.effect_pearson:.4f}"),
         ("estimated and exact effects, Spearman", f"{found.effect_spearman:.3f}"),
         ("strongest event among the first three estimates", f"{found.strongest_among_three:.3f}"),

@@ -20,12 +20,13 @@ def test_figures_of_known_cases() -> None:
     """Correlations, the strongest event and losses are those computed by hand."""
     cases = [
         case([1, 2, 3, 4], [1, 2, 3, 4], [2, 4, 6, 8]),
-        case([4, 3, 2, 1], [9, 8, 7, 6], [1, 2, 3, 4]),
+        case([4, 3, 2, -1], [9, 8, 7, 6], [1, 2, 3, 4]),
     ]
     found = summarise(cases)
     assert (found.cases, found.events, found.remainder) == (2, 4, 1e-6)
-    assert found.contribution_pearson == pytest.approx(0)
+    assert found.contribution_pearson == pytest.approx(0.5 * (1 - 0.9562), abs=1e-3)
     assert found.contribution_spearman == pytest.approx(0)
+    assert found.contribution_signs == (1 + 0.75) / 2
     assert found.effect_pearson == pytest.approx(0)
     assert found.strongest_among_three == 0.5
     assert (found.deletion, found.random_deletion) == (0.5, 0.25)
