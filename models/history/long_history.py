@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +12,13 @@ from torch import Tensor
 
 from models.attention.attend import exclude_self
 from models.attention.kv_memory import KeyValueMemory
-from models.attention.partial_softmax import KVBlock, PartialSoftmax, attend_blocks
+from models.attention.partial_softmax import (
+    KVBlock,
+    PartialSoftmax,
+    attend_blocks,
+    merge_partials,
+    remove_partial,
+)
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import UNKNOWN
 from models.encoder.recency_bias import FARTHEST
@@ -23,7 +28,6 @@ from models.history.user_memory import UserMemory, target_queries
 from models.recommender.target_attention import gather_rows
 
 REMAINDER = -(1 << 62)  # the source of the row that stands for all other older events
-_TINY = 1e-12  # a share that is nothing but rounding
 
 
 class LongAttention(NamedTuple):
@@ -145,13 +149,14 @@ def expand_top_events(
     if user.collapsed is None:
         return user
     collapsed = user.collapsed
-    query = snapshot.tables.queries[:, target] + user.query
+    targets = torch.tensor([target])
+    query = target_queries(snapshot, user, targets)  # (H, 1, d)
     outputs = snapshot.tables.outputs[:, target]
     with collapsed.lock:
         collapsed.advance_to(user.at)
         history = collapsed.history
         events, event_bias, others = collapsed.top_events(
-            query, outputs, whole, 2 * top, hidden=target if options.exclude_self else None
+            query[:, 0], outputs, whole, 2 * top, hidden=target if options.exclude_self else None
         )
     if options.exclude_self:
         seen = history.rows[events] != target
@@ -160,19 +165,16 @@ def expand_top_events(
     keys = gather_rows(snapshot.tables.keys, rows)  # (H, E, d)
     values = gather_rows(snapshot.tables.values, rows)
     biases = torch.from_numpy(event_bias)
-    scores = (keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1]) + biases
-    # Shares of one softmax: what neither the newer nor these events hold is the remainder's.
-    total, context = whole.logsumexp, whole.context[:, 0]  # (H, 1), (H, d)
-    recent = attend_recent(snapshot, user, torch.tensor([target]), options)
-    newer, named = (recent.logsumexp - total).exp(), (scores - total).exp()
-    left = (1 - newer - named.sum(1, keepdim=True)).clamp(min=_TINY)
-    context = context - newer * recent.context[:, 0] - (named[:, None] @ values)[:, 0]
+    # What neither the newer nor these events hold is the rest.
+    newer = attend_recent(snapshot, user, targets, options)
+    named = attend_blocks(query, [KVBlock(keys, values, biases)])
+    rest = remove_partial(whole, merge_partials(newer, named))
     count = len(events) + 1
     times = torch.from_numpy(history.timestamps[events])
     types = torch.from_numpy(np.append(history.types[events], UNKNOWN).astype(np.int64))
     nothing = torch.zeros(len(keys), 1, keys.shape[2])
-    keys, values = torch.cat([keys, nothing], 1), torch.cat([values, (context / left)[:, None]], 1)
-    bias = torch.cat([user.bias, biases, total + left.log()], 1)
+    keys, values = torch.cat([keys, nothing], 1), torch.cat([values, rest.context], 1)
+    bias = torch.cat([user.bias, biases, rest.logsumexp], 1)
     memory = KeyValueMemory(
         torch.cat([user.memory.keys, keys.transpose(0, 1)]),
         torch.cat([user.memory.values, values.transpose(0, 1)]),
