@@ -33,7 +33,7 @@ Scores = NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """Items of one user, oldest first; the last is the test case, the one before validates."""
+    """Items of one user, oldest first; the last is the test case, and the others are learned."""
 
     user: str
     items: Sequence[int]
@@ -41,10 +41,6 @@ class Case(NamedTuple):
     @property
     def seen(self) -> Sequence[int]:
         return self.items[:-1]
-
-    @property
-    def train(self) -> Sequence[int]:
-        return self.items[:-2]
 
 
 class Figures(NamedTuple):
@@ -112,7 +108,7 @@ def figures(task: EvaluationTask, cases: list[Case]) -> dict[str, Figures]:
     slow = (by_popularity(cases), by_ease(cases), by_transitions(cases))
     return {
         name: Figures(
-            evaluate(fit(task.train), task.test, exclude_seen=True),
+            evaluate(fit(task.every_event), task.test, exclude_seen=True),
             *ahead(scores, cases),
         )
         for name, fit, scores in zip(NAMES, fits, slow, strict=True)
@@ -124,8 +120,8 @@ def n_items(cases: list[Case]) -> int:
 
 
 def by_popularity(cases: list[Case]) -> Scores:
-    """How often each film was rated in training, for everyone."""
-    counts = Counter(film for case in cases for film in case.train)
+    """How often each film was rated before the cases, for everyone."""
+    counts = Counter(film for case in cases for film in case.seen)
     row = [float(counts[film]) for film in range(n_items(cases))]
     return np.array([row] * len(cases))
 
@@ -133,11 +129,10 @@ def by_popularity(cases: list[Case]) -> Scores:
 def by_ease(cases: list[Case]) -> Scores:
     """B = I - P diag(P)^-1 with P = (X'X + 200 I)^-1, from what was seen before the case."""
     n = n_items(cases)
-    trained, seen = np.zeros((len(cases), n)), np.zeros((len(cases), n))
+    seen = np.zeros((len(cases), n))
     for row, case in enumerate(cases):
-        trained[row, list(case.train)] = 1
         seen[row, list(case.seen)] = 1
-    inverse = np.linalg.inv(trained.T @ trained + 200 * np.eye(n))
+    inverse = np.linalg.inv(seen.T @ seen + 200 * np.eye(n))
     weights: Scores = np.eye(n) - inverse / np.diag(inverse)
     return seen @ weights
 
@@ -145,11 +140,11 @@ def by_ease(cases: list[Case]) -> Scores:
 def by_transitions(cases: list[Case]) -> Scores:
     """What followed the twenty newest: 1 / distance up to twenty, times .7 for each step back."""
     n = n_items(cases)
-    counts = Counter(film for case in cases for film in case.train)
+    counts = Counter(film for case in cases for film in case.seen)
     follows = np.zeros((n, n))
     for case in cases:
-        for place, film in enumerate(case.train):
-            for distance, later in enumerate(case.train[place + 1 : place + 21], 1):
+        for place, film in enumerate(case.seen):
+            for distance, later in enumerate(case.seen[place + 1 : place + 21], 1):
                 follows[film, later] += 1 / distance
     damp = np.array([(counts[film] + 5) ** -0.2 for film in range(n)])
     rows = [
@@ -177,8 +172,8 @@ def test_holdouts_agree(task: EvaluationTask, cases: list[Case]) -> None:
     assert (task.train.n_users, task.train.n_items) == (len(cases), n_items(cases))
     assert task.train.n_items == len({film for case in cases for film in case.items})
     assert len(task.log) == sum(len(case.items) for case in cases)
-    lengths = sorted(len(case.train) for case in cases)
-    assert sorted(task.train.lengths.tolist()) == lengths
+    lengths = sorted(len(case.seen) for case in cases)
+    assert sorted(task.every_event.lengths.tolist()) == lengths
 
 
 @pytest.mark.parametrize("name", NAMES)

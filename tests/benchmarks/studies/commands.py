@@ -30,9 +30,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the training.")]
 
 def cold_start(
     dataset: Annotated[
-        Name, typer.Argument(help="MovieLens is downloaded; online-retail needs PATH.")
+        Name, typer.Argument(help="MovieLens is downloaded; the others are read from PATH.")
     ],
-    path: Annotated[Path | None, typer.Argument(help="Folder of online-retail.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="Folder of the data set.")] = None,
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     preset: Chosen = None,

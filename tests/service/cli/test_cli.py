@@ -332,8 +332,8 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
     trained = [message for message in progress if message["stage"] == "training"]
     assert trained
     assert trained[-1]["step"] == trained[-1]["steps"]
-    # The attention takes two epochs more.
-    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 5
+    # The attention takes two epochs more, and all events two.
+    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 7
     assert trained[-1]["loss"] > 0
     assert trained[-1]["eta_s"] == 0
     registry = Registry(data / MODELS_FOLDER)

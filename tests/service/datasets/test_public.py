@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from service.datasets.item_sequences import ItemSequences
 from service.datasets.online_retail import OnlineRetail
 from service.datasets.pyvideo import PyVideo
 from service.domain.errors import Invalid
@@ -184,3 +185,33 @@ def test_a_folder_without_the_file_is_named(tmp_path: Path) -> None:
     """The error gives the path that was looked for."""
     with pytest.raises(Invalid, match=r"purchases\.csv\.xz cannot be read: No such file"):
         list(OnlineRetail(tmp_path).events())
+
+
+def sequences(path: Path, text: str) -> ItemSequences:
+    """A folder with a compressed file of these lines."""
+    (path / "small.txt.xz").write_bytes(lzma.compress(text.encode()))
+    return ItemSequences("small", path, "small.txt.xz")
+
+
+def test_each_item_of_a_sequence_is_one_event(tmp_path: Path) -> None:
+    """Events keep the order of the line, without times; items are those that occur."""
+    dataset = sequences(tmp_path, "7 30 10 30\n9 20\n")
+    events, items = list(dataset.events()), list(dataset.items())
+    check_each(events, check_event, "/events")
+    check_each(items, check_item, "/items")
+    assert [(e.user_id, e.item_id, e.event_id, e.timestamp) for e in events] == [
+        ("7", "30", "small:7:0", None),
+        ("7", "10", "small:7:1", None),
+        ("7", "30", "small:7:2", None),
+        ("9", "20", "small:9:0", None),
+    ]
+    assert items == [Item("30"), Item("10"), Item("20")]
+    assert list(ItemSequences("small", tmp_path / "small.txt.xz", "").items()) == items
+
+
+@pytest.mark.parametrize("line", ["", "7"])
+def test_a_line_without_an_item_is_named(tmp_path: Path, line: str) -> None:
+    """The error gives file, line and what was expected."""
+    wanted = r"small\.txt\.xz, line 2: must be a user id and at least one item id"
+    with pytest.raises(Invalid, match=wanted):
+        list(sequences(tmp_path, f"7 30 10\n{line}\n").events())
