@@ -31,6 +31,7 @@ class RecommenderConfig:
     n_event_types: int = 1
     dislike_type: int = -1  # the event type of dislikes; -1 = none
     dislike_heads: int = 0  # the last heads of the target attention, which see dislikes alone
+    small_log: bool = False  # transitions are of more of the newest events
     next_basket: bool = False  # predicts the next basket; events of one time have no order
     repeat_consumption: bool = False  # users take items again, so seen items stay candidates
 
@@ -45,7 +46,7 @@ class RecommenderConfig:
             raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
         if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
-        for name in ("tied_values", "next_basket", "repeat_consumption"):
+        for name in ("tied_values", "small_log", "next_basket", "repeat_consumption"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
         types, dislike = self.n_event_types, self.dislike_type

@@ -10,6 +10,7 @@ from models.recommender.recent_popularity import HALF_LIVES
 from models.recommender.transition_counts import (
     BASKET_WINDOW,
     SEQUENCE_WINDOW,
+    SMALL_LOG_WINDOW,
     CooccurrenceWindow,
     TransitionCounts,
 )
@@ -45,7 +46,9 @@ class LogStatistics(nn.Module):
     @property
     def cooccurrence_window(self) -> CooccurrenceWindow:
         """The weights of a user's recent events in the transition counts."""
-        return BASKET_WINDOW if self._config.next_basket else SEQUENCE_WINDOW
+        if self._config.next_basket:
+            return BASKET_WINDOW
+        return SMALL_LOG_WINDOW if self._config.small_log else SEQUENCE_WINDOW
 
     def load(
         self,

@@ -30,6 +30,8 @@ class CooccurrenceWindow(NamedTuple):
 
 # In a sequence the newest events say most by far: the ninth from the end would weigh 7e-5.
 SEQUENCE_WINDOW = CooccurrenceWindow(0.3, 8, 2.0)
+# In a small log few events followed any one item, so that more of the newest have to say it.
+SMALL_LOG_WINDOW = CooccurrenceWindow(0.7, 20, 1.0)
 # Items of one basket have no order, and the next basket follows from all of them alike.
 BASKET_WINDOW = CooccurrenceWindow(1.0, 180, 1.0)
 

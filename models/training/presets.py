@@ -17,7 +17,11 @@ _BEST_TOKENS = 18_000_000
 _ITEMS = 3_500  # at which the loss takes 0.6 of the cost; it grows in proportion
 _EPOCHS = 20
 _FEW = 50_000  # events, below which a model overfits sooner and has time for more epochs
+_SPARSE = 20  # events an item, below which the best epoch comes before the tenth
+_SPARSE_EPOCHS = 10
+_QUICK_NEGATIVES = 1_024  # a quarter of the default was as good on Amazon Beauty, in half the time
 _STEPS = 60  # of an epoch at least: small batches matter more than full ones
+_SPARSE_STEPS = 120
 _TRANSITIONS_PER_ITEM = 512  # at most
 _TRANSITIONS = 16_000_000  # in all: 8 bytes each in the model, and as many again in training
 _MAX_BATCH_TOKENS = 6_400  # padded inputs of a batch
@@ -33,6 +37,7 @@ class Preset:
     dropout: float
     transitions_per_item: int
     train_config: TrainConfig
+    small_log: bool = False  # see `RecommenderConfig`
 
     def model_config(self, items: int, content: int) -> RecommenderConfig:
         """Return the configuration for so many items, with text embeddings of `content` numbers."""
@@ -43,6 +48,7 @@ class Preset:
             blocks=self.blocks,
             dropout=self.dropout,
             transitions_per_item=self.transitions_per_item,
+            small_log=self.small_log,
         )
 
     def __str__(self) -> str:
@@ -63,29 +69,33 @@ def choose_preset(
     if name not in PRESET_NAMES:
         raise ValueError(f"preset must be one of {', '.join(PRESET_NAMES)}, not {name!r}")
     tokens = _QUICK_TOKENS if name == "quick" else _BEST_TOKENS
-    defaults, batch = TrainConfig(), min(_MAX_BATCH_TOKENS, max(400, events // _STEPS))
+    few, sparse = events < _FEW, events < _SPARSE * items
+    defaults = TrainConfig()
+    negatives = _QUICK_NEGATIVES if name == "quick" else defaults.sampled_negatives
+    steps = _SPARSE_STEPS if sparse else _STEPS
+    batch = min(_MAX_BATCH_TOKENS, max(400, events // steps))
     # Beyond that many items the softmax is over a sample and the batch's own targets.
-    sampled = defaults.sampled_negatives + batch
-    columns = items if items <= defaults.full_softmax_items else min(items, sampled)
+    columns = items if items <= defaults.full_softmax_items else min(items, negatives + batch)
     share = 0.4 + 0.6 * columns / _ITEMS
     fitting = round(tokens / max(1.0, share) / max(1, events))
-    few = events < _FEW
+    most = 2 * _EPOCHS if few else _SPARSE_EPOCHS if sparse else _EPOCHS
     config = TrainConfig(
-        epochs=epochs or min(2 * _EPOCHS if few else _EPOCHS, max(2, fitting)),
+        epochs=epochs or min(most, max(2, fitting)),
         # Validation takes a third of an epoch, and a model of a large log overfits late if ever.
         validate_every=2 if events <= SMALL_LOG else 4,
         batch_tokens=batch,
+        sampled_negatives=negatives,
     )
     config = replace(
         config, attention_batch_tokens=min(config.attention_batch_tokens, config.batch_tokens)
     )
-    dropout = 0.5 if few else 0.3
-    transitions = max_transitions_per_item(items)
+    dropout = 0.5 if few or sparse else 0.3
+    transitions, small = max_transitions_per_item(items), events <= SMALL_LOG
     if name == "quick":
         # An epoch of the attention takes as long as two of the rest.
         config = replace(config, attention_epochs=2 if events <= SMALL_LOG else 1)
-        return Preset("quick", 64, 2, dropout, transitions, config)
-    return Preset("best", 128, 3, dropout, transitions, config)
+        return Preset("quick", 64, 2, dropout, transitions, config, small)
+    return Preset("best", 128, 3, dropout, transitions, config, small)
 
 
 def max_transitions_per_item(items: int) -> int:

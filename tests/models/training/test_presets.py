@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from models.recommender.recommender import Recommender
+from models.recommender.transition_counts import SEQUENCE_WINDOW, SMALL_LOG_WINDOW
 from models.training.presets import PRESET_NAMES, SMALL_LOG, choose_preset
 from models.training.train_config import TrainConfig
 
@@ -63,7 +65,7 @@ def test_the_work_is_bounded(name: str, items: int, events: int) -> None:
     are sampled.
     """
     config = choose_preset(events, items, name).train_config
-    most = 40 if events < 50_000 else 20
+    most = 40 if events < 50_000 else 10 if events < 20 * items else 20
     assert 2 <= config.epochs <= most
     sampled = min(items, config.sampled_negatives + config.batch_tokens)
     columns = items if items <= config.full_softmax_items else sampled
@@ -93,6 +95,24 @@ def test_small_logs_are_cut_into_small_batches(name: str) -> None:
     sizes = [choose_preset(events, 3_500, name).train_config.batch_tokens for events in EVENTS]
     assert sizes == [400, 400, 400, 1_666, 6_400, 6_400, 6_400]
     assert choose_preset(90_000, 3_500, name).train_config.batch_tokens == 1_500
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_sparse_logs_overfit_sooner(name: str) -> None:
+    """With fewer than 20 events an item, epochs are 10, batches half as long and dropout 0.5."""
+    sparse, other = (choose_preset(180_000, items, name) for items in (9_001, 9_000))
+    assert (sparse.train_config.epochs, sparse.dropout) == (10, 0.5)
+    assert other.dropout == 0.3
+    assert other.train_config.batch_tokens == 2 * sparse.train_config.batch_tokens
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_small_logs_count_transitions_from_more_events(name: str) -> None:
+    """Up to 300,000 events the twenty newest events have transitions, beyond that the eight."""
+    for events, window in ((SMALL_LOG, SMALL_LOG_WINDOW), (SMALL_LOG + 1, SEQUENCE_WINDOW)):
+        shape = choose_preset(events, 500, name).model_config(500, 8)
+        assert Recommender(shape).statistics.cooccurrence_window == window
+    assert (SMALL_LOG_WINDOW.depth, SEQUENCE_WINDOW.depth) == (20, 8)
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)

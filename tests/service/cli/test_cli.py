@@ -384,14 +384,16 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
     assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
     assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs at most)"
     names = ["popularity", "popularity of 7 days", "EASE", "transition counts"]
-    assert list(found["models"]) == [*names, "heed"]
-    assert list(found["heed_over"]) == list(found["heed_over_at_time"]) == names
+    assert list(found["models"]) == [*names, "heed", "heed without final epochs"]
+    others = [*names, "heed without final epochs"]
+    assert list(found["heed_over"]) == list(found["heed_over_at_time"]) == others
     assert (found["task"], found["date"]) == ("leave-one-out", None)
     for model in found["models"].values():
-        for judged in (model["test"], model["validation"]):
-            (figures,) = judged
-            assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
+        (figures,) = model["test"]
+        assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
         assert min(model["seconds"]) >= 0
+    (figures,) = found["models"]["heed"]["validation"]
+    assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
     assert Registry(data / MODELS_FOLDER).versions() == []  # it publishes nothing
     assert not (data / CHECKPOINT_FILE).exists()
 
@@ -411,6 +413,7 @@ def test_evaluate_by_global_time_with_several_seeds(
     assert (found["task"], found["date"]) == ("global-time", "2025-11-26T00:00:00Z")
     assert {name: len(row["test"]) for name, row in found["models"].items()} == {
         "popularity": 1, "popularity of 7 days": 1, "EASE": 1, "transition counts": 1, "heed": 2,
+        "heed without final epochs": 2,
     }  # fmt: skip
     assert [len(found["models"]["heed"][part]) for part in ("test_with_time", "seconds")] == [2, 2]
     whole, *_ = found["slices"]
