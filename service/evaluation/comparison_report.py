@@ -151,7 +151,7 @@ def _sliced(
         label: (_case_means(found, hits), _case_means(found, ndcg_gains))
         for label, found in _variants(table)
     }
-    for each in slice_cases(task.train, task.test):
+    for each in slice_cases(task.every_event, task.test):
         yield (
             each,
             {
