@@ -35,7 +35,7 @@ def trained(data: Path) -> tuple[list[int], str, str]:
     process = training(data)
     assert process.wait() == 0, process.log()
     out = process.out()
-    assert {epochs for _, epochs in _EPOCH.findall(out)} == {"6"}  # two of the attention
+    assert {epochs for _, epochs in _EPOCH.findall(out)} == {"8"}  # two of the attention, two final
     return [int(epoch) for epoch, _ in _EPOCH.findall(out)], out, process.log()
 
 

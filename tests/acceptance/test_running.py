@@ -108,7 +108,9 @@ def test_model_trained_over_http_is_served_without_a_restart(
     assert job["state"] == "succeeded", job
     assert (job["options"], job["error"]) == (options, None)
     assert progress
-    assert job["progress"]["epoch"] == job["progress"]["epochs"] == 6 + 2  # of the attention
+    assert (
+        job["progress"]["epoch"] == job["progress"]["epochs"] == 6 + 2 + 2
+    )  # of the attention, final
     version = job["result"]["version"]
     metrics = job["result"]["metrics"]
     assert metrics["ndcg"] > metrics["popularity_ndcg"]

@@ -264,7 +264,7 @@ def test_search_explanations_equal_those_of_score(
 ) -> None:
     """Search gives each item the explanation and mass of /v1/score."""
     asked = {"at": AT, "explain": 50, "explain_effects": True} | who | how
-    found = search(http, **asked)["items"]
+    found = search(http, limit=100, **asked)["items"]
     scored = ask(http, "/v1/score", item_ids=[item["item_id"] for item in found], **asked)["items"]
     assert found
     told = 0
