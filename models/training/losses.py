@@ -29,10 +29,9 @@ from models.training.negatives import (
     softmax_items,
 )
 from models.training.train_config import TrainConfig
-from models.training.window_batch import WindowBatch, WindowBatches
+from models.training.window_batch import WindowBatch, WindowBatches, draw_stateless_rows
 
 CHUNK_LOGITS = 640_000  # logits at once, few enough to stay in the cache
-_ALL_STATELESS = 0.2  # of the windows with rows without states, the share without any state
 ATTENTION_SAMPLE = 256  # items drawn for each window beside its targets
 
 
@@ -287,15 +286,3 @@ class TrainingLosses:
             counts = partial(self._log_counts, step, windows)
             chunks.append(Chunk(first * length, windows.stop * length, hidden, counts))
         return chunks
-
-
-def draw_stateless_rows(windows: int, length: int, share: float) -> Tensor:
-    """Draw how many of the oldest of `length` rows have no state, int64 [windows, 1].
-
-    That is 0 but for a share of the windows, whose older rows are then as the events that are older
-    than the encoder's window; and some windows have no state at all, as a profile without events.
-    """
-    has_stateless, all_stateless = torch.rand(2, windows, 1).unbind()
-    rows = (torch.rand(windows, 1) * length).long()
-    rows = torch.where(all_stateless < _ALL_STATELESS, length, rows)
-    return rows * (has_stateless < share)

@@ -18,6 +18,7 @@ from models.training.log_profile import first_interactions, has_repeat_consumpti
 # Recent popularity is up to this much older than its target: a model is served for a while after
 # its training.
 MAX_POPULARITY_AGE = 14 * DAY
+_ALL_STATELESS = 0.2  # of the windows with rows without states, the share without any state
 
 
 class WindowBatch(NamedTuple):
@@ -106,3 +107,15 @@ class WindowBatches:
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def draw_stateless_rows(windows: int, length: int, share: float) -> Tensor:
+    """Draw how many of the oldest of `length` rows have no state, int64 [windows, 1].
+
+    That is 0 but for a share of the windows, whose older rows are then as the events that are older
+    than the encoder's window; and some windows have no state at all, as a profile without events.
+    """
+    has_stateless, all_stateless = torch.rand(2, windows, 1).unbind()
+    rows = (torch.rand(windows, 1) * length).long()
+    rows = torch.where(all_stateless < _ALL_STATELESS, length, rows)
+    return rows * (has_stateless < share)
