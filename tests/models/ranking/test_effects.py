@@ -18,7 +18,8 @@ from models.history.collapsed_history import CollapsedHistory, collapsible_event
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.contributions import contributions
-from models.ranking.effects import EXACT_NEWEST, closed_form, effects_of, encoder_slopes
+from models.ranking.effects import EXACT_NEWEST, closed_form, effects_of
+from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.explain import Effects, Reason, explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
