@@ -1,8 +1,9 @@
 """Item-to-item transition counts: what followed a user's last items in other histories.
 
-    F(c) = Σ_{k<depth} decay^k M[item k from the end, c],  M[a, b] = Σ 1 / distance^power
+    F(c) = Σ_{k<depth} decay^k M[item k from the end, c],  M[a, b] = w_a Σ 1 / distance^power
 
-over pairs of events at most 20 apart. The score's transition part is λ(m) · log(1 + 2 F(c)).
+over pairs of events at most 20 apart, with a weight w of each item. The score's transition part is
+λ(m) · log(1 + 2 F(c)).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
@@ -18,20 +20,37 @@ from models.data.row_sets import sorted_union
 from models.recommender.cooccurrence import transition_matrix
 
 MAX_PAIR_DISTANCE = 20
+_SMOOTHING = 5.0  # events added to each item's
 
 
 class CooccurrenceWindow(NamedTuple):
-    """Weights of a user's recent events, and of the distance between two events of a pair."""
+    """Weights of a user's recent events, of their items, and of the distance within a pair."""
 
     decay: float  # of an event's weight for each newer event
     depth: int  # number of newest events that count
     power: float  # exponent of the distance within a pair
+    damping: float = 0.0  # exponent of an item's popularity by which its counts are divided
+
+    def item_weights(self, log: Interactions) -> NDArray[np.float32]:
+        """Return w_a = ((n_a + 5) / (n̄ + 5))^-damping of items with n_a events, n̄ on average.
+
+        What followed a popular item says less about the item than what followed a rare one.
+
+        Returns:
+            NDArray: float32 [n_items].
+        """
+        counts = log.item_counts()
+        mean = counts.mean() if len(counts) else 0.0
+        weights: NDArray[np.float32] = (
+            ((counts + _SMOOTHING) / (mean + _SMOOTHING)) ** -self.damping
+        ).astype(np.float32)
+        return weights
 
 
 # In a sequence the newest events say most by far: the ninth from the end would weigh 7e-5.
 SEQUENCE_WINDOW = CooccurrenceWindow(0.3, 8, 2.0)
 # In a small log few events followed any one item, so that more of the newest have to say it.
-SMALL_LOG_WINDOW = CooccurrenceWindow(0.7, 20, 1.0)
+SMALL_LOG_WINDOW = CooccurrenceWindow(0.7, 32, 1.0, damping=0.25)
 # Items of one basket have no order, and the next basket follows from all of them alike.
 BASKET_WINDOW = CooccurrenceWindow(1.0, 180, 1.0)
 
@@ -89,7 +108,8 @@ def count_transitions(
     """Count the transitions of a log and keep the `per_item` largest counts of each item."""
     matrix = transition_matrix(log, window=MAX_PAIR_DISTANCE, power=window.power)
     n = log.n_items
-    (rows, columns), values = matrix.indices().numpy(), matrix.values().numpy()
+    rows, columns = matrix.indices().numpy()
+    values = matrix.values().numpy() * window.item_weights(log)[rows]
     order = np.lexsort((-values, rows))  # by row, largest first; ties keep the column order
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
     kept = rank < per_item

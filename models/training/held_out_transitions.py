@@ -24,13 +24,14 @@ class HeldOutTransitions:
         self._items, self._counts, self._window = counts.items.long(), counts.counts, counts.window
         n = max(log.n_items, 1)
         # Dense codes of (user, item), so that pairs of them fit an integer in any log.
-        sources: NDArray[np.int64] = np.unique(
-            user_item_keys(log.users, log.items, n), return_inverse=True
-        )[1]
-        keys, self._own_counts = sum_pairs(
+        held: NDArray[np.int64]
+        sources: NDArray[np.int64]
+        held, sources = np.unique(user_item_keys(log.users, log.items, n), return_inverse=True)
+        keys, sums = sum_pairs(
             log, sources, np.arange(len(log)), MAX_PAIR_DISTANCE, counts.window.power
         )
         source, self._own_items = np.divmod(keys, n)
+        self._own_counts = sums * counts.window.item_weights(log)[held[source] % n]
         self._begin = np.searchsorted(source, sources, "left")  # [E]
         self._lengths = np.searchsorted(source, sources, "right") - self._begin
 
@@ -69,7 +70,7 @@ class HeldOutTransitions:
 
     def _decayed_sum(self, x: Tensor) -> Tensor:
         """Sum x [B, L, W] over each position's window with decaying weights; overwrites x."""
-        decay, depth, _ = self._window
+        decay, depth = self._window.decay, self._window.depth
         if decay == 1:
             return _window_sum(x, depth)
         doubled, reach = torch.empty_like(x), 1

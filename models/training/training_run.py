@@ -25,6 +25,7 @@ from models.training.count_statistics import fit_statistics, update_statistics
 from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
+from models.training.transition_offset import add_transition_offsets, fit_transition_offset
 
 _VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
 
@@ -118,10 +119,18 @@ class TrainingRun:
                 update_statistics(self._model, self._log, stage.log)
             self._train(stage, stages, resume)
             resume = None
+        validation = self._best.metrics
+        if self._validation is not None and validated.has_transitions:
+            cases = self._validation
+            offsets, validation = fit_transition_offset(
+                validated, lambda model: self._validate(model, cases)
+            )
+            if self._model is not validated:
+                add_transition_offsets(self._model, offsets)
         return TrainingResult(
             model=_ready(self._model),
             validated=_ready(validated),
-            validation=self._best.metrics,
+            validation=validation,
             epoch=self._best.epoch,
             history=self._history,
             seconds=self._stopwatch.seconds,

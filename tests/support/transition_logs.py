@@ -36,15 +36,22 @@ def logs(draw: st.DrawFn) -> Interactions:
     )
 
 
-def counted(histories: Sequence[Sequence[tuple[int, bool]]]) -> Counts:
-    """1 / distance² over every pair of events of one user at most 20 apart, the later a liked."""
+def counted(histories: Sequence[Sequence[tuple[int, bool]]], power: int = 2) -> Counts:
+    """1 / distance^power over pairs of events of a user at most 20 apart, the later one liked."""
     counts: Counts = defaultdict(float)
     for events in histories:
         for i in range(len(events)):
             for j in range(i + 1, min(len(events), i + 21)):
                 if events[j][1]:
-                    counts[events[i][0], events[j][0]] += 1 / (j - i) ** 2
+                    counts[events[i][0], events[j][0]] += 1 / (j - i) ** power
     return counts
+
+
+def damped(counts: Counts, log: Interactions) -> Counts:
+    """Counts of a small log, where an item's are divided by the fourth root of its popularity."""
+    taken = [5 + sum(1 for item in log.items if item == row) for row in range(ITEMS)]
+    mean = sum(taken) / ITEMS
+    return {pair: count * (taken[pair[0]] / mean) ** -0.25 for pair, count in counts.items()}
 
 
 def history(log: Interactions, user: int) -> list[tuple[int, bool]]:

@@ -8,9 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
-from models.recommender.transition_counts import TransitionCounts, count_transitions
+from models.recommender.transition_counts import (
+    SMALL_LOG_WINDOW,
+    TransitionCounts,
+    count_transitions,
+)
 from tests.support.small import random_followers
-from tests.support.transition_logs import ITEMS, counted, histories, logs, quick, table
+from tests.support.transition_logs import ITEMS, counted, damped, histories, logs, quick, table
 
 # ---------------------------------------------------------------------------- counting
 
@@ -23,6 +27,15 @@ def test_counts_equal_a_loop_over_all_pairs(log: Interactions) -> None:
     assert found.keys() == expected.keys()
     for pair, count in expected.items():
         assert found[pair] == pytest.approx(count, rel=1e-5)
+
+
+@quick
+@given(log=logs())
+def test_counts_of_small_logs_are_damped_by_popularity(log: Interactions) -> None:
+    """A small log's counts are 1 / distance times a weight of the first item, as in the loop."""
+    found = table(count_transitions(log, ITEMS, SMALL_LOG_WINDOW))
+    expected = damped(counted(histories(log), power=1), log)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_counts_by_hand() -> None:

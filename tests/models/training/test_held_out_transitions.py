@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.recommender.transition_counts import count_transitions
+from models.recommender.transition_counts import SMALL_LOG_WINDOW, count_transitions
 from models.training.held_out_transitions import HeldOutTransitions
 from tests.support.transition_logs import (
     ITEMS,
     counted,
+    damped,
     histories,
     logs,
     quick,
@@ -57,6 +58,32 @@ def expected_at(log: Interactions, most: int, first: int, place: int) -> list[fl
             if pair in kept:
                 totals[target] += 0.3**k * others.get(pair, 0.0)
     return [math.log1p(2 * total) for total in totals]
+
+
+@quick
+@given(log=logs().filter(len), data=st.data())
+def test_small_logs_leave_out_the_damped_pairs_of_the_user(
+    log: Interactions, data: st.DataObject
+) -> None:
+    """With a small log's window, each position has the damped counts of all other users."""
+    spans = stretches(log, data)
+    items, events = rectangle(log, spans)
+    counting = HeldOutTransitions(count_transitions(log, ITEMS, SMALL_LOG_WINDOW), log)
+    found = counting.log_counts(items, events, None, ITEMS)
+    for row, (first, end) in enumerate(spans):
+        user = int(log.users[first])
+        others = [items for other, items in enumerate(histories(log)) if other != user]
+        counts = damped(counted(others, power=1), log)
+        for place in range(end - first):
+            newest = [int(log.items[first + place - k]) for k in range(min(32, place + 1))]
+            expected = [
+                math.log1p(
+                    2
+                    * sum(0.7**k * counts.get((item, target), 0.0) for k, item in enumerate(newest))
+                )
+                for target in range(ITEMS)
+            ]
+            np.testing.assert_allclose(found[row, place], expected, atol=1e-5)
 
 
 @quick

@@ -112,7 +112,7 @@ def test_small_logs_count_transitions_from_more_events(name: str) -> None:
     for events, window in ((SMALL_LOG, SMALL_LOG_WINDOW), (SMALL_LOG + 1, SEQUENCE_WINDOW)):
         shape = choose_preset(events, 500, name).model_config(500, 8)
         assert Recommender(shape).statistics.cooccurrence_window == window
-    assert (SMALL_LOG_WINDOW.depth, SEQUENCE_WINDOW.depth) == (20, 8)
+    assert (SMALL_LOG_WINDOW.depth, SEQUENCE_WINDOW.depth) == (32, 8)
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
