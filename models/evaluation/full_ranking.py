@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,14 +87,10 @@ def evaluate(
     """
     ranks = np.zeros(len(holdout), dtype=np.int64)
     shown = np.zeros(holdout.history.n_items, dtype=np.int64)
-    for start in range(0, len(holdout), batch_size)[group.rank :: group.world_size]:
-        rows = slice(start, start + batch_size)
+    for rows in _batches(holdout, batch_size, group):
         scores = _scores(ranker, holdout, rows, use_target_time=use_target_time)
+        candidates = _candidates(holdout, rows, exclude_seen, max_seen)
         targets = holdout.targets[rows]
-        candidates = np.ones(scores.shape, dtype=np.bool_)
-        if exclude_seen:
-            cases, events = holdout.history.gather(holdout.users[rows], last=max_seen)
-            candidates[cases, holdout.history.items[events]] = False
         ranks[rows] = _target_ranks(scores, targets, candidates)
         candidates[np.arange(len(targets)), targets] = True
         shown[_top_items(scores, candidates, k)] = 1
@@ -101,6 +98,53 @@ def evaluate(
     values = (hits(ranks, k), ndcg_gains(ranks, k), reciprocal_ranks(ranks), covered)
     hr, ndcg, mrr, coverage = (float(each.mean()) if len(ranks) else math.nan for each in values)
     return RankingMetrics(k, hr, ndcg, mrr, coverage, len(ranks), ranks)
+
+
+def ranks_by_weight(
+    ranker: Ranker,
+    part: Ranker,
+    weights: Sequence[float],
+    holdout: Holdout,
+    *,
+    batch_size: int = 256,
+    exclude_seen: bool = True,
+    group: DataParallelGroup = SINGLE_PROCESS,
+) -> NDArray[np.int64]:
+    """Rank each target by the scores of a ranker plus weighted scores of another.
+
+    Every case is scored once. Other arguments are as in `evaluate`.
+
+    Returns:
+        NDArray: ranks [W, M] for W weights, 0 = first.
+    """
+    ranks = np.zeros((len(weights), len(holdout)), dtype=np.int64)
+    for rows in _batches(holdout, batch_size, group):
+        scores, added = (
+            _scores(each, holdout, rows, use_target_time=False) for each in (ranker, part)
+        )
+        candidates = _candidates(holdout, rows, exclude_seen, None)
+        for number, weight in enumerate(weights):
+            total = scores + np.float32(weight) * added
+            ranks[number, rows] = _target_ranks(total, holdout.targets[rows], candidates)
+    return group.all_reduce_sum(ranks)
+
+
+def _batches(holdout: Holdout, batch_size: int, group: DataParallelGroup) -> Iterator[slice]:
+    """Iterate over this process's batches of cases."""
+    for start in range(0, len(holdout), batch_size)[group.rank :: group.world_size]:
+        yield slice(start, start + batch_size)
+
+
+def _candidates(
+    holdout: Holdout, rows: slice, exclude_seen: bool, max_seen: int | None
+) -> NDArray[np.bool_]:
+    """Return which items are ranked for each case, [B, n_items]."""
+    users = holdout.users[rows]
+    candidates = np.ones((len(users), holdout.history.n_items), dtype=np.bool_)
+    if exclude_seen:
+        cases, events = holdout.history.gather(users, last=max_seen)
+        candidates[cases, holdout.history.items[events]] = False
+    return candidates
 
 
 def _scores(

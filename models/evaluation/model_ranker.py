@@ -98,7 +98,7 @@ class ModelRanker:
         total = tables.prior.expand(len(users), -1).clone()
         if model.has_transitions:
             counts = [
-                self._counts(items[:length].flip(0), event_types[:length].flip(0))
+                _user_counts(model, items[:length].flip(0), event_types[:length].flip(0))
                 for items, event_types, length in zip(
                     events, types, every.lengths.tolist(), strict=True
                 )
@@ -140,15 +140,39 @@ class ModelRanker:
             has_state[row, total - size : total] = 1
         return states, has_state
 
-    def _counts(self, items: Tensor, types: Tensor) -> Tensor:
-        """Count the transitions of one user, [S, N], from items and types, newest first."""
-        model = self._model
-        counts = [2 * model.statistics.transition_counts.sums(items)]
-        if model.counts_repeats:
-            depth = model.statistics.cooccurrence_window.depth
-            taken = items[:depth][is_liked(types[:depth], model.config.dislike_type)]
-            counts.append(torch.bincount(taken, minlength=model.config.n_items).float())
-        return torch.stack(counts)
-
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+class TransitionRanker:
+    """Scores the catalogue by one of a model's transition counts, log(1 + count), alone."""
+
+    def __init__(self, model: Recommender, count: int) -> None:
+        """Take a model with a transition part; `count` is the row of λ, 0 for 2F."""
+        self._model, self._count = model, count
+
+    def scores(
+        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
+    ) -> NDArray[np.float32]:
+        """Return the logarithms of the counts, [B, n_items]."""
+        model = self._model
+        out = np.empty((len(users), model.config.n_items), dtype=np.float32)
+        for row, user in enumerate(users):
+            events = slice(history.offsets[user], history.offsets[user + 1])
+            items, types = (
+                torch.from_numpy(part[events][::-1].copy()).to(model.prior.device)
+                for part in (history.items, history.types)
+            )
+            counts = _user_counts(model, items.long(), types)
+            out[row] = torch.log1p(counts[self._count]).cpu().numpy()
+        return out
+
+
+def _user_counts(model: Recommender, items: Tensor, types: Tensor) -> Tensor:
+    """Count the transitions of one user, [S, N], from items and types, newest first."""
+    counts = [2 * model.statistics.transition_counts.sums(items)]
+    if model.counts_repeats:
+        depth = model.statistics.cooccurrence_window.depth
+        taken = items[:depth][is_liked(types[:depth], model.config.dislike_type)]
+        counts.append(torch.bincount(taken, minlength=model.config.n_items).float())
+    return torch.stack(counts)

@@ -25,7 +25,7 @@ from models.training.count_statistics import fit_statistics, update_statistics
 from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
-from models.training.transition_offset import add_transition_offsets, fit_transition_offset
+from models.training.transition_offset import add_transition_offsets, fit_transition_offsets
 
 _VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
 
@@ -121,12 +121,17 @@ class TrainingRun:
             resume = None
         validation = self._best.metrics
         if self._validation is not None and validated.has_transitions:
-            cases = self._validation
-            offsets, validation = fit_transition_offset(
-                validated, lambda model: self._validate(model, cases)
+            offsets = fit_transition_offsets(
+                validated.eval(),
+                self._content,
+                self._validation,
+                batch_size=_VALIDATION_BATCH,
+                group=self._group,
             )
             if self._model is not validated:
                 add_transition_offsets(self._model, offsets)
+            if any(offsets):
+                validation = self._validate(validated, self._validation)
         return TrainingResult(
             model=_ready(self._model),
             validated=_ready(validated),

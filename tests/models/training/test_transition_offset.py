@@ -1,66 +1,91 @@
-"""The offset of the transitions' weight that held-out cases choose."""
+"""The offsets of the transitions' weights that held-out cases choose."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 
-from models.evaluation.full_ranking import RankingMetrics
-from models.recommender.recommender import Recommender
+from models.data.interactions import Interactions
+from models.evaluation.full_ranking import evaluate, ranks_by_weight
+from models.evaluation.model_ranker import ModelRanker, TransitionRanker
+from models.evaluation.splits import leave_one_out
 from models.training.transition_offset import (
     OFFSETS,
     add_transition_offsets,
-    fit_transition_offset,
+    choose_offset,
+    fit_transition_offsets,
 )
-from tests.support.small import random_model
+from tests.support.training import content, counted_model, drawn_log
+
+ITEMS = 12
 
 
-def judged(best: float, model: Recommender, seen: list[float]) -> RankingMetrics:
-    """Metrics of 50 cases whose ranks rise with the distance of the first λ from the best."""
-    weight = float(model.transition_scale.bias[0].detach())
-    seen.append(weight)
-    ranks = np.arange(50) % 3 + np.int64(round(abs(weight - best) * 4))
-    ndcg = float(np.mean(1 / np.log2(ranks + 2)))
-    return RankingMetrics(100, 0.0, ndcg, 0.0, 0.0, len(ranks), ranks)
+def baskets() -> Interactions:
+    """Users who take items again, so that a next-basket model has two counts."""
+    return drawn_log(3, [9, 4, 12, 7, 5, 8, 3, 6], ITEMS)
 
 
-@pytest.mark.parametrize("better_by", [0.0, 0.5, 1.5, 4.0])
-def test_the_best_offset_is_added(better_by: float) -> None:
-    """λ's bias ends at the offset of highest NDCG, whatever was trained; its weights stay."""
-    model = random_model(0, n_items=5, transitions_per_item=2)
-    weights = model.transition_scale.weight.detach().clone()
-    trained, seen = float(model.transition_scale.bias[0].detach()), list[float]()
-    offsets, metrics = fit_transition_offset(
-        model, lambda each: judged(trained + better_by, each, seen)
+@pytest.mark.parametrize("next_basket", [False, True])
+def test_ranks_by_weight_are_those_of_changed_models(next_basket: bool) -> None:
+    """Each weight of a count ranks as a model does whose λ has that offset."""
+    split = leave_one_out(baskets())
+    model = counted_model(1, split.train, next_basket=next_basket)
+    assert model.counts_repeats == next_basket
+    cases, texts = split.validation, content(ITEMS)
+    for count in range(1 + next_basket):
+        found = ranks_by_weight(
+            ModelRanker(model, texts), TransitionRanker(model, count), OFFSETS, cases, batch_size=3
+        )
+        for offset, ranks in zip(OFFSETS, found, strict=True):
+            changed = copy.deepcopy(model)
+            with torch.no_grad():
+                changed.transition_scale.bias[count] += offset
+            expected = evaluate(ModelRanker(changed, texts), cases).ranks
+            assert ranks.tolist() == expected.tolist()
+
+
+def test_a_model_gets_the_offset_that_ranks_cases_best() -> None:
+    """A model that learned to distrust transitions trusts them again where cases say so."""
+    # Everyone takes the items in one order, so that what follows an item is certain.
+    log = Interactions.from_columns(
+        np.repeat(np.arange(30), 6),
+        np.concatenate([(np.arange(6) + start) % ITEMS for start in range(30)]),
+        np.arange(180),
+        n_users=30,
+        n_items=ITEMS,
     )
-    assert offsets == [better_by]
-    assert float(model.transition_scale.bias[0].detach()) == pytest.approx(trained + better_by)
-    assert torch.equal(model.transition_scale.weight, weights)
-    assert metrics.ranks.max() == 2  # those of the best offset
-    assert len(seen) <= 1 + len(OFFSETS)
+    split = leave_one_out(log)
+    model = counted_model(1, split.train)
+    with torch.no_grad():
+        model.transition_scale.weight.zero_()
+        model.transition_scale.bias.fill_(0.0)
+    before = evaluate(ModelRanker(model, content(ITEMS)), split.validation).ndcg
+    (offset,) = fit_transition_offsets(model, content(ITEMS), split.validation)
+    assert offset > 0
+    assert float(model.transition_scale.bias.detach()) == offset
+    after = evaluate(ModelRanker(model, content(ITEMS)), split.validation).ndcg
+    assert after > before
+
+
+def test_the_highest_gain_is_chosen() -> None:
+    """The offset is the one whose mean gain is the highest, if that is beyond the noise."""
+    gains = np.zeros((len(OFFSETS), 50))
+    gains[3] = 0.4
+    gains[5] = 0.5
+    assert choose_offset(gains) == 5
 
 
 def test_a_gain_within_the_noise_changes_nothing() -> None:
-    """An offset that ranks one case of many higher, and others lower, is not kept."""
-    model = random_model(0, n_items=5, transitions_per_item=2)
-    before = model.transition_scale.bias.detach().clone()
-
-    def validate(each: Recommender) -> RankingMetrics:
-        moved = not torch.equal(each.transition_scale.bias, before)
-        ranks = np.full(50, 3, dtype=np.int64)
-        if moved:
-            ranks[:2] = 0, 5
-        ndcg = float(np.mean(1 / np.log2(ranks + 2)))
-        return RankingMetrics(100, 0.0, ndcg, 0.0, 0.0, len(ranks), ranks)
-
-    offsets, metrics = fit_transition_offset(model, validate)
-    assert offsets == [0.0]
-    assert torch.equal(model.transition_scale.bias, before)
-    assert (metrics.ranks == 3).all()
+    """An offset that ranks one case higher and another lower is not kept."""
+    gains = np.full((len(OFFSETS), 50), 0.5)
+    gains[4, :2] = 1.0, 0.01
+    assert choose_offset(gains) == 0
 
 
 def test_offsets_are_added_to_another_model() -> None:
     """The final model gets the offsets of the validated one."""
-    model = random_model(0, n_items=5, transitions_per_item=2)
-    before = float(model.transition_scale.bias[0].detach())
+    model = counted_model(1, baskets(), next_basket=True)
+    before = model.transition_scale.bias.detach().clone()
     add_transition_offsets(model, [1.5])
-    assert float(model.transition_scale.bias[0].detach()) == pytest.approx(before + 1.5)
+    assert torch.equal(model.transition_scale.bias, before + torch.tensor([1.5, 0.0]))
