@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class SentenceEncoder:
         # The libraries' own tokenizer, in Rust: it cuts and pads, and threads may share it.
         tokenizer = self._model.tokenizer
         self._tokenizer: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        self._uncut_tokenizer = _without_limits(self._tokenizer)
         # The first text sets the length to cut at, which nothing changes afterwards: threads that
         # encode beside each other would trip over a change.
         try:
@@ -71,6 +73,20 @@ class SentenceEncoder:
             if spoken:
                 out[[start + at for at in spoken]] = self._encode([chunk[at] for at in spoken])
         return out
+
+    @cached_property
+    def vocabulary(self) -> Sequence[str]:
+        """The text of each token by its id; empty for special tokens."""
+        ids = [[token] for token in range(self._uncut_tokenizer.get_vocab_size())]
+        # Of a piece that continues a word, the mark that says so is no text.
+        return [text.removeprefix("##") for text in self._uncut_tokenizer.decode_batch(ids)]
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, without special tokens; long texts are not cut."""
+        tokenizer = self._uncut_tokenizer
+        if len(texts) == 1:  # a batch goes to other threads, which takes longer than one query
+            return [tokenizer.encode(texts[0], add_special_tokens=False).ids]
+        return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def _encode(self, texts: list[str]) -> Vectors:
         vectors: Vectors = self._model.encode(
@@ -92,6 +108,16 @@ def _load(folder: Path) -> Any:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"{folder}: the model cannot be loaded: {lines[0]}") from error
     return model.float().eval()
+
+
+def _without_limits(tokenizer: Any) -> Any:
+    """Copy a tokenizer, without padding and truncation, which the model sets on its own."""
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_padding()
+    copy.no_truncation()
+    return copy
 
 
 def _checked(folder: Path) -> list[Path]:

@@ -1,17 +1,17 @@
-"""Commands `heed evaluate-search` and `heed tune-search`, and the calibration after an import."""
+"""Commands `heed evaluate-search` and `heed tune-search`."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, JsonFile, open_store, out, write_json
+from service.cli.search_calibration import Queries, open_search_embeddings
 from service.domain.errors import Invalid
-from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, SEARCH_FILE
+from service.runtime.data_layout import SEARCH_FILE
 
 Folder = Annotated[
     Path | None,
@@ -38,6 +38,7 @@ def evaluate_search(
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     split: Split = "test",
+    queries: Queries = "auto",
     json_file: JsonFile = None,
 ) -> None:
     """Measure search on judged queries: by BM25 alone, by embeddings alone, and by both.
@@ -51,26 +52,26 @@ def evaluate_search(
     stored items with those that [bold]heed serve[/] uses.
 
     With another [bold]--encoder[/] the same texts are embedded by that encoder, into a file of
-    its own.
+    its own. Under a sentence-transformers model, a folder's queries are encoded as
+    [bold]heed tune-search[/] would choose for its items, the stored items' as
+    [bold]heed serve[/] does; [bold]--queries[/] says otherwise.
     """
     from models.evaluation.metrics import standard_error
     from models.text.bm25 import TITLE_WEIGHT
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import format_interval
-    from service.snapshots.search_parameters import load_search_parameters
 
     searched = _searched(folder, judgments, data, encoder, split)
     judged, items = searched.judged, len(searched.snapshot.catalogue)
     read_by = searched.vectors.encoder.name
     if folder is None:
-        used = load_search_parameters(data / SEARCH_FILE, read_by)
+        setup = _served(data, searched.vectors, queries)
     else:
-        used = _calibrated(searched.items, searched.vectors)
+        setup = _calibrated(searched.items, searched.vectors, queries)
+    used, encoding_ms = setup.parameters, _encoding_time(setup.encode, judged)
     with out.status(f"searching for {len(judged):,} queries"):
         found = {
-            way: search_quality.evaluate_search(
-                searched.snapshot, searched.vectors.query, judged, way, used
-            )
+            way: search_quality.evaluate_search(searched.snapshot, setup.encode, judged, way, used)
             for way in search_quality.SEARCH_MODES
         }
     title = f"{searched.name}: {items:,} items, {len(judged):,} queries"
@@ -83,7 +84,11 @@ def evaluate_search(
             f"{quality.success.mean():.4f}",
         )
     out.print(table)
-    out.print(f"Texts are embedded by {read_by}.", soft_wrap=True)
+    out.print(
+        f"Texts are embedded by {read_by}. Queries are encoded by {setup.encoder}, in "
+        f"{encoding_ms:.3f} ms (median); meaning has the weight {used.meaning:g}.",
+        soft_wrap=True,
+    )
     both = found["both"]
     out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
     over = search_quality.differences(found)
@@ -97,6 +102,8 @@ def evaluate_search(
             "digest": searched.digest,
             "queries": len(judged),
             "encoder": read_by,
+            "queries_encoded_by": setup.encoder,
+            "query_encoding_ms": encoding_ms,
             "parameters": used.as_dict(),
             "title_counts": TITLE_WEIGHT,
             "ways": {
@@ -123,41 +130,44 @@ def tune_search(
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     split: Split = "train",
+    queries: Queries = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
 ) -> None:
     """Fit the parameters of search on half of the judged queries, and evaluate on the other half.
 
-    Parameters fitted on judgments of the stored items are saved if they improve the other half;
-    [bold]heed serve[/] reads them when it next starts with the same text encoder. Never fit on
-    queries whose results you report.
+    Parameters fitted on judgments of the stored items are saved if they improve the other half.
+    Never fit on queries whose results you report.
 
     Without judgments, the weight of embeddings beside words is calibrated to the stored items:
     their titles and sentences, held out, are the queries that shall find them.
     [bold]heed import[/] does the same for the static encoder, unless judgments were fitted to.
+
+    Under a sentence-transformers model this also fits a table of one vector per token to the
+    model's vectors of up to 20,000 titles and sentences, in minutes. Where it finds the held-out
+    texts' items well enough ([bold]--queries[/]), it encodes queries in place of the model, in
+    microseconds instead of milliseconds; items are still embedded by the model.
+
+    [bold]heed serve[/] with the same text encoder uses what is saved at once, without a restart.
     """
     from service.cli import progress_bars
+    from service.cli.search_calibration import calibrate_stored
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import format_interval
-    from service.snapshots.search_parameters import (
-        FittedParameters,
-        load_search_parameters,
-        save_search_parameters,
-    )
+    from service.snapshots.search_parameters import FittedParameters, save_search_parameters
 
     if folder is None and judgments is None:
         with open_store(data) as store:
-            _calibrate(store, data, encoder)
+            calibrate_stored(store, data, encoder, queries)
         return
     searched = _searched(folder, judgments, data, encoder, split)
-    vectors = searched.vectors
-    read_by = vectors.encoder.name
-    start = load_search_parameters(data / SEARCH_FILE, read_by)
+    # A table of the stored items is fitted to their texts, not to those of a folder.
+    setup = _served(data, searched.vectors, "encoder" if folder is not None else queries)
     with progress_bars.stage_bars(out) as progress:
         tuned = search_quality.tune_parameters(
             searched.snapshot,
-            vectors.query,
+            setup.encode,
             searched.judged,
-            start=start,
+            start=setup.parameters,
             seed=seed,
             progress=progress,
         )
@@ -174,72 +184,58 @@ def tune_search(
         out.print("Nothing was saved: they were fitted on other items than the stored ones.")
     else:
         path = data / SEARCH_FILE
-        save_search_parameters(path, read_by, FittedParameters(tuned.parameters))
-        out.print(
-            f"Saved in {path} for {read_by}; heed serve reads them at its next start with it."
-        )
+        save_search_parameters(path, setup.encoder, FittedParameters(tuned.parameters))
+        out.print(f"Saved in {path} for {setup.encoder}; heed serve uses them with it.")
 
 
-def calibrate_grown(store: Any, data: Path) -> None:
-    """Calibrate search to the stored items if there are many more than at the last calibration.
-
-    Only for the static encoder, which embeds them in seconds.
-    """
-    from models.text.static_encoder import StaticEncoder
-    from service.domain.settings import STATIC_ENCODER, Settings
-    from service.snapshots.search_parameters import is_calibration_due
-
-    encoder = Settings.read().encoder
-    count = asyncio.run(store.counts())["items"]
-    if encoder == STATIC_ENCODER and is_calibration_due(
-        data / SEARCH_FILE, StaticEncoder.name, count
-    ):
-        with suppress(Invalid):  # too few texts to calibrate on
-            _calibrate(store, data, encoder)
-
-
-def _calibrate(store: Any, data: Path, encoder: str) -> None:
-    """Calibrate search to the stored items, print the result and save it.
+def _served(data: Path, vectors: Any, queries: str) -> Any:
+    """Return the setup that `heed serve` searches the stored items with, or the model's own.
 
     Raises:
-        Invalid: they have too few texts.
+        Invalid: a table is asked for and none is in use.
     """
-    from service.snapshots.search_parameters import FittedParameters, save_search_parameters
+    from service.snapshots.live_search import SearchSetup
+    from service.snapshots.search_parameters import load_search_parameters
 
-    vectors = _open_embeddings(data, encoder)
-    found = _calibration(store.scan_items(), vectors)
-    weight = found.parameters.meaning
-    out.print(
-        f"search: {len(found.gains):,} titles and sentences, held out, find their items with "
-        f"nDCG {found.mean(weight):.3f} by words and meaning (weight {weight:g}), "
-        f"{found.mean(0.0):.3f} by words alone",
-        soft_wrap=True,
-    )
-    fitted = FittedParameters(found.parameters, "catalogue", asyncio.run(store.counts())["items"])
-    save_search_parameters(data / SEARCH_FILE, vectors.encoder.name, fitted)
+    setup, encoder = SearchSetup.load(vectors, data), vectors.encoder
+    if queries == "table" and setup.encoder == encoder.name:
+        raise Invalid("", f"no query table of {encoder.name} is in use: heed tune-search fits one")
+    if queries == "encoder" and setup.encoder != encoder.name:
+        parameters = load_search_parameters(data / SEARCH_FILE, encoder.name)
+        setup = SearchSetup(parameters, vectors.query, encoder.name, encoder.quick)
+    return setup
 
 
-def _calibrated(items: Any, vectors: Any) -> Any:
-    """Return the parameters calibrated to items, or the defaults where they have too few texts."""
+def _calibrated(items: Any, vectors: Any, queries: Any) -> Any:
+    """Return the setup calibrated to items, with the defaults where they have too few texts."""
     from models.ranking.search_parameters import DEFAULTS
+    from service.cli.search_calibration import calibrate_queries
+    from service.snapshots.live_search import SearchSetup
 
+    encoder = vectors.encoder
     try:
-        return _calibration(items, vectors).parameters
+        found = calibrate_queries(items, vectors, queries)
     except Invalid:
-        return DEFAULTS
+        if queries == "table":
+            raise
+        return SearchSetup(DEFAULTS, vectors.query, encoder.name, encoder.quick)
+    if found.table is not None:
+        return SearchSetup.by_table(found.table, found.by_table.parameters)
+    return SearchSetup(found.by_encoder.parameters, vectors.query, encoder.name, encoder.quick)
 
 
-def _calibration(items: Any, vectors: Any) -> Any:
-    """Calibrate search to items, with progress bars.
+def _encoding_time(encode: Any, judged: Any) -> float:
+    """Return the median time to encode one query, in milliseconds, over the first 100 queries."""
+    from time import perf_counter
 
-    Raises:
-        Invalid: they have too few texts.
-    """
-    from service.cli import progress_bars
-    from service.evaluation import search_calibration
+    import numpy as np
 
-    with progress_bars.stage_bars(out) as progress:
-        return search_calibration.calibrate(items, vectors, progress=progress)
+    taken = []
+    for query, _ in judged[:100]:
+        begun = perf_counter()
+        encode(query)
+        taken.append(perf_counter() - begun)
+    return float(np.median(taken)) * 1e3
 
 
 class _Searched(NamedTuple):
@@ -262,7 +258,7 @@ def _searched(
 
     if folder is None and judgments is None:
         raise Invalid("", "name a folder with a collection, or --judgments of the stored items")
-    vectors = _open_embeddings(data, encoder, stored=folder is None)
+    vectors = open_search_embeddings(data, encoder, stored=folder is None)
     with out.status("reading the items"):
         if folder is not None:
             source = open_collection(folder, split)
@@ -278,18 +274,6 @@ def _searched(
     with progress_bars.stage_bars(out) as progress:
         snapshot = search_quality.build_snapshot(items, vectors, progress)
     return _Searched(name, items, snapshot, vectors, judged, search_quality.catalogue_digest(items))
-
-
-def _open_embeddings(data: Path, encoder: str, *, stored: bool = True) -> Any:
-    """Open the embeddings of stored items or of others, which do not replace the service's."""
-    from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
-    from service.snapshots.text_encoders import open_encoder
-
-    reader = open_encoder(encoder)
-    kept = data / EMBEDDINGS_FILE
-    if not stored or is_of_other_encoder(kept, reader.name):
-        kept = data / CACHE_FOLDER / EMBEDDINGS_FILE
-    return EmbeddingCache(reader, kept if data.exists() else None)
 
 
 def _table(title: str, first: str, *headings: str) -> Any:

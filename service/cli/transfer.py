@@ -182,7 +182,7 @@ async def _put_users(store: Any, source: Any) -> int:
 
 
 def _import(source: Any, data: Path) -> None:
-    from service.cli.search_quality import calibrate_grown
+    from service.cli.search_calibration import calibrate_grown
 
     with open_store(data) as store:
         import_dataset(store, source)

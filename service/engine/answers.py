@@ -99,21 +99,21 @@ class Answers:
         Explanations are of the memory's score.
         """
         request = await self._open(query.requester, stages)
-        snapshot = request.snapshot
+        snapshot, setup = request.snapshot, self._parts.search.setup
 
         def attend(user: UserMemory) -> SearchOutcome:
             return search_items(
                 query,
                 snapshot,
                 user,
-                self._parts.embeddings.query,
+                setup.encode,
                 allowed=allowed_items(snapshot, query.filter),
                 options=request.options,
-                parameters=self._parts.search_parameters,
+                parameters=setup.parameters,
             )
 
         size = math.inf
-        if self._parts.embeddings.encoder.quick:
+        if setup.quick:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
         outcome = await self._attend(request, stages, attend, size)
         with stages("explain"):

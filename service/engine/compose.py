@@ -10,7 +10,6 @@ from math import ceil
 
 import torch
 
-from models.ranking.search_parameters import SearchParameters
 from models.text.static_encoder import TextEncoder
 from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
@@ -18,12 +17,11 @@ from service.runtime.data_layout import (
     EMBEDDINGS_FILE,
     INDEXING_LOCK,
     MODELS_FOLDER,
-    SEARCH_FILE,
     STORE_FILE,
 )
+from service.snapshots.live_search import LiveSearch
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.search_parameters import load_search_parameters
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
@@ -40,7 +38,7 @@ class Parts:
     embeddings: EmbeddingCache
     live: LiveSnapshot
     memories: MemoryProvider
-    search_parameters: SearchParameters
+    search: LiveSearch
     executor: ThreadPoolExecutor  # where requests are computed, beside the event loop
 
     async def close(self) -> None:
@@ -78,7 +76,7 @@ def compose(
         embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
     check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
     settings.data.mkdir(parents=True, exist_ok=True)
-    search_parameters = load_search_parameters(settings.data / SEARCH_FILE, embeddings.encoder.name)
+    search = LiveSearch(embeddings, settings.data)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
     # Together, the workers compute on not many more threads than there are cores.
@@ -99,4 +97,4 @@ def compose(
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
     )
     memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
-    return Parts(settings, store, registry, embeddings, live, memories, search_parameters, executor)
+    return Parts(settings, store, registry, embeddings, live, memories, search, executor)

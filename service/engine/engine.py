@@ -65,6 +65,7 @@ class Engine:
         self._watches = [
             asyncio.create_task(_repeat(_POPULARITY, self.live.refresh_popularity)),
             asyncio.create_task(_repeat(_POLL, self.live.follow_registry)),
+            asyncio.create_task(_repeat(_POLL, self.parts.search.follow)),
             asyncio.create_task(_repeat(_STORE_POLL, self.live.catalogue.follow)),
         ]
 

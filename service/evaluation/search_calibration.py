@@ -53,6 +53,11 @@ class Calibration:
     parameters: SearchParameters
     gains: NDArray[np.float64]
 
+    @property
+    def chosen(self) -> NDArray[np.float64]:
+        """The gains [Q] by the chosen weight."""
+        return self.gains[:, WEIGHTS.index(self.parameters.meaning)]
+
     def mean(self, weight: float) -> float:
         """Return the mean gain (nDCG@100 with one relevant item) of one of `WEIGHTS`."""
         return float(self.gains[:, WEIGHTS.index(weight)].mean())
@@ -73,30 +78,36 @@ def calibrate(
     Raises:
         Invalid: too few items have several texts.
     """
-    rng = np.random.default_rng(seed)
-    searched = _sample((item for item in items if not item.hidden), rng)
-    parts = [hold_out_titles(searched, rng), hold_out_sentences(searched, rng)]
+    parts = hold_out(sample_items(items, seed), seed)
+    return calibrate_held_out(parts, embeddings, [embeddings.query], progress)[0]
+
+
+def calibrate_held_out(
+    parts: Sequence[HeldOut],
+    embeddings: EmbeddingCache,
+    encoders: Sequence[Callable[[str], NDArray[np.float32]]],
+    progress: StageProgressCallback | None = None,
+) -> list[Calibration]:
+    """Return the calibration of each encoder of queries, on the same texts held out.
+
+    `embeddings` are of the items; each of `encoders` maps a query to its embedding [D].
+    """
     total = sum(len(part.queries) for part in parts)
-    if total < MIN_QUERIES:
-        raise Invalid(
-            "",
-            f"{total} titles and sentences can be held out of these items, too few to calibrate "
-            f"search: {MIN_QUERIES} are needed, of items with a title and a description, or with "
-            "descriptions of several sentences",
-        )
-    gains: list[NDArray[np.float64]] = []
+    gains: list[list[NDArray[np.float64]]] = [[] for _ in encoders]
     for part in parts:
         if not part.queries:
             continue
         # Indexes would take longer to build than they save.
         snapshot = build_snapshot(part.items, embeddings, progress, index_from=_MAX_ITEMS + 1)
         for text, item_id in part.queries:
-            rankings = rank_by_weight(snapshot, embeddings.query, text, _DEPTH, _COARSE)
-            gains.append(_gains(rankings, item_id))
-            if progress is not None and (len(gains) % _TELL == 0 or len(gains) == total):
-                progress("calibrating search", len(gains), total, None)
-    found = np.array(gains)
-    return Calibration(replace(DEFAULTS, meaning=choose_weight(found)), found)
+            for own, encode in zip(gains, encoders, strict=True):
+                rankings = rank_by_weight(snapshot, encode, text, _DEPTH, _COARSE)
+                own.append(_gains(rankings, item_id))
+            done = len(gains[0])
+            if progress is not None and (done % _TELL == 0 or done == total):
+                progress("calibrating search", done, total, None)
+    found = [np.array(own) for own in gains]
+    return [Calibration(replace(DEFAULTS, meaning=choose_weight(own)), own) for own in found]
 
 
 def choose_weight(gains: NDArray[np.float64]) -> float:
@@ -118,6 +129,40 @@ def choose_weight(gains: NDArray[np.float64]) -> float:
     return WEIGHTS[at]
 
 
+def sample_items(items: Iterable[Item], seed: int) -> list[Item]:
+    """Return all items but the hidden ones, or a uniform sample of very many.
+
+    Reservoir sampling, Vitter 1985; `seed` is of the sample.
+    """
+    rng = np.random.default_rng(seed)
+    sample: list[Item] = []
+    for count, item in enumerate(item for item in items if not item.hidden):
+        if count < _MAX_ITEMS:
+            sample.append(item)
+        elif (at := int(rng.integers(count + 1))) < _MAX_ITEMS:
+            sample[at] = item
+    return sample
+
+
+def hold_out(items: Sequence[Item], seed: int) -> list[HeldOut]:
+    """Hold out titles and, apart from them, sentences; `seed` is of the samples.
+
+    Raises:
+        Invalid: there are too few of both.
+    """
+    rng = np.random.default_rng(seed)
+    parts = [hold_out_titles(items, rng), hold_out_sentences(items, rng)]
+    total = sum(len(part.queries) for part in parts)
+    if total < MIN_QUERIES:
+        raise Invalid(
+            "",
+            f"{total} titles and sentences can be held out of these items, too few to calibrate "
+            f"search: {MIN_QUERIES} are needed, of items with a title and a description, or with "
+            "descriptions of several sentences",
+        )
+    return parts
+
+
 def hold_out_titles(items: Sequence[Item], rng: np.random.Generator) -> HeldOut:
     """Hold out the titles of all items; those of a sample of items with descriptions are queries.
 
@@ -127,7 +172,7 @@ def hold_out_titles(items: Sequence[Item], rng: np.random.Generator) -> HeldOut:
     for at in rng.permutation(len(items)).tolist():
         item = items[at]
         if item.description.strip() and _is_new(item.title, item.description):
-            queries.append((_plain(item.title), item.item_id))
+            queries.append((plain_text(item.title), item.item_id))
             if len(queries) == _QUERIES:
                 break
     return HeldOut([replace(item, title="") for item in items], queries)
@@ -148,7 +193,7 @@ def hold_out_sentences(items: Sequence[Item], rng: np.random.Generator) -> HeldO
         rest = " ".join(sentences)
         if len(rest.split()) >= _MIN_WORDS and _is_new(sentence, f"{item.title} {rest}"):
             left[at] = replace(item, description=rest)
-            queries.append((_plain(sentence), item.item_id))
+            queries.append((plain_text(sentence), item.item_id))
             if len(queries) == _QUERIES:
                 break
     return HeldOut(left, queries)
@@ -179,23 +224,12 @@ def _gains(rankings: Sequence[Sequence[str]], item_id: str) -> NDArray[np.float6
     return ndcg_gains(np.array(ranks), _DEPTH)
 
 
-def _sample(items: Iterable[Item], rng: np.random.Generator) -> list[Item]:
-    """Return all items, or a uniform sample of very many (reservoir sampling, Vitter 1985)."""
-    sample: list[Item] = []
-    for count, item in enumerate(items):
-        if count < _MAX_ITEMS:
-            sample.append(item)
-        elif (at := int(rng.integers(count + 1))) < _MAX_ITEMS:
-            sample[at] = item
-    return sample
-
-
 def _is_new(text: str, others: str) -> bool:
     """Whether a text has words, and other texts do not repeat it."""
     words = " ".join(re.findall(r"\w+", text.casefold()))
     return bool(words) and words not in " ".join(re.findall(r"\w+", others.casefold()))
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Return a text without the operators of the query language."""
     return re.sub('["*]', " ", text)

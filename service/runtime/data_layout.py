@@ -6,4 +6,5 @@ CACHE_FOLDER = "cache"  # downloads; may be deleted
 EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted
 CHECKPOINT_FILE = "training.checkpoint"  # of an unfinished training; may be deleted
 SEARCH_FILE = "search.json"  # fitted parameters; defaults apply without it
+QUERY_TABLE_FILE = "queries.safetensors"  # derived; the text encoder encodes queries without it
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted

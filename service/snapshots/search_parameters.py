@@ -1,4 +1,4 @@
-"""Fitted search parameters, one set for each text encoder, in a file."""
+"""Fitted search parameters, one set for each encoder of queries, in a file."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class FittedParameters(NamedTuple):
 
 
 def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
-    """Load the parameters that were fitted for a text encoder, or the defaults.
+    """Load the parameters that were fitted for an encoder of queries, or the defaults.
 
-    What was fitted to the cosines of one encoder says nothing of another's: each has its own.
+    What was fitted to the cosines of one encoder says nothing of another's: each has its own, and
+    so has a query table.
 
     Raises:
         Corrupt: naming the file, where it is not what `save_search_parameters` wrote.
@@ -48,20 +49,38 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
     return kept[encoder].parameters if encoder in kept else DEFAULTS
 
 
-def save_search_parameters(path: Path, encoder: str, fitted: FittedParameters) -> None:
-    """Save the parameters of a text encoder; those of other encoders stay as they are.
+def has_search_parameters(path: Path, encoder: str) -> bool:
+    """Whether parameters were fitted for an encoder of queries.
+
+    Raises:
+        Corrupt: as `load_search_parameters`.
+    """
+    return encoder in _read_parameters(path)
+
+
+def save_search_parameters(
+    path: Path, encoder: str, fitted: FittedParameters, *, replaces: str | None = None
+) -> None:
+    """Save the parameters of an encoder of queries; those of other encoders stay as they are.
+
+    With `replaces`, those of all encoders whose names begin with it are removed.
 
     Raises:
         Corrupt: as `load_search_parameters`.
         StoreFull: the disk is full.
     """
+    kept = {
+        name: each
+        for name, each in _read_parameters(path).items()
+        if replaces is None or not name.startswith(replaces)
+    }
     every = {
         name: {
             **each.parameters.as_dict(),
             "fitted_to": each.fitted_to,
             "items": each.items,
         }
-        for name, each in {**_read_parameters(path), encoder: fitted}.items()
+        for name, each in {**kept, encoder: fitted}.items()
     }
     with durable_files.open_replacement(path) as file:
         file.write(orjson.dumps(every, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
