@@ -54,7 +54,8 @@ class QueryTable:
         if not np.isfinite(self.rows).all():
             raise ValueError("the table has numbers that are not finite")
         self.dimension = encoder.dimension
-        self.name = f"{encoder.name}+table-{hashlib.blake2b(self.rows, digest_size=8).hexdigest()}"
+        digest = hashlib.blake2b(self.rows.tobytes(), digest_size=8).hexdigest()
+        self.name = f"{encoder.name}+table-{digest}"
         self._tokenize = encoder.tokenize
 
     def encode(self, texts: Sequence[str]) -> Vectors:

@@ -110,7 +110,10 @@ def fit_rows(
     places = np.stack([np.repeat(np.arange(len(tokens)), lengths), columns])
     weights = np.repeat(lengths**-0.5, lengths).astype(np.float32)
     design = torch.sparse_coo_tensor(  # [n, U]: how often a text has each used token, over √n
-        torch.from_numpy(places), torch.from_numpy(weights), (len(tokens), len(used))
+        torch.from_numpy(places),
+        torch.from_numpy(weights),
+        (len(tokens), len(used)),
+        check_invariants=False,  # said, since torch warns where nothing is
     ).coalesce()
     diagonal = torch.zeros(len(used)).index_add_(0, design.indices()[1], design.values() ** 2)
     start = torch.from_numpy(prior[used])

@@ -22,7 +22,7 @@ from service.evaluation.search_calibration import (
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback
 
-_KEPT = 0.5  # of what the transformer's queries add to words alone, a table adds at least
+_KEPT = 0.5  # of what the transformer's queries add to words alone, a table adds more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,12 +43,12 @@ class QueryEncoding:
     def is_table_good(self) -> bool:
         """Whether the table shall encode queries.
 
-        It shall where its queries add to words alone by more than a standard error, and at least
-        half of what the transformer's add; or where the transformer's add no more than it does.
+        It shall where its queries add to words alone more than a standard error, and more than half
+        of what the transformer's add; or where the transformer's add no more, or nothing.
         """
         words = self.by_table.gains[:, 0]
         table, encoder = (each.chosen - words for each in (self.by_table, self.by_encoder))
-        if table.mean() >= encoder.mean():
+        if table.mean() >= encoder.mean() or self.by_encoder.parameters.meaning == 0:
             return True
         return bool(table.mean() > max(standard_error(table), _KEPT * encoder.mean()))
 
