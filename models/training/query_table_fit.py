@@ -25,7 +25,7 @@ from torch import Tensor
 
 from models.text.query_table import QueryTable, TokenizingEncoder
 
-MAX_TEXTS = 20_000  # that are encoded: a sample of larger catalogues
+MAX_TEXTS = 30_000  # that are encoded: a sample of larger catalogues
 MAX_TOKENS = 100_000  # in the vocabulary: each is encoded too
 _RIDGES = (0.1, 0.3, 1.0, 3.0)  # λ that are compared
 _PRIOR = 0.6  # s: rows are shorter than the vectors of tokens alone, which have much in common

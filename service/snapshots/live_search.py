@@ -72,6 +72,8 @@ class LiveSearch:
         self._embeddings, self._data = embeddings, data
         self._token = self._read_token()
         self.setup = SearchSetup.load(embeddings, data)
+        if self.setup.encoder != embeddings.encoder.name:
+            _log.info("queries are encoded by %s", self.setup.encoder)
 
     async def follow(self) -> None:
         """Use what another process fitted. Call it now and then.

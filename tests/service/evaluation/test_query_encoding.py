@@ -101,7 +101,9 @@ def test_a_table_is_fitted_without_the_texts_it_is_compared_on() -> None:
     found = fit_query_encoding(items, EmbeddingCache(encoder))
     held = {text for part in hold_out(items, 0) for text, _ in part.queries}
     texts = {text for item in items for text in (item.title, *SENTENCE_END.split(item.description))}
+    # These sentences are too short to be cut into pieces.
     assert found.fitted.texts == len({text for text in texts if plain_text(text) not in held})
+    assert not held & set(encoder.encoded[: found.fitted.texts])
     assert found.by_table.gains.shape == found.by_encoder.gains.shape
     assert found.by_table.mean(0.0) == pytest.approx(found.by_encoder.mean(0.0), abs=1e-3)
     assert found.fitted.agreement > 0.9
