@@ -129,9 +129,10 @@ def _print_choice(found: Any, is_used: bool) -> None:
     table, by_table, by_encoder = found.fitted, found.by_table, found.by_encoder
     out.print(
         f"queries: a table of {len(table.table.rows):,} tokens, fitted to {table.texts:,} titles, "
-        f"sentences and pieces of them (mean cosine with the model's vectors of others {table.agreement:.3f}); "
-        f"searches with it find held-out texts' items with nDCG {by_table.chosen.mean():.3f}, with "
-        f"the model {by_encoder.chosen.mean():.3f}, by words alone {by_table.mean(0.0):.3f}",
+        "sentences and pieces of them (mean cosine with the model's vectors of others "
+        f"{table.agreement:.3f}); searches with it find held-out texts' items with nDCG "
+        f"{by_table.chosen.mean():.3f}, with the model {by_encoder.chosen.mean():.3f}, by words "
+        f"alone {by_table.mean(0.0):.3f}",
         soft_wrap=True,
     )
     if is_used:

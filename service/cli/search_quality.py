@@ -143,9 +143,9 @@ def tune_search(
     [bold]heed import[/] does the same for the static encoder, unless judgments were fitted to.
 
     Under a sentence-transformers model this also fits a table of one vector per token to the
-    model's vectors of up to 30,000 titles, sentences and pieces of them, in minutes. Where it finds the held-out
-    texts' items well enough ([bold]--queries[/]), it encodes queries in place of the model, in
-    microseconds instead of milliseconds; items are still embedded by the model.
+    model's vectors of up to 30,000 titles, sentences and pieces of them, in minutes. Where it finds
+    the held-out texts' items well enough ([bold]--queries[/]), it encodes queries in place of the
+    model, in microseconds instead of milliseconds; items are still embedded by the model.
 
     [bold]heed serve[/] with the same text encoder uses what is saved at once, without a restart.
     """

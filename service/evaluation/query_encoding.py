@@ -64,8 +64,8 @@ def fit_query_encoding(
 ) -> QueryEncoding:
     """Fit a table to the titles and sentences of a catalogue, and compare it on held-out ones.
 
-    Takes minutes, most of them for encoding up to 30,000 sentences and pieces of them, and the time to embed the texts
-    that are new to `embeddings`. `seed` is of the samples.
+    Takes minutes, most of them for encoding up to 30,000 sentences and pieces of them, and the time
+    to embed the texts that are new to `embeddings`. `seed` is of the samples.
 
     Raises:
         Invalid: the encoder of `embeddings` needs no table, or too few items have several texts, or
