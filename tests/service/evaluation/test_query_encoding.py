@@ -110,6 +110,24 @@ def test_a_table_is_fitted_without_the_texts_it_is_compared_on() -> None:
     assert found.is_table_good
 
 
+def test_every_other_long_sentence_is_cut_into_pieces() -> None:
+    """Of long sentences half are fitted whole and half in pieces of a query's length."""
+    rng = np.random.default_rng(0)
+    items = [
+        Item(str(at), description=". ".join(" ".join(rng.choice(WORDS, 33)) for _ in "abc"))
+        for at in range(120)
+    ]
+    encoder = TokenEncoder()
+    found = fit_query_encoding(items, EmbeddingCache(encoder))
+    whole = {text for item in items for text in SENTENCE_END.split(item.description)}
+    texts = encoder.encoded[: found.fitted.texts]
+    lengths = [len(text.split()) for text in texts]
+    assert set(lengths) == {11, 33}
+    assert all(text in whole for text, words in zip(texts, lengths, strict=True) if words == 33)
+    assert all(any(text in each for each in whole) for text in texts)
+    assert lengths.count(11) == pytest.approx(3 * lengths.count(33), abs=3)
+
+
 def test_quick_encoders_and_few_texts_are_refused() -> None:
     """An encoder that is quick itself needs no table, and few texts make none."""
     with pytest.raises(Invalid, match=f"^{StaticEncoder.name} needs no query table"):
