@@ -31,7 +31,7 @@ class QueryTable:
 
     It stands in for a transformer, which goes on to encode the documents: its vectors are of the
     transformer's space, though word order does not count. Each catalogue has its own, fitted by
-    `models.training.query_table_fit`.
+    `models.text.query_table_fit`.
 
     `name` is made of the encoder's name and of the rows, so that parameters of search that were
     fitted with one table are not used with another.

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from models.evaluation.metrics import standard_error
 from models.text.query_table import TokenizingEncoder
-from models.training.query_table_fit import FittedTable, fit_query_table
+from models.text.query_table_fit import FittedTable, fit_query_table
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.evaluation.search_calibration import (

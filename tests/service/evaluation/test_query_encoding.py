@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from models.ranking.search_parameters import DEFAULTS
 from models.text.query_table import QueryTable
+from models.text.query_table_fit import FittedTable
 from models.text.static_encoder import StaticEncoder
-from models.training.query_table_fit import FittedTable
 from service.domain.errors import Invalid
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item

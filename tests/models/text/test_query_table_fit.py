@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models.text import query_table_fit
 from models.text.query_table import QueryTable
-from models.training import query_table_fit
-from models.training.query_table_fit import fit_query_table, fit_rows
+from models.text.query_table_fit import fit_query_table, fit_rows
 from tests.support.token_encoder import WIDTH, WORDS, TokenEncoder, sentences
 
 
