@@ -75,14 +75,14 @@ def fit_query_encoding(
     if encoder.quick or not isinstance(encoder, TokenizingEncoder):
         raise Invalid("", f"{encoder.name} needs no query table: it encodes queries itself")
 
-    def told(stage: str, done: int, total: int) -> None:
+    def report(stage: str, done: int, total: int) -> None:
         if progress is not None:
             progress(stage, done, total, None)
 
     searched = sample_items(items, seed)
     parts = hold_out(searched, seed)
     try:
-        fitted = fit_query_table(encoder, _texts(searched, parts), seed=seed, progress=told)
+        fitted = fit_query_table(encoder, _texts(searched, parts), seed=seed, progress=report)
     except ValueError as error:
         raise Invalid("", f"no query table can be fitted: {error}") from error
     by_table, by_encoder = calibrate_held_out(
