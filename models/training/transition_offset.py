@@ -30,9 +30,8 @@ def fit_transition_offsets(
     """Add to λ of each transition count what ranks held-out cases best.
 
     A model remembers its training events, so that the transition counts, which leave each user's
-    own events out, look less useful there than they are for events that are to come. The weights of
-    parts that are fitted to data which the parts were not trained on have no such bias (stacking,
-    Wolpert 1992).
+    own events out, look less useful there than they are for new events. Weights that are fitted to
+    held-out cases have no such bias (stacking, Wolpert 1992).
 
     Args:
         model: in eval mode, changed in place.
