@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from service.domain.errors import Invalid
 from service.domain.queries import (
-    EventFilter,
     Filter,
     InlineEvent,
     RecommendQuery,
     Requester,
-    Retrieval,
-    RetrievalMode,
     ScoreQuery,
     SearchQuery,
     SimilarQuery,
 )
-from service.http.schemas.base import Body, Ids, Labels, Limit, Params, Weight, example
-from service.http.schemas.scalars import Conditions, EventType, Id, Integer, Label, Timestamp
+from service.http.schemas.base import Body, Ids, Limit, Params, Weight, example
+from service.http.schemas.scalars import EventType, Id, Integer, Label, Timestamp
+from service.http.schemas.selection import FilterIn, RetrievalIn, Temperature, VisibleIn
 
 MAX_EXPLAIN = 50
 MAX_EXACT = 100  # events per request whose leaving out may be computed exactly
 MAX_EFFECTS = 100  # items per request whose effects may be estimated
 EFFECTS_UP_TO = 20  # items of /v1/score whose effects are estimated unless a request says otherwise
 MAX_HISTORY = 10_000
-MAX_K = 100_000
-MAX_PROBES = 65_536
 MAX_QUERY = 20_000  # characters, some thousand words
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
 class InlineEventIn(Body):
@@ -41,95 +35,6 @@ class InlineEventIn(Body):
     type: EventType = "view"
     weight: Weight = 1.0
     timestamp: Timestamp | None = None
-
-
-class VisibleIn(Body):
-    """Events that may be attended; a field that is left out restricts nothing."""
-
-    since: Timestamp | None = None
-    until: Timestamp | None = None
-    types: Annotated[list[EventType], Field(fail_fast=True)] | None = None
-    categories: Labels | None = None
-
-    def to_visible(self) -> EventFilter:
-        """Return the domain's value."""
-        return EventFilter(self.since, self.until, _set(self.types), _set(self.categories))
-
-
-class RetrievalIn(Body):
-    """Retrieval of rows before the exact softmax over them."""
-
-    mode: RetrievalMode = "auto"
-    k: Annotated[Integer, Field(ge=1, le=MAX_K)] | None = Field(
-        None,
-        description="Rows that coarse retrieval keeps of a catalogue's or a client's vectors. "
-        "A user's history is attended whole: a long one by `max_error`.",
-    )
-    probes: Annotated[Integer, Field(ge=1, le=MAX_PROBES)] | None = Field(
-        None, description="Clusters that an inverted index opens."
-    )
-    max_error: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Of a long history: how far a head's context may be off, relative to its "
-        "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
-    )
-    moment_order: Annotated[Integer, Field(ge=1, le=2)] | None = Field(
-        None,
-        description="What stands for the clusters of a long history: 2 their means and "
-        "covariances (the default), 1 their means alone, for comparing.",
-    )
-
-    def to_retrieval(self) -> Retrieval:
-        """Return the domain's value."""
-        return Retrieval(self.mode, self.k, self.probes, self.max_error, self.moment_order)
-
-
-class CategoriesIn(Body):
-    """Conditions on an item's categories."""
-
-    any: Labels = Field([], description="At least one of these.")
-    all: Labels = Field([], description="Every one of these.")
-    none: Labels = Field([], description="Not one of these.")
-
-
-class PublishedIn(Body):
-    """Conditions on an item's publication."""
-
-    since: Timestamp | None = None
-    until: Timestamp | None = None
-
-
-class FilterIn(Body):
-    """Conditions on the items of the answer."""
-
-    categories: CategoriesIn = CategoriesIn()
-    attributes: Conditions = Field(
-        {}, description="Each equal to the value, or to one of a list of values."
-    )
-    published: PublishedIn = PublishedIn()
-
-    def to_filter(self) -> Filter:
-        """Return the domain's value."""
-        return Filter(
-            frozenset(self.categories.any),
-            frozenset(self.categories.all),
-            frozenset(self.categories.none),
-            self.attributes,
-            self.published.since,
-            self.published.until,
-        )
-
-
-Temperature = Annotated[
-    float,
-    Field(
-        ge=MIN_TEMPERATURE,
-        le=MAX_TEMPERATURE,
-        description="Divides the scores before the softmax; for the limit at zero use `hard`.",
-    ),
-]
 
 
 class Question(Body):
@@ -299,7 +204,3 @@ class SimilarParams(Params):
         )
         space = None if self.space == "both" else self.space
         return SimilarQuery(item_id, self.limit, categories, space)
-
-
-def _set(values: Sequence[str] | None) -> frozenset[str] | None:
-    return None if values is None else frozenset(values)

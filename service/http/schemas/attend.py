@@ -17,9 +17,9 @@ from service.domain.queries import (
     StoredUserMemory,
     VectorMemory,
 )
-from service.http.schemas.ask import RetrievalIn, Temperature, VisibleIn
 from service.http.schemas.base import Body, Limit, example
 from service.http.schemas.scalars import Id, Integer, Matrix, Numbers, Timestamp, Vector
+from service.http.schemas.selection import RetrievalIn, Temperature, VisibleIn
 
 MAX_HEADS = 64
 
