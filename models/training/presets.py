@@ -53,7 +53,7 @@ class Preset:
 
     def __str__(self) -> str:
         size = f"{self.dim} dimensions, {self.blocks} blocks"
-        return f"{self.name} ({size}, {self.train_config.epochs} epochs at most)"
+        return f"{self.name} ({size}, {self.train_config.total_epochs} epochs at most)"
 
 
 def choose_preset(

@@ -28,6 +28,11 @@ class TrainConfig:
     sampled_negatives: int = 4_096  # for catalogues beyond `full_softmax_items`
     full_softmax_items: int = 5_000
 
+    @property
+    def total_epochs(self) -> int:
+        """Number of epochs of all stages together, if none stops early."""
+        return self.epochs + self.attention_epochs + self.final_epochs
+
     def for_next_basket(self) -> TrainConfig:
         """Return the hyperparameters for a next-basket model.
 

@@ -151,14 +151,19 @@ class TrainingRun:
             tokens = config.batch_tokens
             stages = [Stage("full", log, config.epochs, tokens, everything, True, True)]
         final = replace(stages[0], name="final", epochs=config.final_epochs)
-        if model.encoder is not None and config.attention_epochs:
-            attention: list[nn.Module | None] = [
+        if model.encoder is not None:
+            parts = [
                 model.item_norm, model.cross_attention, model.state_attention, model.recency,
                 model.type_bias,
             ]  # fmt: skip
-            parts = [part for part in attention if part is not None]
-            epochs, tokens = config.attention_epochs, config.attention_batch_tokens
-            stages.append(Stage("sampled", log, epochs, tokens, parts, False, False))
+            attention: list[nn.Module] = [part for part in parts if part is not None]
+            # The exact softmax leaves the target out of the queries: it would undo what the stage
+            # before has fitted with the target.
+            rest = [part for part in everything if part not in attention]
+            final = replace(final, modules=rest)
+            if config.attention_epochs:
+                epochs, tokens = config.attention_epochs, config.attention_batch_tokens
+                stages.append(Stage("sampled", log, epochs, tokens, attention, False, False))
         if self._every_event is not None and config.final_epochs:
             stages.append(replace(final, log=self._every_event))
         return stages

@@ -276,6 +276,13 @@ def test_final_epochs_learn_the_validation_cases(blocks: int) -> None:
     found, wanted = fitted.model.statistics, counted.statistics
     assert torch.equal(found.transition_sums, wanted.transition_sums)
     assert len(fitted.history) == len(alone.history) + 4
+    before, after = fitted.validated.state_dict(), fitted.model.state_dict()
+    attention = ("item_norm", "cross_attention", "state_attention", "recency")
+    for name in before:
+        if name.startswith(attention):  # without an encoder nothing could read the new items
+            assert torch.equal(before[name], after[name]) == (blocks > 0), name
+        elif name.startswith(("id_embedding", "encoder")):
+            assert not torch.equal(before[name], after[name]), name
 
 
 def test_final_epochs_are_over_the_same_items() -> None:

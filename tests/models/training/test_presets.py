@@ -138,5 +138,5 @@ def test_a_preset_gives_a_shape(name: str) -> None:
     assert preset.train_config.learning_rate == TrainConfig().learning_rate
     assert str(preset) == (
         f"{name} ({preset.dim} dimensions, {preset.blocks} blocks, "
-        f"{preset.train_config.epochs} epochs at most)"
+        f"{preset.train_config.total_epochs} epochs at most)"
     )
