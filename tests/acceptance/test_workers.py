@@ -6,12 +6,16 @@ Every request is shown to have been answered by the process that it is said to b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,8 @@ from tests.support.tiny import AT, World, item_id
 from tests.support.workers import Worker, children, eventually, memory, workers
 
 COUNT = 2
+_FIRST_LINE = b'{"item_id": "drained-0", "title": "quagga"}\n'
+_LAST_LINE = b'{"item_id": "drained-1", "title": "quagga"}\n'
 TRAINING = {"options": {"preset": "quick", "epochs": 1}}
 
 
@@ -240,18 +246,11 @@ def test_every_worker_ends_and_no_process_remains(world: World, tmp_path: Path) 
         eventually(lambda: len(answering(server)) == COUNT)
         pids = children(server.pid)
 
-        def lines() -> Iterator[bytes]:
-            yield b'{"item_id": "drained-0", "title": "quagga"}\n'
+        with contextlib.closing(_started_request(server)) as request:
             server.terminate()  # in the middle of a request
-            yield b'{"item_id": "drained-1", "title": "quagga"}\n'
-
-        answer = httpx.post(
-            f"{server.url}/v1/items",
-            content=lines(),
-            headers={"content-type": "application/x-ndjson"},
-            timeout=PATIENCE,
-        )
-        assert answer.json()["stored"] == 2
+            request.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(_LAST_LINE), _LAST_LINE))
+            answer = json.loads(request.getresponse().read())
+        assert answer["stored"] == 2
         assert server.wait() == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with Server(data, workers=COUNT) as server:
@@ -262,6 +261,22 @@ def test_every_worker_ends_and_no_process_remains(world: World, tmp_path: Path) 
             assert len(found) == 2
         server.kill()
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def _started_request(server: Server) -> HTTPConnection:
+    """Send the first of two lines of items, and return once a worker reads them."""
+    connection = HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=PATIENCE)
+    connection.putrequest("POST", "/v1/items")
+    connection.putheader("Content-Type", "application/x-ndjson")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.putheader("Expect", "100-continue")
+    connection.endheaders()
+    # A worker sends this line when it starts to read the body. Without it, SIGTERM could come
+    # before any worker has accepted the connection.
+    go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert connection.sock.recv(len(go_on), socket.MSG_WAITALL) == go_on
+    connection.send(b"%x\r\n%b\r\n" % (len(_FIRST_LINE), _FIRST_LINE))
+    return connection
 
 
 def test_workers_share_the_loaded_memory(tmp_path: Path) -> None:
