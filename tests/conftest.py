@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from service import cli
 from service.runtime.durable_files import locked
 from tests.support import tiny
+from tests.support.command_line import Heed, Said
 from tests.support.heed_process import PATIENCE
 
 
@@ -28,6 +32,26 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tiny.World:
             world = tiny.make(shared / "world" / "data")
             made.write_text(json.dumps([world.first, world.second]))
     return tiny.World(shared / "world" / "data", *json.loads(made.read_text()))
+
+
+@pytest.fixture
+def heed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Heed:
+    """The console script, as a shell would call it, on a data directory of this test's own."""
+    monkeypatch.setenv("HEED_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which commands set, and which is put back
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.category_postings import Postings, in_postings, updated_postings
 from models.catalogue.cow_array import CowArray
 from models.catalogue.cow_list import CowList
 from models.catalogue.field_keys import FieldKeys, Vectors
+from models.catalogue.fields.field_columns import ItemColumns
+from models.catalogue.fields.item_fields import NEVER, ItemFields
+from models.catalogue.fields.item_values import attribute_values, item_values
+from models.catalogue.fields.string_order import StringOrder
 from models.catalogue.item_entry import Encode, ItemEntry, keys_of_entries
-from models.catalogue.item_filter import ItemFilter, attribute_matches
+from models.catalogue.item_filter import EVERYTHING, Condition, ItemFilter, matching
 from models.data.vocabulary import Vocabulary
 from models.text.bm25 import BM25Index, BM25Writer, Document
 
-_NEVER = np.iinfo(np.int64).min  # published_at of items without one
 _TRACKED_VERSIONS = 4  # earlier versions that a version knows its changes since
 
 
@@ -47,9 +49,9 @@ class Catalogue:
     visible: NDArray[np.bool_]  # [N] is present and not hidden
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: FieldKeys  # what search compares a query with
-    categories: CowList[tuple[str, ...]]
-    postings: Postings
     attributes: CowList[Mapping[str, Any]]
+    columns: ItemColumns  # what filters, facets and sorting read, but for ids and `published`
+    id_order: StringOrder  # of the vocabulary
     bm25_writer: BM25Writer | None  # shared by the views, as the vocabulary is
     bm25_index: BM25Index | None  # what it held when this view was made
     _history: tuple[_Change, ...]  # the views before this one that it knows its changes since
@@ -79,9 +81,9 @@ class Catalogue:
             visible=np.zeros(0, dtype=np.bool_),
             published=np.zeros(0, dtype=np.int64),
             keys=FieldKeys.empty(dimension),
-            categories=CowList(),
-            postings={},
             attributes=CowList(),
+            columns=ItemColumns(),
+            id_order=StringOrder(vocabulary),
             bm25_writer=bm25_writer,
             bm25_index=None if bm25_writer is None else bm25_writer.update([]),
             _history=(),
@@ -209,9 +211,10 @@ class Catalogue:
         present[rows], deleted[rows] = in_catalogue, ~in_catalogue
         visible[rows] = [not entry.hidden for entry in entries]
         published[rows] = [
-            _NEVER if entry.published_at is None else entry.published_at for entry in entries
+            NEVER if entry.published_at is None else entry.published_at for entry in entries
         ]
-        categories = [tuple(dict.fromkeys(entry.categories)) for entry in entries]
+        new_values = item_values(rows.tolist(), entries)
+        columns = self.columns.updated(self._rows_with_values(rows), new_values, len(self))
         return {
             "present": present,
             "deleted": deleted,
@@ -219,11 +222,20 @@ class Catalogue:
             "published": published,
             "titles": self.titles.updated(rows, [entry.title for entry in entries]),
             "attributes": self.attributes.updated(rows, [entry.attributes for entry in entries]),
-            "categories": self.categories.updated(rows, categories),
-            "postings": updated_postings(
-                self.postings, rows, self.categories.take(rows), categories, len(self)
-            ),
+            "columns": columns,
         }
+
+    def _rows_with_values(self, rows: NDArray[np.int64]) -> dict[str, set[int]]:
+        """Return which of some rows may have values, by field."""
+        known = rows[self.present[rows]]
+        found = {
+            name: {*values.keyword_rows, *values.number_rows}
+            for name, values in attribute_values(
+                known.tolist(), self.attributes.take(known)
+            ).items()
+        }
+        # The values of other fields have no record beside their columns.
+        return found | {name: {*known.tolist()} for name in ("title", "categories", "tags")}
 
     def _updated_bm25(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64]
@@ -252,14 +264,28 @@ class Catalogue:
             present=np.concatenate([self.present, dark]),
             deleted=np.concatenate([self.deleted, dark]),
             visible=np.concatenate([self.visible, dark]),
-            published=np.concatenate([self.published, np.full(more, _NEVER)]),
+            published=np.concatenate([self.published, np.full(more, NEVER)]),
             keys=self.keys.extended_to(size),
-            categories=self.categories.extended([()] * more),
             attributes=self.attributes.extended([{} for _ in range(more)]),
             _history=self._history_after(np.zeros(0, np.int64)),
         )
 
     # ------------------------------------------------------------------ filtering
+
+    def prepare_order(self) -> None:
+        """Order all ids and titles, which the first sorted list would wait for otherwise.
+
+        A second or two for a million items, once: later versions add their new ones.
+        """
+        self.fields.id_ranks()
+        titles = self.fields.columns_of("title").keywords
+        if titles is not None:
+            titles.sort_keys()
+
+    @property
+    def fields(self) -> ItemFields:
+        """All fields of the items, for filters, facets and sorting."""
+        return ItemFields(len(self), self.vocabulary, self.id_order, self.published, self.columns)
 
     @property
     def servable(self) -> NDArray[np.bool_]:
@@ -269,32 +295,10 @@ class Catalogue:
         """
         return self.visible if self.present.any() else ~self.deleted
 
-    def allowed(self, wanted: ItemFilter) -> NDArray[np.bool_]:
-        """Return the servable items that pass a filter, bool [N]; exact however narrow.
-
-        An attribute passes when it equals the wanted value, is one of the wanted values (when
-        those are a list) or is a list that holds one of them.
-        """
-        allowed = self.servable.copy()
-        if wanted.any:
-            allowed &= self.in_categories(wanted.any)
-        for category in wanted.all:
-            allowed &= self.in_categories([category])
-        if wanted.none:
-            allowed &= ~self.in_categories(wanted.none)
-        if wanted.published_since is not None:
-            allowed &= self.published >= wanted.published_since
-        if wanted.published_until is not None:
-            allowed &= (self.published < wanted.published_until) & (self.published != _NEVER)
-        if wanted.attributes:
-            for row in np.flatnonzero(allowed).tolist():
-                has = self.attributes[row]
-                allowed[row] = all(
-                    name in has and attribute_matches(has[name], value)
-                    for name, value in wanted.attributes.items()
-                )
-        return allowed
+    def allowed(self, wanted: ItemFilter = EVERYTHING) -> NDArray[np.bool_]:
+        """Return the servable items that pass a filter, bool [N]; exact however narrow."""
+        return self.servable & matching(self.fields, wanted)
 
     def in_categories(self, categories: Iterable[str]) -> NDArray[np.bool_]:
         """Return the items in at least one of the categories, bool [N]."""
-        return in_postings(self.postings, categories, len(self))
+        return matching(self.fields, Condition("categories", {"in": list(categories)}))

@@ -29,6 +29,7 @@ class ItemEntry:
     embedding: Vectors | None = None  # [D]
     hidden: bool = False
     published_at: int | None = None  # microseconds UTC
+    tags: Sequence[str] = ()
 
 
 def keys_of_entries(

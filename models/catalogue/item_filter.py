@@ -1,31 +1,268 @@
-"""Conditions on the items of an answer."""
+"""Conditions on the fields of items, and the items that meet them.
+
+A condition on a field holds for an item when one of the item's values there meets every comparison
+of the condition; so an item without a value meets none. Values compare within their JSON type:
+1 equals 1.0, and is neither true nor "1".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.fields.field_columns import FieldColumns
+from models.catalogue.fields.geodesy import within
+from models.catalogue.fields.item_fields import ItemFields
+from models.catalogue.fields.item_values import is_number, split_types
+from models.catalogue.fields.keyword_column import KeywordColumn
+
+_BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+_COMPARED = 8  # numbers that are compared one after the other; more are searched for
+
+_NARROW = 16  # once fewer than one in so many rows is left, only those are looked at
+
+_Test = Callable[[NDArray[Any]], NDArray[np.bool_]]  # values [n] -> bool [n]
 
 
 @dataclass(frozen=True, slots=True)
-class ItemFilter:
-    """Conditions that an item must meet; an empty filter lets every servable item pass.
+class Condition:
+    """Comparisons of one field with values, by operator.
 
-    `Catalogue.allowed` applies them. A request brings them as `service.domain.queries.Filter`.
+    The operators are `eq, in, gt, gte, lt, lte, exists, contains, within_km`. A value is a JSON
+    scalar, for `in` a list of those, for `exists` a boolean, and for `within_km` (latitude,
+    longitude, kilometres). Of `published_at` it is microseconds UTC.
     """
 
-    any: frozenset[str] = frozenset()  # categories: at least one of these
-    all: frozenset[str] = frozenset()  # categories: every one of these
-    none: frozenset[str] = frozenset()  # categories: not one of these
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    published_since: int | None = None  # inclusive
-    published_until: int | None = None  # exclusive
+    field: str
+    comparisons: Mapping[str, Any]
 
 
-def attribute_matches(value: Any, wanted: Any) -> bool:
-    """Whether an attribute is the wanted value; a list stands for any of its values."""
-    values = value if isinstance(value, list) else [value]
-    accepted = wanted if isinstance(wanted, list) else [wanted]
-    # 1 == True in Python, but not in JSON.
-    return any(v == w and isinstance(v, bool) == isinstance(w, bool)
-               for v in values for w in accepted)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Filters of which all, at least one, or none must hold."""
+
+    kind: Literal["all", "any", "none"]
+    members: tuple[ItemFilter, ...] = ()
+
+
+ItemFilter: TypeAlias = Condition | Group
+
+EVERYTHING = Group("all")
+
+
+def matching(
+    fields: ItemFields, wanted: ItemFilter, rows: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
+    """Mark the rows that pass a filter, bool [N], whether visible or not.
+
+    With `rows` [m], ascending, only these are looked at, and the result is bool [m].
+    """
+    if isinstance(wanted, Condition):
+        return _meeting(fields, wanted, rows)
+    count = fields.size if rows is None else len(rows)
+    if wanted.kind == "all":
+        return _meeting_all(fields, wanted.members, rows, count)
+    inside = np.zeros(count, np.bool_)
+    for member in wanted.members:
+        inside |= matching(fields, member, rows)
+    return ~inside if wanted.kind == "none" else inside
+
+
+def _meeting_all(
+    fields: ItemFields,
+    members: tuple[ItemFilter, ...],
+    rows: NDArray[np.int64] | None,
+    count: int,
+) -> NDArray[np.bool_]:
+    """Mark what passes all members: first by quick ones that let few pass, then among these."""
+    inside = np.ones(count, np.bool_)
+    few: NDArray[np.int64] | None = None  # the places of what is left, once that is little
+    for member in sorted(members, key=lambda one: (_is_slow(one), _at_most(fields, one))):
+        if few is None and _is_slow(member):
+            few = np.flatnonzero(inside)
+        if few is not None:
+            few = few[matching(fields, member, few if rows is None else rows[few])]
+            continue
+        inside &= matching(fields, member, rows)
+        if np.count_nonzero(inside) * _NARROW < count:
+            few = np.flatnonzero(inside)
+    if few is not None:
+        inside[:] = False
+        inside[few] = True
+    return inside
+
+
+def _is_slow(wanted: ItemFilter) -> bool:
+    """Whether a filter computes distances or looks into strings."""
+    if isinstance(wanted, Condition):
+        slow = wanted.comparisons.keys() & {"within_km", "contains"}
+        bounds = wanted.comparisons.keys() & _BOUNDS.keys()
+        return bool(slow) or any(isinstance(wanted.comparisons[name], str) for name in bounds)
+    return any(map(_is_slow, wanted.members))
+
+
+def _at_most(fields: ItemFields, wanted: ItemFilter) -> int:
+    """Return how many items may pass a filter, as far as counts of values say so."""
+    most = fields.size
+    if isinstance(wanted, Condition):
+        sought = wanted.comparisons.get("in", [wanted.comparisons.get("eq")])
+        if not wanted.comparisons.keys() & {"eq", "in"}:
+            return most
+        columns = fields.columns_of(wanted.field)
+        keywords, numbers = split_types(sought)
+        if columns.keywords is None or numbers:
+            return most
+        counts = columns.keywords.counts.array
+        return min(most, sum(int(counts[columns.keywords.code(one)]) for one in keywords))
+    if wanted.kind == "none" or not wanted.members:
+        return most
+    each = [_at_most(fields, member) for member in wanted.members]
+    return min(each) if wanted.kind == "all" else min(most, sum(each))
+
+
+def _meeting(
+    fields: ItemFields, condition: Condition, rows: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
+    size, comparisons = fields.size, condition.comparisons
+    if condition.field == "item_id":
+        return _ids_meeting(fields, comparisons, rows)
+    columns, inside = fields.columns_of(condition.field), None
+    if "exists" in comparisons:
+        inside = columns.exists(size, rows)
+        inside = inside if comparisons["exists"] else ~inside
+    rest = {name: value for name, value in comparisons.items() if name != "exists"}
+    if inside is not None and not rest:
+        return inside
+    compared = _compared(columns, rest, size, rows)
+    return compared if inside is None else inside & compared
+
+
+def _compared(
+    columns: FieldColumns,
+    comparisons: Mapping[str, Any],
+    size: int,
+    rows: NDArray[np.int64] | None,
+) -> NDArray[np.bool_]:
+    """Mark the rows of which one value meets all comparisons, `exists` not among them."""
+    masks = list[NDArray[np.bool_]]()
+    if columns.keywords is not None and (tests := _keyword_tests(columns.keywords, comparisons)):
+        masks.append(columns.keywords.codes.mask(_all(tests), size, rows))
+    if columns.numbers is not None and (tests := _number_tests(comparisons)):
+        # Of no number at all, `lt` would hold where it is written as the smallest integer.
+        filled = [] if columns.numbers.has_nan else [columns.numbers.filled]
+        masks.append(columns.numbers.mask(_all([*filled, *tests]), size, rows))
+    if columns.points is not None and comparisons.keys() == {"within_km"}:
+        lat, lon, km = comparisons["within_km"]
+        near = partial(within, lat=lat, lon=lon, km=km)
+        masks.append(columns.points.mask(near, size, rows))
+    inside = np.zeros(size if rows is None else len(rows), np.bool_)
+    for mask in masks:
+        inside |= mask
+    return inside
+
+
+def _keyword_tests(column: KeywordColumn, comparisons: Mapping[str, Any]) -> list[_Test]:
+    """Return the tests of codes; none where no keyword can meet them."""
+    tests = list[_Test]()
+    for name, value in comparisons.items():
+        if name in {"eq", "in"}:
+            keywords, _ = split_types(value if name == "in" else [value])
+            tests.append(column.is_any(keywords))
+        elif name == "contains":
+            tests.append(column.meets(contains(value)))
+        elif name in _BOUNDS and isinstance(value, str):
+            tests.append(column.meets(_bounded(name, value)))
+        else:
+            return []
+    return tests
+
+
+def _number_tests(comparisons: Mapping[str, Any]) -> list[_Test]:
+    """Return the tests of numbers; none where no number can meet them."""
+    tests = list[_Test]()
+    for name, value in comparisons.items():
+        if name in {"eq", "in"}:
+            numbers = [one for one in (value if name == "in" else [value]) if is_number(one)]
+            tests.append(_is_any(numbers))
+        elif name in _BOUNDS and is_number(value):
+            tests.append(_compare(name, value))
+        else:
+            return []
+    return tests
+
+
+def _ids_meeting(
+    fields: ItemFields, comparisons: Mapping[str, Any], rows: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
+    """Mark the items whose id meets all comparisons; ids need no column."""
+    ids = fields.vocabulary.ids
+    rows = np.arange(fields.size) if rows is None else rows
+    inside = np.ones(len(rows), np.bool_)
+    for name, value in comparisons.items():
+        if name == "exists":
+            inside &= value
+        elif name in {"eq", "in"}:
+            keywords, _ = split_types(value if name == "in" else [value])
+            sought = fields.vocabulary.rows([one for one in keywords if isinstance(one, str)])
+            inside &= np.isin(rows, sought)
+        elif name == "contains" or (name in _BOUNDS and isinstance(value, str)):
+            test = contains(value) if name == "contains" else _bounded(name, value)
+            left = np.flatnonzero(inside)
+            inside[left] = [test(ids[row]) for row in rows[left].tolist()]
+        else:
+            inside[:] = False
+    return inside
+
+
+def contains(part: str) -> Callable[[str], bool]:
+    """Return the test that a string contains another, in upper or lower case."""
+    folded = part.casefold()
+    return lambda text: folded in text.casefold()
+
+
+def _bounded(name: str, bound: str) -> Callable[[str], bool]:
+    compare = _BOUNDS[name]
+    return lambda text: bool(compare(text, bound))
+
+
+def _compare(name: str, bound: float) -> _Test:
+    compare = _BOUNDS[name]
+
+    def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
+        met: NDArray[np.bool_] = compare(values, bound)
+        return met
+
+    return holds
+
+
+def _is_any(numbers: list[float]) -> _Test:
+    def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
+        if len(numbers) > _COMPARED:
+            return np.isin(values, np.array(numbers, values.dtype))
+        found = np.zeros(len(values), np.bool_)
+        for number in numbers:
+            found |= values == number
+        return found
+
+    return holds
+
+
+def _all(tests: list[_Test]) -> _Test:
+    def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
+        found = tests[0](values)
+        for test in tests[1:]:
+            found = found & test(values)
+        return found
+
+    return holds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -81,6 +82,34 @@ def leave_one_out_hstu(log: Interactions) -> EvaluationTask:
         exclude_seen=True,
         max_seen=HSTU_MAX_SEEN,
     )
+
+
+def newest(
+    log: Interactions,
+    hold_out: Callable[[Interactions], tuple[Interactions, Holdout]],
+    *,
+    exclude_seen: bool,
+) -> EvaluationTask:
+    """Test on what `hold_out` takes of a log, and validate on what it takes of the rest.
+
+    With the function by which a training validates, a model is tested as it was validated.
+
+    Args:
+        log: the events, over all users and items.
+        hold_out: splits a log into training events and each user's newest, by event or by basket.
+        exclude_seen: leave out the items of the user's history; False where items are taken again.
+
+    Raises:
+        ValueError: no user has enough events.
+    """
+    items, small = _renumbered(log)
+    every_event, test = hold_out(small)
+    train, validation = hold_out(every_event)
+    if not len(test) or not len(validation):
+        raise ValueError("no user has events to train on, to validate on and to test on")
+    is_basket = len(test) > len(np.unique(test.users))
+    name = "last basket" if is_basket else "last event"
+    return EvaluationTask(name, items, small, train, validation, every_event, test, exclude_seen)
 
 
 def global_time(

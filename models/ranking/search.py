@@ -51,6 +51,17 @@ def nearest(matches: FieldMatches, count: int) -> RowIndices:
 
 
 @torch.inference_mode()
+def strong_matches(matches: FieldMatches, share: float) -> RowIndices:
+    """Return the items that weigh at least a share of the heaviest, by text alone, ascending."""
+    temperature = matches.parameters.temperature
+    bias = matches.offset + matches.bias(matches.places, None, temperature)
+    weights = _softmax(matches, bias, temperature, hard=False)
+    gathered = _gathered(matches, weights)
+    heavy = np.flatnonzero((gathered > 0) & (gathered >= share * gathered.max(initial=0)))
+    return matches.items.take(heavy)
+
+
+@torch.inference_mode()
 def search(
     matches: FieldMatches, *, limit: int, personal: NDArray[np.float32] | None = None
 ) -> SearchResults:
@@ -123,8 +134,7 @@ def _top_items(
     matches: FieldMatches, weights: NDArray[np.float32], count: int
 ) -> tuple[RowIndices, NDArray[np.float32]]:
     """Return the places [≤ count] of the items of most weight, and every item's weight [I]."""
-    gathered = np.zeros(len(matches.items), dtype=np.float32)
-    np.add.at(gathered, matches.item_of, weights)
+    gathered = _gathered(matches, weights)
     rank = -gathered
     if count < len(rank):  # all that tie with the last one, of which the first rows are taken
         best = np.flatnonzero(rank <= np.partition(rank, count - 1)[count - 1])
@@ -132,6 +142,13 @@ def _top_items(
         best = np.arange(len(rank))
     order = best[np.argsort(rank[best], kind="stable")][:count]
     return order[gathered[order] > 0], gathered
+
+
+def _gathered(matches: FieldMatches, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weight of each item [I]."""
+    gathered = np.zeros(len(matches.items), dtype=np.float32)
+    np.add.at(gathered, matches.item_of, weights)
+    return gathered
 
 
 def _mass(

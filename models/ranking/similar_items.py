@@ -73,15 +73,13 @@ def similar(
     used = [space for space in spaces_of(snapshot, row) if space in spaces]
     others = snapshot.catalogue.servable.copy()
     others[row] = False
-    open_ = np.zeros_like(others)
     cosines, levels = [], []
     for space in used:
         there = _there(snapshot, space)
         cosines.append(_cosines(snapshot, space, row))
         level = _standard(cosines[-1], torch.from_numpy(there & others))
         levels.append(level.masked_fill(torch.from_numpy(~there), -torch.inf))
-        open_ |= there
-    rows = np.flatnonzero(open_ & others & allowed)
+    rows = np.flatnonzero(comparable(snapshot, row, allowed, used))
     if not len(rows):
         return SimilarItems(rows, np.zeros(0, np.float32), np.zeros(0, np.float32), ())
     at = torch.from_numpy(rows)
@@ -105,6 +103,18 @@ def similar(
             for columns in zip(near, shares, logits[:, top].T.tolist(), strict=True)
         ),
     )
+
+
+def comparable(
+    snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: Sequence[Space]
+) -> NDArray[np.bool_]:
+    """Mark the allowed items [N] that have a key in one of the spaces, but for the one at `row`."""
+    found = np.zeros(len(allowed), np.bool_)
+    for space in spaces:
+        found |= _there(snapshot, space)
+    found &= allowed & snapshot.catalogue.servable
+    found[row] = False
+    return found
 
 
 def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:

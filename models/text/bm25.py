@@ -129,6 +129,13 @@ class BM25Index:
         stays = np.flatnonzero(allowed[rows])[:count]
         return Hits(rows[stays], scores[stays])
 
+    def rows_with_words(self, parsed: ParsedQuery, most: int) -> NDArray[np.int64]:
+        """Return the rows [≤ most] that have a word of a query and all its phrases, best first."""
+        query = self._query(parsed)
+        if query is None or not len(self):
+            return np.zeros(0, np.int64)
+        return self._run(query, min(most, len(self))).rows
+
     def rows_with_phrases(self, parsed: ParsedQuery) -> NDArray[np.int64] | None:
         """Return the rows [L] that have every phrase, unordered; None for a query without one."""
         if not parsed.phrases:

@@ -19,6 +19,7 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
+from service.cli.imports import open_movielens
 from service.cli.training import (
     Chosen,
     Date,
@@ -27,7 +28,6 @@ from service.cli.training import (
     require_global_time,
     split_log,
 )
-from service.cli.transfer import open_movielens
 from service.domain.errors import Invalid
 
 Name = Literal["ml-100k", "ml-1m", "online-retail", "amazon-beauty"]
@@ -111,8 +111,8 @@ def benchmark(
 
 def source(dataset: Name, path: Path | None, data: Path) -> Any:
     """Open a public data set; MovieLens is downloaded into the cache of `data` first."""
-    from service.datasets.item_sequences import ItemSequences
-    from service.datasets.online_retail import OnlineRetail
+    from service.datasets.public.item_sequences import ItemSequences
+    from service.datasets.public.online_retail import OnlineRetail
 
     if dataset in {"ml-100k", "ml-1m"}:
         return open_movielens(dataset, data)

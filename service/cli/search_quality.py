@@ -253,7 +253,7 @@ def _searched(
     folder: Path | None, judgments: Path | None, data: Path, encoder: str, split: str
 ) -> _Searched:
     from service.cli import progress_bars
-    from service.datasets.collections import open_collection, read_judgments
+    from service.datasets.public.collections import open_collection, read_judgments
     from service.evaluation import search_quality
 
     if folder is None and judgments is None:

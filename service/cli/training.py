@@ -23,7 +23,7 @@ from service.domain.errors import HeedError, Invalid
 from service.domain.timestamps import from_rfc3339
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER
 
-Protocol = Literal["leave-one-out", "hstu", "global-time"]
+Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 Chosen = Annotated[
     Literal["quick", "best"] | None,
     typer.Option(
@@ -135,13 +135,15 @@ def evaluate(
     data: Data = DATA,
     encoder: Encoder = ENCODER,
     protocol: Annotated[
-        Literal["leave-one-out", "global-time"],
+        Literal["newest", "leave-one-out", "global-time"],
         typer.Option(
-            help="leave-one-out: test on the last event of each user, validate on the one before. "
+            help="newest: test on the last event of each user, or on the last basket where users "
+            "buy in baskets, and validate on the one before, as heed train does. leave-one-out: "
+            "the last event of users with five or more, of items with five or more, as in papers. "
             "global-time: train before a date, and test on one drawn event of each user from then "
             "on, so that no model learns from later events than it could when it serves."
         ),
-    ] = "leave-one-out",
+    ] = "newest",
     date: Date = None,
     preset: Chosen = None,
     epochs: Epochs = None,
@@ -153,11 +155,12 @@ def evaluate(
 ) -> None:
     """Compare the model with baselines on the stored events.
 
-    The baselines are popularity, of all time and of the 7 days before the request, EASE (up to
-    20,000 items) and transition counts. The whole catalogue is ranked; ties count against a model.
+    The baselines are popularity, of all time and of the 7 days before the request, what the user
+    took before, EASE (up to 20,000 items) and transition counts. The whole catalogue is ranked;
+    ties count against a model.
 
-    leave-one-out leaves out items and users with fewer than five events. It lets models learn from
-    what other users did after a request: compare rankers for the service by global-time.
+    All but global-time let models learn from what other users did after a request: compare rankers
+    for the service by global-time.
 
     A second table has NDCG@10 by gap to the target, length of the history and age of the item, and
     debiased: cases are weighted by 1 / sqrt(1 + n), n being the target's training events.
@@ -194,8 +197,10 @@ def require_global_time(date: int | None, protocol: str) -> None:
 def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int = 0) -> list[Any]:
     """Split a log of events into an evaluation task; the date and the seed are of global-time."""
     from models.evaluation import protocols
-    from service.evaluation.compare_models import split, split_at
+    from service.evaluation.compare_models import split, split_at, split_newest
 
+    if protocol == "newest":
+        return split_newest(log)
     if protocol == "global-time":
         return split_at(log, date, seed)
     if protocol == "hstu":

@@ -1,5 +1,5 @@
-"""Readers of public data sets and of your own files, and writers of tables and exports.
+"""Readers of your own files, their import into a store, and writers of tables and exports.
 
-Comes in: files in BEIR's, MovieLens' and other public formats, JSON lines, CSV, TSV, Parquet.
-Goes out: streams of `Item`, `Event` and `User`, judged queries, files.
+Comes in: JSON lines, CSV, TSV and Parquet; `public/` reads public data sets in their own formats.
+Goes out: streams of `Item`, `Event` and `User`, judged queries, stored records, files.
 """

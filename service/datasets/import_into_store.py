@@ -1,17 +1,25 @@
-"""Import of a data set into a store."""
+"""Import of a data set or of profiles into a store."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 from service.datasets.base import Dataset, batches
+from service.domain.item_patch import ItemPatch
+from service.domain.records import Event, Item, User
 from service.stores.base import AppendResult, Store
 
+T = TypeVar("T")
+Through = Callable[[Iterable[T]], Iterator[T]]
+
 _BATCH = 20_000  # events of one transaction, which share an fsync
+_PATCHES = 1_000  # items of one transaction
+_USERS = 1_000  # profiles stored concurrently
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +33,58 @@ class ImportResult:
 
 
 async def import_dataset(
-    store: Store, source: Dataset, progress: Callable[[str, int], None] = lambda *_: None
+    store: Store,
+    source: Dataset,
+    progress: Callable[[str, int], None] = lambda *_: None,
+    *,
+    import_id: int | None = None,
+    items_through: Through[Item] = iter,
+    events_through: Through[Event] = iter,
 ) -> ImportResult:
     """Store all items, then all events; rows that are already stored change nothing.
 
-    After each batch `progress` is called with "items" or "events" and the number of rows handled.
+    Args:
+        store: the store.
+        source: the data set.
+        progress: called after each batch with "items" or "events" and the number of rows handled.
+        import_id: of `Store.begin_import`.
+        items_through: through which the items pass.
+        events_through: through which the events pass.
     """
     started = time.monotonic()
     items = stored = duplicates = 0
-    for batch in batches(source.items(), 1_000):
-        items += await store.put_items(batch)
+    for batch in batches(items_through(source.items()), 1_000):
+        items += await store.put_items(batch, import_id=import_id)
         progress("items", items)
     # While the writer's thread stores one batch, the next is read.
     storing: asyncio.Task[AppendResult] | None = None
-    for events in chain(batches(source.events(), _BATCH), [None]):
+    for events in chain(batches(events_through(source.events()), _BATCH), [None]):
         if storing is not None:
             appended = await storing
             stored, duplicates = stored + appended.stored, duplicates + appended.duplicates
             progress("events", stored + duplicates)
         if events is not None:
-            storing = asyncio.create_task(store.append(events))
+            storing = asyncio.create_task(store.append(events, import_id=import_id))
             await asyncio.sleep(0)
     return ImportResult(items, stored, duplicates, time.monotonic() - started)
+
+
+async def import_patches(
+    store: Store, patches: Iterable[ItemPatch], *, import_id: int | None = None
+) -> int:
+    """Apply changes of items, and return the number of rows."""
+    count = 0
+    for batch in batches(patches, _PATCHES):
+        await store.patch_items(batch, import_id=import_id)
+        count += len(batch)
+    return count
+
+
+async def import_users(store: Store, users: Iterable[User], *, import_id: int | None = None) -> int:
+    """Store all profiles and return their number. Of one user the last one wins."""
+    count = 0
+    for batch in batches(users, _USERS):
+        # Concurrently, since writes that wait together share a commit; the writer keeps the order.
+        await asyncio.gather(*(store.put_user(user, import_id=import_id) for user in batch))
+        count += len(batch)
+    return count

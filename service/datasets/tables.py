@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from service.datasets.base import compressed
-from service.datasets.files import check_format
-from service.datasets.formats import pyarrow_parquet
+from service.datasets.files.formats import pyarrow_parquet
+from service.datasets.files.record_files import check_format
 from service.runtime.durable_files import open_replacement
 
 TableRows = Sequence[Sequence[Any]]  # one cell for each column

@@ -13,6 +13,15 @@ from typing import Any, Literal, Required, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from service.domain.item_selection import (
+    NO_FILTER,
+    FacetRequest,
+    FacetResult,
+    Filter,
+    FilterWarning,
+    SortField,
+)
+
 RetrievalMode = Literal["auto", "exact", "coarse"]
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
 Space = Literal["content", "trained"]  # item vectors: of their text, or of the trained model
@@ -54,18 +63,6 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Conditions on the items of an answer."""
-
-    any: frozenset[str] = frozenset()  # categories: at least one of these
-    all: frozenset[str] = frozenset()  # categories: every one of these
-    none: frozenset[str] = frozenset()  # categories: not one of these
-    attributes: Mapping[str, Any] = field(default_factory=dict)  # equal, or in a list of values
-    published_since: int | None = None
-    published_until: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Requester:
     """User and attention options of a request: the fields that score, recommend and search share.
 
@@ -91,6 +88,7 @@ class ScoreQuery:
 
     requester: Requester
     item_ids: tuple[str, ...]
+    fields: tuple[str, ...] = ()  # of each item, beside its score
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +97,37 @@ class RecommendQuery:
 
     requester: Requester
     limit: int = 20
-    filter: Filter = Filter()
+    filter: Filter = NO_FILTER
     exclude_seen: bool = True
     exclude: frozenset[str] = frozenset()
     diversity: float = 0.0
+    facets: tuple[FacetRequest, ...] = ()  # over all items that may be recommended
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """Search the catalogue by text; a named user re-ranks."""
+    """Search the catalogue by text; a named user re-ranks.
+
+    With `sort`, or without a query, items are listed in the order of their fields instead.
+    """
 
     requester: Requester
-    query: str
+    query: str = ""
     limit: int = 20
-    filter: Filter = Filter()
+    filter: Filter = NO_FILTER
     personal_weight: float = 2.0  # logits added per standard deviation of the memory's scores
     highlight: bool = False  # answer texts with the query's words marked
+    sort: tuple[SortField, ...] = ()
+    offset: int = 0  # of a list in the order of fields
+    cursor: str | None = None  # of the page before, instead
+    facets: tuple[FacetRequest, ...] = ()  # over all matches
+    fields: tuple[str, ...] = ()
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether items are listed in the order of their fields."""
+        return bool(self.sort) or not self.query.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +136,10 @@ class SimilarQuery:
 
     item_id: str
     limit: int = 20
-    filter: Filter = Filter()
+    filter: Filter = NO_FILTER
     space: Space | None = None  # None: every space in which the item has a key
+    facets: tuple[FacetRequest, ...] = ()  # over all items that are compared
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +217,8 @@ class AnswerItem(TypedDict, total=False):
     """
 
     item_id: Required[str]
-    score: Required[float]
     title: Required[str]
+    score: float  # left out in a list in the order of fields
     parts: dict[str, float]  # terms of the score, which is their sum
     reason: str  # personal | popular | content
     explanation: tuple[Contribution, ...]
@@ -214,6 +229,7 @@ class AnswerItem(TypedDict, total=False):
     relative_error: float  # bound on the contexts' relative error at 99 % confidence, if not exact
     # similar: `cosine` and `share` of the item's weight, in each space in which it has a key
     spaces: Mapping[Space, Mapping[str, float]]
+    fields: Mapping[str, Any]  # as far as the item has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +246,10 @@ class Answer:
     # search: unknown word of the query -> catalogue words that replaced it
     corrections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared
+    total: int | None = None  # items that match, with facets or in a list
+    cursor: str | None = None  # of the next page of a list
+    facets: tuple[FacetResult, ...] | None = None
+    warnings: tuple[FilterWarning, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

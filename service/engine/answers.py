@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.scoring import Scores, score
 from service.domain.errors import Invalid, NotFound
+from service.domain.item_selection import NO_FILTER
 from service.domain.queries import (
     Answer,
     AttendQuery,
@@ -35,11 +36,24 @@ from service.domain.stage_clock import StageClock
 from service.engine.attend import attend_catalogue, attend_user, attend_vectors
 from service.engine.compose import Parts
 from service.engine.explain import explain_items
-from service.engine.highlight import highlights
+from service.engine.highlight import add_highlights
 from service.engine.naming import name_reasons, name_rows
-from service.engine.recommend import allowed_items, recommend_items
+from service.engine.recommend import excluded_rows, recommend_items
 from service.engine.score import ItemRows, item_row, score_answer
-from service.engine.search import RERANKED, SearchOutcome, search_answer, search_items
+from service.engine.search import (
+    RERANKED,
+    SearchOutcome,
+    list_matches,
+    search_answer,
+    search_items,
+)
+from service.engine.selection.answer_fields import add_fields
+from service.engine.selection.item_selection import (
+    Counted,
+    ItemSelection,
+    count_items,
+    select_items,
+)
 from service.engine.similar_items import similar_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import LONG
@@ -81,25 +95,39 @@ class Answers:
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
             return targets, score(snapshot, user, targets, request.options)
 
-        return await self._ranked(request, stages, rank, _attended(request, len(targets)))
+        answer = await self._ranked(request, stages, rank, _attended(request, len(targets)))
+        return await self._completed(answer, query.fields, stages)
 
     async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
         """Recommend items of the catalogue."""
         request = await self._open(query.requester, stages)
+        snapshot, events = request.snapshot, request.events
+        selection = await self._select(snapshot, query, stages)
 
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
-            ranked = recommend_items(query, request.snapshot, user, request.events, request.options)
+            allowed = selection.allowed
+            ranked = recommend_items(query, snapshot, user, events, request.options, allowed)
             return ranked.rows, ranked.scores._replace(mode=ranked.mode)
 
-        return await self._ranked(request, stages, rank)
+        def count() -> Counted | None:
+            mask = selection.allowed.copy()
+            mask[excluded_rows(query, snapshot, events)] = False
+            return count_items(snapshot, mask, query.facets)
+
+        answer = await self._ranked(request, stages, rank)
+        counted = await self._compute(stages, count) if query.facets else None
+        return await self._completed(selection.described(answer, counted), query.fields, stages)
 
     async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
-        """Search items by text and re-rank them by the requester's memory.
+        """Search items by text and re-rank them by the requester's memory, or list them.
 
-        Explanations are of the memory's score.
+        Explanations are of the memory's score. Raises `Invalid` for a cursor of another list.
         """
+        if query.is_listing:
+            return await self._list(query, stages)
         request = await self._open(query.requester, stages)
         snapshot, setup = request.snapshot, self._parts.search.setup
+        selection = await self._select(snapshot, query, stages)
 
         def attend(user: UserMemory) -> SearchOutcome:
             return search_items(
@@ -107,7 +135,7 @@ class Answers:
                 snapshot,
                 user,
                 setup.encode,
-                allowed=allowed_items(snapshot, query.filter),
+                allowed=selection.allowed,
                 options=request.options,
                 parameters=setup.parameters,
             )
@@ -121,14 +149,33 @@ class Answers:
         answer = search_answer(query.requester, snapshot, outcome, named)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
-            with stages("store"):
-                ids = [item["item_id"] for item in answer.items]
-                items = await self._parts.store.get_items(ids)
             with stages("highlight"):
                 spans_of = partial(index.match_spans, parsed)
-                for found, item in zip(answer.items, items, strict=True):
-                    found["highlights"] = {} if item is None else highlights(item, spans_of)
-        return replace(answer, degraded=self._parts.live.degraded)
+                await add_highlights(answer, self._parts.store, spans_of)
+        answer = replace(
+            selection.described(answer, outcome.counted), degraded=self._parts.live.degraded
+        )
+        return await self._completed(answer, query.fields, stages)
+
+    async def _list(self, query: SearchQuery, stages: StageClock) -> Answer:
+        """List items in the order of their fields; whoever asks, the list is the same."""
+        with stages("store"):
+            snapshot = await self._parts.live.current()
+        selection = await self._select(snapshot, query, stages)
+        setup = self._parts.search.setup
+        options = self._parts.memories.options(query.requester)
+        work = partial(
+            list_matches,
+            query,
+            snapshot,
+            setup.encode,
+            selection=selection,
+            options=options,
+            parameters=setup.parameters,
+        )
+        answer = await self._compute(stages, work)
+        answer = replace(answer, degraded=self._parts.live.degraded)
+        return await self._completed(answer, query.fields, stages)
 
     async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         """Find items like one.
@@ -140,7 +187,8 @@ class Answers:
         with stages("store"):
             snapshot = await self._parts.live.current()
         answer = await self._compute(stages, lambda: similar_items(query, snapshot))
-        return replace(answer, degraded=self._parts.live.degraded)
+        answer = replace(answer, degraded=self._parts.live.degraded)
+        return await self._completed(answer, query.fields, stages)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         """Apply the bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
@@ -181,6 +229,25 @@ class Answers:
         return replace(result, ids=ids)
 
     # ------------------------------------------------------------------ the parts
+
+    async def _select(
+        self, snapshot: Snapshot, query: RecommendQuery | SearchQuery, stages: StageClock
+    ) -> ItemSelection:
+        sort = query.sort if isinstance(query, SearchQuery) else ()
+        work = partial(select_items, snapshot, query.filter, query.facets, sort)
+        if query.filter == NO_FILTER:
+            return work()
+        with stages("filter"):
+            if len(snapshot.catalogue) <= _ON_LOOP:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
+
+    async def _completed(self, answer: Answer, fields: Sequence[str], stages: StageClock) -> Answer:
+        """Return an answer with fields of its items, where they are asked for."""
+        if fields:
+            with stages("store"):
+                await add_fields(answer, self._parts.store, fields)
+        return answer
 
     async def _open(self, requester: Requester, stages: StageClock) -> _Request:
         at = time.time_ns() // 1_000 if requester.at is None else requester.at

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from service.domain.queries import HighlightSpan
+from service.domain.queries import Answer, HighlightSpan
 from service.domain.records import Item
+from service.stores.base import Store
 
 Spans = Sequence[tuple[int, int]]  # (start, end) in characters, rising, apart
 
 WIDTH = 220  # characters of a snippet, about
+
+
+async def add_highlights(answer: Answer, store: Store, spans_of: Callable[[str], Spans]) -> None:
+    """Add `highlights` to each item of an answer."""
+    items = await store.get_items([item["item_id"] for item in answer.items])
+    for found, item in zip(answer.items, items, strict=True):
+        found["highlights"] = {} if item is None else highlights(item, spans_of)
 
 
 def highlights(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.compute.progress import ProgressCallback
@@ -25,6 +26,7 @@ from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts, compose
 from service.engine.recommend import recommend_items
+from service.engine.selection.item_selection import select_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.snapshots.text_encoders import open_encoder
@@ -89,7 +91,8 @@ async def write_lists(
         started = time.monotonic()
         with open_table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
-            lists = partial(_lists, parts.memories, snapshot, query, at=at, sample=sample)
+            allowed = select_items(snapshot, query.filter).allowed
+            lists = partial(_lists, parts.memories, snapshot, query, allowed, at=at, sample=sample)
             async for rows, found in _in_order(parts, user_ids, at, lists):
                 waiting += rows
                 recalls += found
@@ -131,6 +134,7 @@ def _lists(
     memories: MemoryProvider,
     snapshot: Snapshot,
     query: RecommendQuery,
+    allowed: NDArray[np.bool_],
     events: Mapping[str, EventColumns],
     *,
     at: int,
@@ -143,13 +147,13 @@ def _lists(
     options = memories.options(query.requester)
     for user_id, each in events.items():
         with memories.memory(snapshot, query.requester, each, at) as user:
-            ranked = recommend_items(query, snapshot, user, each, options)
+            ranked = recommend_items(query, snapshot, user, each, options, allowed)
             listed = zip(ranked.rows.tolist(), ranked.scores.total.tolist(), strict=True)
             rows += [
                 (user_id, rank, item_id(row), score) for rank, (row, score) in enumerate(listed, 1)
             ]
             if user_id in sample and ranked.mode == "coarse":
                 every = replace(options, mode="exact")
-                best = recommend_items(query, snapshot, user, each, every).rows
+                best = recommend_items(query, snapshot, user, each, every, allowed).rows
                 recalls.append(float(np.isin(best, ranked.rows).mean()))
     return rows, recalls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,15 +17,25 @@ from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
 from models.ranking.field_matches import FieldMatches, match_fields
 from models.ranking.scoring import Scores, score
-from models.ranking.search import SearchResults, nearest, personal_bias, search
+from models.ranking.search import (
+    SearchResults,
+    nearest,
+    personal_bias,
+    search,
+    strong_matches,
+)
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
 from models.text.query_parser import ParsedQuery
 from service.domain.queries import Answer, AnswerItem, Contribution, Requester, SearchQuery
 from service.engine.explain import explain_items
+from service.engine.selection.item_selection import Counted, ItemSelection, count_items
+from service.engine.selection.listing import list_items
 
 RERANKED = 200  # items matched by text that a user's memory re-ranks
 BM25_HITS = 500  # items at most that BM25 contributes
+MAX_MATCHES = 100_000  # items with words of a query, the best ones, that are counted or sorted
+MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches
 
 # BM25 and the nearest keys of many items take milliseconds each, and both release the GIL.
 _BM25 = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-bm25")
@@ -40,6 +50,7 @@ class SearchOutcome:
     scores: Scores  # of [P] items; of none without a memory
     places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
     reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
+    counted: Counted | None = None  # values of all matches, if they were asked for
 
 
 def search_items(
@@ -81,7 +92,56 @@ def search_items(
         requester=query.requester,
         places=places,
     )
-    return SearchOutcome(found, parsed, scores, places, reasons)
+    counted = None
+    if query.facets:
+        mask = matched_items(snapshot, parsed, matches, allowed)
+        counted = count_items(snapshot, mask, query.facets)
+    return SearchOutcome(found, parsed, scores, places, reasons, counted)
+
+
+def matched_items(
+    snapshot: Snapshot,
+    parsed: ParsedQuery | None,
+    matches: FieldMatches,
+    allowed: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Mark all matches of a text, bool [N].
+
+    These are the allowed items that have one of its words, and those that weigh at least
+    `MATCH_SHARE` of what the best item weighs, by words and meaning.
+    """
+    mask = np.zeros(len(allowed), np.bool_)
+    index = snapshot.catalogue.bm25_index
+    if index is not None and parsed is not None:
+        mask[index.rows_with_words(parsed, MAX_MATCHES)] = True
+    mask[strong_matches(matches, MATCH_SHARE)] = True
+    return mask & allowed
+
+
+def list_matches(
+    query: SearchQuery,
+    snapshot: Snapshot,
+    encode: Callable[[str], NDArray[np.float32]],
+    *,
+    selection: ItemSelection,
+    options: AttentionOptions,
+    parameters: SearchParameters = DEFAULTS,
+) -> Answer:
+    """List the items that match a text, or all without one, in the order of their fields.
+
+    The arguments are those of `search_items`; nobody's memory is attended. Raises `Invalid` for a
+    cursor of another order.
+    """
+    mask, corrections = selection.allowed, None
+    if query.query.strip():
+        parsed, matches = match_text(
+            query.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
+        )
+        mask = matched_items(snapshot, parsed, matches, mask)
+        corrections = None if parsed is None else parsed.corrections
+    answer = list_items(query, snapshot, mask)
+    counted = count_items(snapshot, mask, query.facets)
+    return replace(selection.described(answer, counted), corrections=corrections or {})
 
 
 def match_text(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from models.catalogue.snapshot import Snapshot
-from models.ranking.similar_items import similar, spaces_of
+from models.ranking.similar_items import comparable, similar, spaces_of
 from service.domain.errors import Invalid
 from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space
-from service.engine.recommend import allowed_items
 from service.engine.score import item_row
+from service.engine.selection.item_selection import count_items, select_items
 
 _LACKS: dict[Space, str] = {
     "content": "has neither a text nor an embedding",
@@ -31,13 +31,8 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
                 "/space", f"must be {spaces[0]!r} or 'both' here: item {query.item_id!r} {lacks}"
             )
         spaces = (query.space,)
-    found = similar(
-        snapshot,
-        row,
-        limit=query.limit,
-        allowed=allowed_items(snapshot, query.filter),
-        spaces=spaces,
-    )
+    selection = select_items(snapshot, query.filter, query.facets)
+    found = similar(snapshot, row, limit=query.limit, allowed=selection.allowed, spaces=spaces)
     items: list[AnswerItem] = [
         {
             "item_id": catalogue.vocabulary.id(row),
@@ -51,4 +46,8 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         }
         for at, row in enumerate(found.rows.tolist())
     ]
-    return Answer(items, snapshot.version, spaces=spaces)
+    counted = None
+    if query.facets:
+        others = comparable(snapshot, row, selection.allowed, spaces)
+        counted = count_items(snapshot, others, query.facets)
+    return selection.described(Answer(items, snapshot.version, spaces=spaces), counted)

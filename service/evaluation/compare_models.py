@@ -21,9 +21,9 @@ from models.evaluation.baselines import (
 )
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import EvaluationTask, global_time
+from models.evaluation.protocols import EvaluationTask, global_time, newest
 from models.evaluation.splits import Holdout
-from models.training.log_profile import has_repeat_consumption
+from models.training.log_profile import has_repeat_consumption, hold_out
 from models.training.presets import Preset
 from models.training.training_run import TrainingResult
 from service.domain.errors import ModelRejected
@@ -56,6 +56,18 @@ def split(
         return [protocol(log) for protocol in protocols]
     except ValueError as error:
         raise ModelRejected(str(error)) from error
+
+
+def split_newest(log: Interactions) -> list[EvaluationTask]:
+    """Split a log as a training does: by each user's last event, or last basket.
+
+    Seen items are candidates where they come back.
+
+    Raises:
+        ModelRejected: there is nothing to train, to validate or to test on.
+    """
+    new_only = not has_repeat_consumption(log)
+    return split(log, partial(newest, hold_out=hold_out, exclude_seen=new_only))
 
 
 def split_at(log: Interactions, date: int | None = None, seed: int = 0) -> list[EvaluationTask]:

@@ -92,7 +92,27 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
         for label, at_time in (("", False), (" at time", True))
         for other, (hr, ndcg) in differences(table, at_time=at_time).items()
     ]
-    return Group(grid, *lines, _slice_table(task, table))
+    return Group(grid, summarise(task, table), *lines, _slice_table(task, table))
+
+
+def summarise(task: EvaluationTask, table: Comparison) -> str:
+    """Say in a sentence for how many of 100 users Heed and the best baseline find something."""
+    users, of_user = np.unique(task.test.users, return_inverse=True)
+    found = {}
+    for name, row in table.items():
+        shares = []
+        for metrics in row.test:
+            hit = np.zeros(len(users))
+            np.maximum.at(hit, of_user, hits(metrics.ranks))
+            shares.append(hit.mean())
+        found[name] = 100 * float(np.mean(shares))
+    baselines = {name: n for name, n in found.items() if not name.startswith(HEED)}
+    best = max(baselines, key=baselines.__getitem__)
+    target = "something of their next basket" if len(task.test) > len(users) else "their next item"
+    return (
+        f"Of 100 users, {found[HEED]:.0f} find {target} among ten items that Heed recommends, and "
+        f"{baselines[best]:.0f} among those of the best baseline, {best}."
+    )
 
 
 def differences(

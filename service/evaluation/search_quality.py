@@ -25,7 +25,7 @@ from models.ranking.search import search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import BM25Writer
 from service.datasets.base import JudgedQuery
-from service.datasets.rows import to_json_lines
+from service.datasets.files.rows import to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.engine.search import match_text

@@ -21,6 +21,7 @@ from service.domain.settings import Settings
 BODY = "heed.body"  # in the scope of every request but streams
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
+MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
 _EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
 
 
@@ -197,6 +198,6 @@ def is_unhurried(scope: Scope) -> bool:
     match scope["method"], parts:
         case "POST", ["", "v1", "models", _, "activate"]:
             return True
-        case ("POST", ["", "v1", "items"]) | ("DELETE", ["", "v1", "items", _]):
+        case ("POST", ["", "v1", "items"]) | ("DELETE" | "PATCH", ["", "v1", "items", _]):
             return True
     return False

@@ -220,7 +220,7 @@ def _allowed(scope: Scope) -> list[str]:
     routes = scope["app"].router.routes
     return [
         method
-        for method in ("GET", "POST", "PUT", "DELETE")
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         if any(route.matches({**same, "method": method})[0] is Match.FULL for route in routes)
     ]
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from models.catalogue.catalogue import Catalogue
+from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
 from service.snapshots.catalogue_updates import CatalogueUpdates
@@ -85,6 +86,7 @@ class CatalogueRefresh:
             if time.monotonic() > logged + _PROGRESS_INTERVAL:
                 logged = time.monotonic()
                 _log.info("read %s of %s items", f"{len(catalogue):,}", f"{total:,}")
+        await loop.run_in_executor(executor, catalogue.prepare_order)
         return catalogue
 
     async def wait(self) -> None:
@@ -109,6 +111,10 @@ class CatalogueRefresh:
         It is acknowledged unserved after `_SERVING_WAIT`.
         """
         return await self._write(partial(self._store.put_items, items))
+
+    async def patch_items(self, patches: Sequence[ItemPatch], *, create: bool = True) -> int:
+        """`Store.patch_items`, acknowledged as `put_items` is."""
+        return await self._write(partial(self._store.patch_items, patches, create=create))
 
     async def delete_item(self, item_id: str) -> bool:
         """`Store.delete_item`, acknowledged as `put_items` is."""

@@ -26,4 +26,5 @@ def to_entry(item: Item, dimension: int) -> ItemEntry:
         own,
         item.hidden,
         item.published_at,
+        item.tags,
     )

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 
 
@@ -33,6 +34,24 @@ class AppendResult(NamedTuple):
 
     stored: int
     duplicates: int
+
+
+class ImportRecord(NamedTuple):
+    """An import: rows that were stored together, from files or a data set."""
+
+    import_id: int
+    started: int  # microseconds UTC
+    source: str  # what was read, in the words of `begin_import`
+    is_undone: bool
+
+
+class UndoneImport(NamedTuple):
+    """Counts of what an undone import had stored: taken back, or kept because it changed since."""
+
+    events: int
+    items: int
+    users: int
+    kept: int  # items and profiles
 
 
 class EventVectors(NamedTuple):
@@ -105,7 +124,9 @@ class Store(Protocol):
 
     # ------------------------------------------------------------------ histories
 
-    async def append(self, events: Sequence[Event]) -> AppendResult:
+    async def append(
+        self, events: Sequence[Event], *, import_id: int | None = None
+    ) -> AppendResult:
         """Store `events`, all or none of them, and return once they are durable.
 
         Event ids are unique in the whole store. An id that is already there (or twice in `events`)
@@ -159,7 +180,7 @@ class Store(Protocol):
         """
         ...
 
-    async def put_user(self, user: User) -> None:
+    async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         """Replace the user's profile."""
         ...
 
@@ -170,11 +191,29 @@ class Store(Protocol):
     # ------------------------------------------------------------------ catalogue
 
     async def put_items(
-        self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
+        self,
+        items: Sequence[Item],
+        *,
+        on_change: OnCatalogueChange | None = None,
+        import_id: int | None = None,
     ) -> int:
         """Insert or replace `items`, all or none; return the number of distinct ids.
 
         Of one id the last wins. Items that are already there just so change nothing.
+        """
+        ...
+
+    async def patch_items(
+        self,
+        patches: Sequence[ItemPatch],
+        *,
+        create: bool = True,
+        on_change: OnCatalogueChange | None = None,
+        import_id: int | None = None,
+    ) -> int:
+        """Apply `patches` in their order, all or none; return the number of distinct ids.
+
+        An item that is not in the catalogue is inserted, or raises `NotFound` without `create`.
         """
         ...
 
@@ -211,6 +250,31 @@ class Store(Protocol):
         """Return the changes after version `after`; `after=0` gives the whole catalogue.
 
         With `limit`, about so many items; what is left is after the version that comes with them.
+        """
+        ...
+
+    # ------------------------------------------------------------------ imports and their undoing
+
+    async def begin_import(self, source: str) -> int:
+        """Return the id of a new import, for `append`, `put_items` and `put_user`."""
+        ...
+
+    async def imports(self) -> list[ImportRecord]:
+        """Return all imports, oldest first."""
+        ...
+
+    async def undo_import(
+        self, import_id: int, *, progress: Callable[[int], None] | None = None
+    ) -> UndoneImport:
+        """Take back what an import stored.
+
+        Its events are deleted, and users without any events and profile that remain; items and
+        profiles that it inserted or replaced are as they were before it, unless they were changed
+        since by something else than an import. Not all at once: when it is interrupted, it can be
+        called again. `progress` is called with the number of events that are deleted so far.
+
+        Raises:
+            Invalid: there is no such import, or it is undone already.
         """
         ...
 

@@ -1,10 +1,9 @@
-"""Encoding of records as bytes in every store: documents, vectors, digests, ids, cursors."""
+"""Encoding of records as bytes in every store: documents, vectors, ids, cursors."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import os
 import struct
 from collections.abc import Iterator
@@ -14,26 +13,8 @@ import numpy as np
 import orjson
 
 from service.domain.errors import Invalid
-from service.domain.records import Event, Item, User, Vector
+from service.domain.records import Item, User, Vector
 from service.stores.base import EventVectors
-
-_WEIGHT = struct.Struct("<d")
-
-
-def body_digest(event: Event) -> int:
-    """Return a signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
-
-    The timestamp stays outside: a retry may lack it, so stores compare it by itself.
-    """
-    ids = f"{event.user_id}\0{event.item_id}\0{event.type}\0"  # ids hold no NUL
-    body = ids.encode() + _WEIGHT.pack(event.weight)
-    if event.key is not None:
-        body += b"key" + vector_bytes(event.key)
-    if event.value is not None:
-        body += b"value" + vector_bytes(event.value)
-    digest = hashlib.blake2b(body, digest_size=8, usedforsecurity=False).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
 
 # ------------------------------------------------------------------------------ vectors
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.errors import Corrupt, HeedError, Invalid, Unavailable
+from service.domain.item_patch import ItemPatch
 from service.domain.records import (
     Event,
     Item,
@@ -32,24 +33,29 @@ from service.domain.records import (
     check_item,
     check_user,
 )
+from service.stores import sqlite_imports
 from service.stores.base import (
     AppendResult,
     CatalogueChanges,
     History,
+    ImportRecord,
     LogColumns,
     OnCatalogueChange,
     Store,
+    UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite_file import DatabaseFile
+from service.stores.sqlite_items import ItemWrites
 from service.stores.sqlite_reads import Reads, read_transaction
 from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_user_ids, scan_users
-from service.stores.sqlite_writes import Writes
+from service.stores.sqlite_writes import Names, Writes
 from service.stores.writer import Transaction, Writer
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+UNDONE_ROWS = 20_000  # events of an import that are deleted in one transaction
 MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
 READER_THREADS = 2  # threads for longer reads
 
@@ -66,7 +72,8 @@ class SQLiteStore(Store):
     def __init__(self, path: Path | str, *, vfs: str | None = None) -> None:
         self._file = DatabaseFile(Path(path), vfs)
         self._reads = Reads()
-        self._writes = Writes()
+        items = Names("items")
+        self._writes, self._item_writes = Writes(items), ItemWrites(items)
         self._writer = Writer(self._file.writer(), self._file.explain)
         self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="heed-store-reader")
         self._local = threading.local()
@@ -77,12 +84,14 @@ class SQLiteStore(Store):
 
     # ------------------------------------------------------------------ histories
 
-    async def append(self, events: Sequence[Event]) -> AppendResult:
+    async def append(
+        self, events: Sequence[Event], *, import_id: int | None = None
+    ) -> AppendResult:
         check_each(events, check_event, "/events")
         if not events:
             return AppendResult(0, 0)
         now = time.time_ns() // 1000
-        return await self._write(self._writes.append, events, now, rows=len(events))
+        return await self._write(self._writes.append, events, now, import_id, rows=len(events))
 
     async def version(self, user_id: str) -> int:
         return self._read(self._reads.version, check_id(user_id, "/user_id"))
@@ -118,10 +127,10 @@ class SQLiteStore(Store):
             raise Invalid("/from", "must be another user")
         return await self._write(self._writes.merge, user_id, source)
 
-    async def put_user(self, user: User) -> None:
+    async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         check_user(user)
         profile = user_document(user)
-        return await self._write(self._writes.put_user, user.user_id, profile)
+        return await self._write(self._writes.put_user, user.user_id, profile, import_id)
 
     async def get_user(self, user_id: str) -> User | None:
         return self._read(self._reads.user, check_id(user_id, "/user_id"))
@@ -129,12 +138,31 @@ class SQLiteStore(Store):
     # ------------------------------------------------------------------ catalogue
 
     async def put_items(
-        self, items: Sequence[Item], *, on_change: OnCatalogueChange | None = None
+        self,
+        items: Sequence[Item],
+        *,
+        on_change: OnCatalogueChange | None = None,
+        import_id: int | None = None,
     ) -> int:
         check_each(items, check_item, "/items")
         if not items:
             return 0
-        return await self._write(self._writes.put_items, items, on_change, rows=len(items))
+        job = self._item_writes.put_items
+        return await self._write(job, items, on_change, import_id, rows=len(items))
+
+    async def patch_items(
+        self,
+        patches: Sequence[ItemPatch],
+        *,
+        create: bool = True,
+        on_change: OnCatalogueChange | None = None,
+        import_id: int | None = None,
+    ) -> int:
+        check_each([patch.apply(None) for patch in patches], check_item, "/items")
+        if not patches:
+            return 0
+        job = self._item_writes.patch_items
+        return await self._write(job, patches, create, on_change, import_id, rows=len(patches))
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         for index, item_id in enumerate(item_ids):
@@ -147,7 +175,7 @@ class SQLiteStore(Store):
         self, item_id: str, *, on_change: OnCatalogueChange | None = None
     ) -> bool:
         check_id(item_id, "/item_id")
-        return await self._write(self._writes.delete_item, item_id, on_change)
+        return await self._write(self._item_writes.delete_item, item_id, on_change)
 
     async def page_items(
         self, *, cursor: str | None = None, limit: int = 100
@@ -166,6 +194,30 @@ class SQLiteStore(Store):
         return await self._read_rows(
             MAX_INLINE_ROWS + 1, self._reads.catalogue_changes, after, limit
         )
+
+    # ------------------------------------------------------------------ imports and their undoing
+
+    async def begin_import(self, source: str) -> int:
+        now = time.time_ns() // 1000
+        return await self._write(sqlite_imports.begin, source, now)
+
+    async def imports(self) -> list[ImportRecord]:
+        return self._read(sqlite_imports.records)
+
+    async def undo_import(
+        self, import_id: int, *, progress: Callable[[int], None] | None = None
+    ) -> UndoneImport:
+        after: sqlite_imports.Position | None
+        events, after = 0, await self._write(sqlite_imports.first_event, import_id)
+        while after is not None:
+            deleted, after = await self._write(
+                sqlite_imports.undo_events, import_id, after, UNDONE_ROWS, rows=UNDONE_ROWS
+            )
+            events += deleted
+            if progress is not None:
+                progress(events)
+        items, users, kept = await self._write(sqlite_imports.undo_documents, import_id)
+        return UndoneImport(events, items, users, kept)
 
     # ------------------------------------------------------------------ the store itself
 

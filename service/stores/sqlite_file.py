@@ -1,4 +1,4 @@
-"""The database file: its schema, its connections, and its checks when it is opened.
+"""The database file: its connections, and its checks and migration when it is opened.
 
 Every page carries a checksum (SQLite's own cksumvfs), verified whenever the page is read, so that a
 flipped bit is an error and not an answer. Any SQLite can read such a file; one without cksumvfs
@@ -17,9 +17,9 @@ import apsw.sqlite_extra
 
 from service.domain.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
 from service.runtime.durable_files import make_directory
+from service.stores.sqlite_schema import SCHEMA, SCHEMA_VERSION, migrate
 from service.stores.wal import check_wal
 
-SCHEMA_VERSION = 1
 APPLICATION_ID = int.from_bytes(b"Heed", "big")  # by which `file` and other programs recognise it
 CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by this size
 MAX_FULL_CHECK_BYTES = 256 << 20  # checked in full at open (~1 s); larger files as pages are read
@@ -29,68 +29,6 @@ READ_TIMEOUT_MS = 250  # readers wait only for a recovery, and may run on an eve
 
 # Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
 OLDEST_SQLITE = (3, 51, 3)
-
-# Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
-# `items` and `types` are never deleted (a deleted item only loses its document), so that processes
-# may cache the numbers; rows of `users` are deleted, so that none may.
-#
-# `state` has one row. Its clock issues all versions, one tick for each transaction with a change,
-# so that no version is issued twice.
-SCHEMA = """
-CREATE TABLE state (
-  only      INTEGER PRIMARY KEY CHECK (only = 1),
-  clock     INTEGER NOT NULL,
-  catalogue INTEGER NOT NULL, -- the tick of the catalogue's last change
-  users     INTEGER NOT NULL, -- counts, because counting rows takes long
-  items     INTEGER NOT NULL,
-  events    INTEGER NOT NULL
-) STRICT;
-INSERT INTO state VALUES (1, 0, 0, 0, 0, 0);
-
-CREATE TABLE users (
-  user_no    INTEGER PRIMARY KEY,
-  user_id    TEXT NOT NULL UNIQUE,
-  version    INTEGER NOT NULL,
-  generation INTEGER NOT NULL,
-  next_seq   INTEGER NOT NULL,
-  profile    BLOB
-) STRICT;
-
-CREATE TABLE items (
-  item_no   INTEGER PRIMARY KEY,
-  item_id   TEXT NOT NULL UNIQUE,
-  change    INTEGER, -- the tick of the last put or delete; NULL: only ever seen in events
-  document  BLOB,    -- NULL: not in the catalogue
-  embedding BLOB
-) STRICT;
-CREATE INDEX items_by_change ON items (change) WHERE change IS NOT NULL;
-
-CREATE TABLE types (
-  type_no INTEGER PRIMARY KEY,
-  type    TEXT NOT NULL UNIQUE
-) STRICT;
-
-CREATE TABLE events ( -- clustered, so that a history is one short range
-  user_no   INTEGER NOT NULL,
-  timestamp INTEGER NOT NULL,
-  seq       INTEGER NOT NULL,
-  item_no   INTEGER NOT NULL,
-  type_no   INTEGER NOT NULL,
-  weight    REAL NOT NULL,
-  event_id  TEXT NOT NULL,
-  digest    INTEGER NOT NULL,
-  PRIMARY KEY (user_no, timestamp, seq)
-) STRICT, WITHOUT ROWID;
-CREATE UNIQUE INDEX events_by_id ON events (event_id);
-
-CREATE TABLE vectors ( -- apart, so that rows without any stay small
-  user_no INTEGER NOT NULL,
-  seq     INTEGER NOT NULL,
-  key     BLOB,
-  value   BLOB,
-  PRIMARY KEY (user_no, seq)
-) STRICT, WITHOUT ROWID;
-"""
 
 
 class DatabaseFile:
@@ -177,10 +115,12 @@ class DatabaseFile:
         if connection.pragma("application_id") != APPLICATION_ID:
             raise Incompatible(f"{self.path} is a database, but not one of Heed's")
         version = connection.pragma("user_version")
-        if version != SCHEMA_VERSION:
+        if version < SCHEMA_VERSION:
+            migrate(connection)
+        elif version > SCHEMA_VERSION:
             raise Incompatible(
-                f"{self.path} has schema version {version}; this Heed reads {SCHEMA_VERSION}. "
-                "Run the version of Heed that wrote it, or a newer one"
+                f"{self.path} has schema version {version}; this Heed reads up to "
+                f"{SCHEMA_VERSION}. Run the version of Heed that wrote it, or a newer one"
             )
         if connection.reserve_bytes("main") != CHECKSUM_BYTES:
             raise Corrupt(f"{self.path} has lost its page checksums: its header is damaged")

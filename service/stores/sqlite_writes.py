@@ -8,17 +8,17 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Conflict
-from service.domain.records import Event, Item, User
-from service.stores.base import AppendResult, OnCatalogueChange
+from service.domain.records import Event, User
+from service.stores.base import AppendResult
 from service.stores.encoding import (
     EventIds,
-    body_digest,
-    item_document,
     user_document,
     user_from,
     vector_bytes,
 )
+from service.stores.event_identity import body_digest
 from service.stores.sqlite_reads import INTERNED, MAX_CACHED_NAMES
+from service.stores.sqlite_replaced import keep_replaced
 from service.stores.writer import Transaction
 
 
@@ -58,14 +58,16 @@ class Names:
 class Writes:
     """Changes, named as the methods of `Store`. Only the writer's thread runs them."""
 
-    def __init__(self) -> None:
-        self._items = Names("items")
+    def __init__(self, items: Names) -> None:
+        self._items = items
         self._types = Names("types")
         self._event_ids = EventIds()
 
     # ------------------------------------------------------------------ events
 
-    def append(self, transaction: Transaction, events: Sequence[Event], now: int) -> AppendResult:
+    def append(
+        self, transaction: Transaction, events: Sequence[Event], now: int, import_no: int | None
+    ) -> AppendResult:
         """Append events that arrived at `now`."""
         fresh = self._without_duplicates(transaction, events, now)
         if not fresh:
@@ -84,11 +86,12 @@ class Writes:
             user[1] += 1
             item_no, type_no = items[event.item_id], types[event.type]
             event_id = next(names) if event.event_id is None else event.event_id
-            rows.append((user_no, timestamp, seq, item_no, type_no, event.weight, event_id, digest))
+            columns = (user_no, timestamp, seq, item_no, type_no, event.weight, event_id, digest)
+            rows.append((*columns, import_no))
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
         rows.sort()  # rows that are adjacent in the table are written together
-        executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         if vectors:
             executemany("INSERT INTO vectors VALUES (?, ?, ?, ?)", vectors)
         executemany(
@@ -141,7 +144,7 @@ class Writes:
             (user_no, timestamp, seq),
         )
         execute("DELETE FROM vectors WHERE user_no = ? AND seq = ?", (user_no, seq))
-        _rewritten(transaction, user_no)
+        rewrite_history(transaction, user_no)
         execute("UPDATE state SET events = events - 1")
         return True
 
@@ -155,7 +158,7 @@ class Writes:
         connection.execute("DELETE FROM events WHERE user_no = ?", (user_no,))
         events: int = connection.changes()
         connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
-        self._drop(transaction, user_no)
+        drop_user(transaction, user_no)
         connection.execute("UPDATE state SET events = events - ?", (events,))
         transaction.tick()  # no row carries this version, but it is a change
         return events
@@ -187,75 +190,33 @@ class Writes:
             " WHERE user_no = ?) WHERE user_no = ?",
             (source_no, target_no),
         )
-        _rewritten(transaction, target_no)
-        self._drop(transaction, source_no)
+        rewrite_history(transaction, target_no)
+        drop_user(transaction, source_no)
         return moved
 
-    def put_user(self, transaction: Transaction, user_id: str, profile: bytes) -> None:
+    def put_user(
+        self, transaction: Transaction, user_id: str, profile: bytes, import_no: int | None
+    ) -> None:
         user_no, _ = _users(transaction, {user_id})[user_id]
+        if import_no is not None:
+            find = "SELECT profile FROM users WHERE user_no = ?"
+            old = transaction.connection.execute(find, (user_no,)).get
+            if old != profile:
+                keep_replaced(
+                    transaction, import_no, "user", [(user_no, (old, None), (profile, None))]
+                )
         transaction.connection.execute(
             "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
             (transaction.tick(), profile, user_no),
         )
 
-    def _drop(self, transaction: Transaction, user_no: int) -> None:
-        transaction.connection.execute("DELETE FROM users WHERE user_no = ?", (user_no,))
-        transaction.connection.execute("UPDATE state SET users = users - 1")
 
-    # ------------------------------------------------------------------ catalogue
-
-    def put_items(
-        self,
-        transaction: Transaction,
-        items: Sequence[Item],
-        on_change: OnCatalogueChange | None,
-    ) -> int:
-        connection = transaction.connection
-        new = {item.item_id: (item_document(item), _blob(item.embedding)) for item in items}
-        numbers = self._items.numbers(transaction, new)
-        old = {
-            item_id: (document, embedding)
-            for item_id, document, embedding in connection.execute(
-                "SELECT item_id, document, embedding FROM items WHERE item_id IN carray(?)",
-                (apsw.carray(tuple(new)),),
-            )
-        }
-        changed = {item_id: value for item_id, value in new.items() if old[item_id] != value}
-        if changed:
-            tick = transaction.tick()
-            connection.executemany(
-                "UPDATE items SET change = ?, document = ?, embedding = ? WHERE item_no = ?",
-                ((tick, *value, numbers[item_id]) for item_id, value in changed.items()),
-            )
-            added = sum(old[item_id][0] is None for item_id in changed)
-            _change_catalogue(connection, tick, added, on_change)
-        return len(new)
-
-    def delete_item(
-        self, transaction: Transaction, item_id: str, on_change: OnCatalogueChange | None
-    ) -> bool:
-        execute = transaction.connection.execute
-        item_no = execute(
-            "SELECT item_no FROM items WHERE item_id = ? AND document IS NOT NULL", (item_id,)
-        ).get
-        if item_no is None:
-            return False
-        tick = transaction.tick()
-        execute(
-            "UPDATE items SET change = ?, document = NULL, embedding = NULL WHERE item_no = ?",
-            (tick, item_no),
-        )
-        _change_catalogue(transaction.connection, tick, -1, on_change)
-        return True
-
-
-def _change_catalogue(
-    connection: apsw.Connection, tick: int, added: int, on_change: OnCatalogueChange | None
-) -> None:
-    """Move the catalogue's version to `tick` and count the items that it gained."""
-    if on_change is not None:
-        on_change(connection.execute("SELECT catalogue FROM state").get, tick)
-    connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (tick, added))
+def drop_user(transaction: Transaction, user_no: int) -> None:
+    """Delete a user without events, and the profiles that imports have replaced."""
+    execute = transaction.connection.execute
+    execute("DELETE FROM users WHERE user_no = ?", (user_no,))
+    execute("DELETE FROM replaced WHERE kind = 'user' AND row_no = ?", (user_no,))
+    execute("UPDATE state SET users = users - 1")
 
 
 def _users(transaction: Transaction, user_ids: set[str]) -> dict[str, list[int]]:
@@ -288,7 +249,7 @@ def _user_no(transaction: Transaction, user_id: str) -> int | None:
     return found
 
 
-def _rewritten(transaction: Transaction, user_no: int) -> None:
+def rewrite_history(transaction: Transaction, user_no: int) -> None:
     """Record a change of the user's events that is not an append."""
     tick = transaction.tick()
     transaction.connection.execute(

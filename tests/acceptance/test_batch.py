@@ -27,7 +27,7 @@ QUESTIONS: list[dict[str, Any]] = [
     {"path": "/v1/score", "body": {"item_ids": [item_id(0, 1)], "temperature": 0}},
     {"path": "/v1/recommend", "body": {"limit": "many", "color": "blue"}},
     {"path": "/v1/items/nobody/similar"},
-    {"path": "/v1/search", "body": {}},
+    {"path": "/v1/search", "body": {"query": 1}},
 ]
 
 

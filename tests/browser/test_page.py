@@ -84,7 +84,9 @@ def test_results_come_while_typing(page: Page) -> None:
     expect(results(page).first.locator("mark").first).to_have_text("rocket")
     expect(results(page).first).to_contain_text("matched in")
     expect(results(page).first.get_by_role("img", name=re.compile("weight: .*%"))).to_be_visible()
-    expect(page.locator("#search-note")).to_contain_text("keys was attended")
+    expect(page.locator("#search-note")).to_contain_text(
+        "titles, descriptions and tags were compared"
+    )
     page.get_by_role("searchbox").fill("")
     expect(results(page)).to_have_count(0)
 

@@ -9,10 +9,8 @@ import os
 from pathlib import Path
 
 from tests.known_items.known import LIST, known, record
-from tests.service.cli.test_cli import Heed, heed
+from tests.support.command_line import Heed
 from tests.support.server import Server
-
-__all__ = ["heed"]
 
 FOLDER = Path(os.environ["PYVIDEO"])
 

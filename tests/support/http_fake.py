@@ -12,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from service.domain.errors import Conflict, Invalid, NotFound
+from service.domain.item_patch import ItemPatch
 from service.domain.queries import (
     Answer,
     AnswerItem,
@@ -94,6 +95,14 @@ class FakeEngine:
         self.batches.append(len(items))
         self.items.update({item.item_id: item for item in items})
         return len(items)
+
+    async def patch_items(self, patches: Sequence[ItemPatch], *, create: bool = True) -> int:
+        for patch in patches:
+            item = self.items.get(patch.item_id)
+            if item is None and not create:
+                raise NotFound(f"no item {patch.item_id!r}")
+            self.items[patch.item_id] = patch.apply(item)
+        return len(patches)
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         return [self.items.get(item_id) for item_id in item_ids]
@@ -252,6 +261,9 @@ class Client:
 
     def put(self, url: str, **more: Any) -> httpx.Response:
         return self.request("PUT", url, **more)
+
+    def patch(self, url: str, **more: Any) -> httpx.Response:
+        return self.request("PATCH", url, **more)
 
     def delete(self, url: str, **more: Any) -> httpx.Response:
         return self.request("DELETE", url, **more)

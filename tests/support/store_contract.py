@@ -8,13 +8,15 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from service.domain.errors import Conflict, Invalid, Unavailable
+from service.domain.errors import Conflict, Invalid, NotFound, Unavailable
+from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 from service.stores.base import History, Store
 from tests.support.store_model import Notebook
@@ -834,6 +836,40 @@ class CatalogueContract(_Contract):
         assert (there, gone) == (whole.upserted, whole.deleted)
         assert parts == {1: 5, 3: 4, 100: 1}[limit]
         assert await store.catalogue_changes(seen, limit) == (seen, [], [])
+
+    async def test_patches_change_what_they_name(self, store: Store) -> None:
+        """Patches of one call follow one another; without `create` an unknown item stops all."""
+        old = Item("a", "t", tags=("x",), attributes={"n": 1, "o": {"p": 1}}, embedding=vector(1))
+        await store.put_items([old])
+        patches = [
+            ItemPatch("a", {"attributes": {"n": None, "o": {"q": 2}}}),
+            ItemPatch("b", {"title": "new"}),
+            ItemPatch("a", {"title": None, "hidden": True}),
+        ]
+        with pytest.raises(NotFound, match="no item 'b'"):
+            await store.patch_items(patches, create=False)
+        assert await store.get_items(["a", "b"]) == [old, None]
+        assert await store.patch_items(patches) == 2
+        changed = replace(old, title="", hidden=True, attributes={"o": {"p": 1, "q": 2}})
+        assert await store.get_items(["a", "b"]) == [changed, Item("b", "new")]
+        with pytest.raises(Invalid) as refused:
+            await store.patch_items([ItemPatch("a", {}), ItemPatch("b", {"tags": ("",)})])
+        assert refused.value.pointer == "/items/1/tags/0"
+
+    async def test_a_patch_meets_no_other_write(self, store: Store, connect: Connect) -> None:
+        """Patches of several clients at once are all there in the end."""
+        await store.put_items([Item("a")])
+        clients = [store, connect()]
+        await asyncio.gather(
+            *(
+                clients[n % 2].patch_items([ItemPatch("a", {"attributes": {str(n): n}})])
+                for n in range(40)
+            )
+        )
+        await clients[1].close()
+        (item,) = await store.get_items(["a"])
+        assert item is not None
+        assert item.attributes == {str(n): n for n in range(40)}
 
     async def test_no_change_is_no_version(self, store: Store) -> None:
         """Writes that change no item keep the catalogue version."""

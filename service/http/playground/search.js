@@ -46,8 +46,8 @@ function show(answer, card) {
   );
   const how =
     answer.retrieval === "exact"
-      ? `every one of ${answer.keys_attended.toLocaleString("en")} keys was attended`
-      : `${answer.keys_attended.toLocaleString("en")} keys were attended, which hold ${percent(answer.mass)}`;
+      ? `all ${answer.keys_attended.toLocaleString("en")} titles, descriptions and tags were compared`
+      : `${answer.keys_attended.toLocaleString("en")} titles, descriptions and tags were compared, which hold ${percent(answer.mass)}`;
   const told = count ? `The best ${count}; ${how}.` : "Nothing was found.";
   $("search-note").textContent = [...corrections, told].join(". ");
   $("results").replaceChildren(...answer.items.map((item) => result(item, card)));

@@ -28,7 +28,7 @@ async def score(body: ScoreIn, context: Context) -> Response:
 
 @router.post("/v1/recommend", responses={200: {"model": AnswerOut}})
 async def recommend(body: RecommendIn, context: Context) -> Response:
-    """Recommend items of the catalogue, best first, each with its reason."""
+    """Recommend items of the catalogue that pass a filter, best first, each with its reason."""
     answer = await context.engine.answers.recommend(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
@@ -41,6 +41,9 @@ async def search(body: SearchIn, context: Context) -> Response:
     A quoted part is a phrase that every result has; a word that ends with a star is a prefix. A
     word that no item has is replaced by one of a title, which `corrections` reports.
     With a user, results are re-ranked by their scores; `explain` names the events behind these.
+
+    Without a query, or with a `sort`, items are listed in the order of their fields instead, page
+    by page: all that pass the filter, or those of them that match.
     """
     answer = await context.engine.answers.search(body.to_query(), context.stages)
     with context.stages("render"):

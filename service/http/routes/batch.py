@@ -18,11 +18,12 @@ from service.domain.records import check_id
 from service.http import problems
 from service.http.routes import ask, attend, items
 from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn, SimilarParams
+from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.attend import AttendIn
 from service.http.schemas.base import Body
 from service.http.schemas.batch import BatchedIn, BatchIn, BatchOut
 from service.http.schemas.rendering import Json
+from service.http.schemas.similar import SimilarIn, SimilarParams
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
@@ -63,8 +64,12 @@ async def _respond(question: BatchedIn, context: Context) -> dict[str, Any]:
 async def _handle(question: BatchedIn, context: Context) -> Response:
     """Call the handler of the question's path. Raises what that raises, and `NotFound`."""
     if similar := _SIMILAR.fullmatch(question.path):
-        params = SimilarParams.model_validate(question.body)
-        return await items.similar_items(check_id(unquote(similar[1])), params, context)
+        item_id = check_id(unquote(similar[1]))
+        if any(name.startswith("categories_") for name in question.body):
+            params = SimilarParams.model_validate(question.body)
+            return await items.similar_items(item_id, params, context)
+        body = SimilarIn.model_validate(question.body)
+        return await items.filtered_similar_items(item_id, body, context)
     if item := _ITEM.fullmatch(question.path):
         return await items.get_item(check_id(unquote(item[1])), context)
     if question.path not in _HANDLERS:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
-from service.http.limits import BODY, media_type
+from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
 from service.http.telemetry import STAGES
 
 
@@ -46,20 +46,23 @@ class Context(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose handler may take the `Context`, and whose POST and PUT take JSON alone.
+    """A route whose handler may take the `Context`, and whose POST, PUT and PATCH take JSON alone.
 
-    Any other type is a 415, also of an empty body: a page of another site can make a browser post
-    to 127.0.0.1, but not with this type unless the service allows it.
+    PATCH takes it also as a merge patch. Any other type is a 415, also of an empty body: a page of
+    another site can make a browser post to 127.0.0.1, but not with this type unless the service
+    allows it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's hook around parsing, validation and the endpoint."""
         handler = super().get_route_handler()
-        takes_json = not {"POST", "PUT"}.isdisjoint(self.methods or ())
+        methods = self.methods or set()
+        takes_json = not {"POST", "PUT", "PATCH"}.isdisjoint(methods)
+        types = {"application/json"} | ({MERGE_PATCH_TYPE} if "PATCH" in methods else set())
 
         async def handle(request: Request) -> Response:
             context = Context(request.scope, request.receive)
-            if takes_json and media_type(request.scope) != "application/json":
+            if takes_json and media_type(request.scope) not in types:
                 detail = "Send Content-Type: application/json, also with an empty body."
                 raise HTTPException(415, detail)
             return await handler(context)

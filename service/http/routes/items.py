@@ -9,17 +9,17 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from service.domain.errors import NotFound
-from service.http.limits import ITEMS_PATH, STREAM_TYPE, is_stream
+from service.http.limits import ITEMS_PATH, MERGE_PATCH_TYPE, STREAM_TYPE, is_stream
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
-from service.http.schemas.ask import SimilarParams
 from service.http.schemas.base import Page
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
+from service.http.schemas.similar import SimilarIn, SimilarParams
 from service.http.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
-from service.http.schemas.write import ItemsIn
+from service.http.schemas.write import ItemPatchIn, ItemsIn
 
 
 class _StreamRoute(JsonRoute):
@@ -38,6 +38,7 @@ class _StreamRoute(JsonRoute):
 
 router = APIRouter(route_class=_StreamRoute, tags=["items"])
 
+_PATCH_SCHEMA = {"$ref": "#/components/schemas/ItemPatchIn"}
 _LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"}\n'
 
 
@@ -51,13 +52,19 @@ _LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"
 async def put_items(body: ItemsIn, context: Context) -> Response:
     """Insert or replace items: at most 1,000 as JSON, all of them or none.
 
-    As `application/x-ndjson`, one item on each line, any number of lines: each is stored or named
-    in `errors`, never a part of it.
+    With `update`, only the fields that each has are changed: a change of stock sends the stock
+    alone. As `application/x-ndjson`, one item on each line, any number of lines: each is stored or
+    named in `errors`, never a part of it.
     """
-    dims = context.settings.embedding_dim
-    items = [item.to_item(dims, f"/items/{i}") for i, item in enumerate(body.items)]
+    dims, catalogue = context.settings.embedding_dim, context.engine.live.catalogue
+    patches = [
+        item.to_patch(item.item_id, dims, f"/items/{i}") for i, item in enumerate(body.items)
+    ]
     with context.stages("store"):
-        stored = await context.engine.live.catalogue.put_items(items)
+        if body.update:
+            stored = await catalogue.patch_items(patches)
+        else:
+            stored = await catalogue.put_items([patch.apply(None) for patch in patches])
     return Json({"stored": stored})
 
 
@@ -77,6 +84,23 @@ async def get_item(item_id: PathId, context: Context) -> Response:
     if item is None:
         raise NotFound(f"no item {item_id!r}")
     return Json(item_out(item))
+
+
+@router.patch(
+    "/v1/items/{item_id}",
+    responses={200: {"model": ItemOut}, **documented(404, 507)},
+    openapi_extra={"requestBody": {"content": {MERGE_PATCH_TYPE: {"schema": _PATCH_SCHEMA}}}},
+)
+async def patch_item(item_id: PathId, body: ItemPatchIn, context: Context) -> Response:
+    """Change some fields of an item by JSON Merge Patch (RFC 7396), and answer the item.
+
+    Null sets a field to its default, and removes a member of `attributes`, whose objects are
+    merged; lists are replaced.
+    """
+    patch = body.to_patch(item_id, context.settings.embedding_dim)
+    with context.stages("store"):
+        await context.engine.live.catalogue.patch_items([patch], create=False)
+    return await get_item(item_id, context)
 
 
 @router.delete("/v1/items/{item_id}", status_code=204, responses=documented(404, 507))
@@ -100,5 +124,15 @@ async def similar_items(
     item is in either, and which share of its weight that holds.
     """
     answer = await context.engine.answers.similar(params.to_query(item_id), context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))
+
+
+@router.post(
+    "/v1/items/{item_id}/similar", responses={200: {"model": AnswerOut}, **documented(404)}
+)
+async def filtered_similar_items(item_id: PathId, body: SimilarIn, context: Context) -> Response:
+    """Rank items by their similarity to one, with a filter, facets and fields in the body."""
+    answer = await context.engine.answers.similar(body.to_query(item_id), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from service.domain.item_selection import FacetResult
 from service.domain.queries import Answer, Contribution
 from service.http.schemas.ask import EFFECTS_UP_TO
 from service.http.schemas.rendering import check_finite, fields_out, written_time
@@ -59,8 +60,8 @@ class AnsweredItemOut(BaseModel):
     """One item of an answer, without the fields that its route does not produce."""
 
     item_id: Id
-    score: float
     title: str
+    score: float | None = Field(None, description="Left out in a list in the order of fields.")
     parts: dict[str, float] | None = Field(None, description="The addends of the score, by name.")
     reason: str | None = Field(
         None,
@@ -97,6 +98,33 @@ class AnsweredItemOut(BaseModel):
         "is log Σ exp(z) over them, z being the cosine in standard deviations above the mean of "
         "all offered items in that space.",
     )
+    fields: dict[str, Any] | None = Field(
+        None, description="The fields that were asked for, as far as the item has them."
+    )
+
+
+class FacetValueOut(BaseModel):
+    """One value of a field."""
+
+    value: str | float | bool | None
+    count: int = Field(description="Number of items that match and have it.")
+
+
+class FacetOut(BaseModel):
+    """Values of a field over all items that match, the most frequent first."""
+
+    field: str
+    values: list[FacetValueOut]
+    other: int = Field(description="Sum of the counts of the values that are left out.")
+    min: float | str | None = Field(None, description="The smallest number, or the first time.")
+    max: float | str | None = Field(None, description="The largest number, or the last time.")
+
+
+class WarningOut(BaseModel):
+    """A part of the filter that no item of the catalogue can meet."""
+
+    pointer: str = Field(examples=["/filter/all/0/in/0"], description="A JSON pointer (RFC 6901).")
+    detail: str = Field(examples=["no item has the category 'comdy'; did you mean 'comedy'?"])
 
 
 class AnswerOut(BaseModel):
@@ -128,6 +156,16 @@ class AnswerOut(BaseModel):
         description="Of similar items: the spaces in which the item was compared. A new item is "
         "in `content` alone until it was trained on, one without text in `trained` alone.",
     )
+    total: int | None = Field(
+        None, description="With facets, and in a list: the number of items that match."
+    )
+    cursor: str | None = Field(
+        None, description="Of a list: the cursor of the next page; left out on the last one."
+    )
+    facets: list[FacetOut] | None = Field(None, description="In the order of the request.")
+    warnings: list[WarningOut] | None = Field(
+        None, description="Left out where there is nothing to say."
+    )
 
 
 class AttendedOut(BaseModel):
@@ -148,7 +186,7 @@ class AttendedOut(BaseModel):
 
 def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
-    check_finite("scores", [item["score"] for item in answer.items])
+    check_finite("scores", [item["score"] for item in answer.items if "score" in item])
     items = [
         item
         if "explanation" not in item
@@ -156,7 +194,17 @@ def answer_out(answer: Answer) -> dict[str, Any]:
         for item in answer.items
     ]
     out = fields_out(answer, items=items, corrections=answer.corrections or None)
+    if answer.facets is not None:
+        out["facets"] = [_facet(facet) for facet in answer.facets]
     return {name: value for name, value in out.items() if value is not None}
+
+
+def _facet(facet: FacetResult) -> dict[str, Any]:
+    values = [{"value": value, "count": count} for value, count in facet.values]
+    out = {"field": facet.field, "values": values, "other": facet.other}
+    if facet.minimum is not None:
+        out |= {"min": facet.minimum, "max": facet.maximum}
+    return out
 
 
 def _contribution(row: Contribution) -> dict[str, Any]:

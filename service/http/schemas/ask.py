@@ -1,24 +1,30 @@
-"""Bodies and parameters of score, recommend, search and similar."""
+"""Bodies of score, recommend and search."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from service.domain.errors import Invalid
 from service.domain.queries import (
-    Filter,
     InlineEvent,
     RecommendQuery,
     Requester,
     ScoreQuery,
     SearchQuery,
-    SimilarQuery,
 )
-from service.http.schemas.base import Body, Ids, Limit, Params, Weight, example
-from service.http.schemas.scalars import EventType, Id, Integer, Label, Timestamp
-from service.http.schemas.selection import FilterIn, RetrievalIn, Temperature, VisibleIn
+from service.http.schemas.base import Body, Ids, Limit, Weight, example
+from service.http.schemas.filters import FilterField, FilterIn
+from service.http.schemas.scalars import EventType, Id, Integer, Timestamp
+from service.http.schemas.selection import (
+    AnswerFields,
+    Facets,
+    RetrievalIn,
+    SortIn,
+    Temperature,
+    VisibleIn,
+)
 
 MAX_EXPLAIN = 50
 MAX_EXACT = 100  # events per request whose leaving out may be computed exactly
@@ -26,6 +32,9 @@ MAX_EFFECTS = 100  # items per request whose effects may be estimated
 EFFECTS_UP_TO = 20  # items of /v1/score whose effects are estimated unless a request says otherwise
 MAX_HISTORY = 10_000
 MAX_QUERY = 20_000  # characters, some thousand words
+MAX_SORT = 5
+MAX_OFFSET = 100_000  # items before a page; cursors reach further
+MAX_CURSOR = 20_000
 
 
 class InlineEventIn(Body):
@@ -105,6 +114,7 @@ class ScoreIn(Question):
     model_config = example(user_id="ada", item_ids=["talk-7", "talk-8"], explain=3)
 
     item_ids: Ids = Field(description="The targets, at most HEED_MAX_TARGETS.")
+    fields: AnswerFields = Field([])
 
     def to_query(self, max_targets: int) -> ScoreQuery:
         """Return the domain's value.
@@ -117,21 +127,34 @@ class ScoreIn(Question):
             )
         few = len(self.item_ids) <= EFFECTS_UP_TO
         requester = self.to_requester(len(self.item_ids), effects=few)
-        return ScoreQuery(requester, tuple(self.item_ids))
+        return ScoreQuery(requester, tuple(self.item_ids), tuple(self.fields))
 
 
 class RecommendIn(Question):
     """A request for recommendations from the whole catalogue."""
 
     model_config = example(
-        user_id="ada", limit=10, filter={"categories": {"any": ["talk"]}}, diversity=0.2
+        user_id="ada",
+        limit=10,
+        filter={
+            "all": [
+                {"field": "categories", "in": ["talk", "tutorial"]},
+                {"field": "attributes.price", "gte": 10, "lt": 20},
+                {"none": [{"field": "attributes.language", "eq": "de"}]},
+            ]
+        },
+        facets=[{"field": "categories", "limit": 5}],
+        fields=["categories", "attributes.price"],
+        diversity=0.2,
     )
 
     limit: Limit = 20
-    filter: FilterIn = FilterIn()
+    filter: FilterField = FilterIn()
     exclude_seen: bool = Field(True, description="Leave out items of the history.")
     exclude: Ids = Field([], description="Items to leave out.")
     diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
+    facets: Facets = Field([])
+    fields: AnswerFields = Field([])
 
     def to_query(self) -> RecommendQuery:
         """Return the domain's value. Raises `Invalid` for too many items to compute effects."""
@@ -142,11 +165,16 @@ class RecommendIn(Question):
             self.exclude_seen,
             frozenset(self.exclude),
             self.diversity,
+            tuple(facet.to_facet() for facet in self.facets),
+            tuple(self.fields),
         )
 
 
 class SearchIn(Question):
-    """Search the catalogue by text; with a user, the answer is re-ranked for them.
+    """Search the catalogue by text, or list it; with a user, a search is re-ranked for them.
+
+    Without a `query` items are listed in the order of `sort`, by default the newest first; with
+    both, the items that match are.
 
     `retrieval`, `temperature` and `hard` hold for both memories that are attended: the fields of
     the catalogue's items, and the user's history, whose events `explain` names.
@@ -154,9 +182,9 @@ class SearchIn(Question):
 
     model_config = example(query="gentle introduction to asyncio", limit=10)
 
-    query: str = Field(max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
+    query: str = Field("", max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
     limit: Limit = 20
-    filter: FilterIn = FilterIn()
+    filter: FilterField = FilterIn()
     personal_weight: float = Field(
         2.0,
         ge=0,
@@ -169,38 +197,40 @@ class SearchIn(Question):
         description="Also give the title and a snippet of the description of each item, with the "
         "words of the query marked.",
     )
+    sort: Annotated[list[SortIn], Field(max_length=MAX_SORT)] = Field(
+        [], description="The order of a list; items that tie are in the order of their ids."
+    )
+    offset: Integer = Field(0, ge=0, le=MAX_OFFSET, description="Items of a list to leave out.")
+    cursor: Annotated[str, Field(max_length=MAX_CURSOR)] | None = Field(
+        None, description="The `cursor` of the page before; the rest of the question is the same."
+    )
+    facets: Facets = Field([])
+    fields: AnswerFields = Field([])
 
     def to_query(self) -> SearchQuery:
-        """Return the domain's value. Raises `Invalid` for too many items to compute effects."""
-        return SearchQuery(
+        """Return the domain's value.
+
+        Raises `Invalid` for too many items to compute effects, a page of what is not a list, or
+        one by offset and cursor.
+        """
+        if self.cursor is not None and self.offset:
+            raise Invalid("/offset", "must be 0 beside a `cursor`")
+        query = SearchQuery(
             self.to_requester(self.limit),
             self.query,
             self.limit,
             self.filter.to_filter(),
             self.personal_weight,
             self.highlight,
+            tuple(key.to_sort() for key in self.sort),
+            self.offset,
+            self.cursor,
+            tuple(facet.to_facet() for facet in self.facets),
+            tuple(self.fields),
         )
-
-
-class SimilarParams(Params):
-    """Query parameters of similar items."""
-
-    limit: Limit = 20
-    space: Literal["both", "content", "trained"] = Field(
-        "both",
-        description="`content`: by their texts or embeddings; `trained`: by what training made of "
-        "them; `both`: by both, and an item that is only in one of them by that one.",
-    )
-    categories_any: list[Label] = Field([], description="Items in at least one of these.")
-    categories_all: list[Label] = Field([], description="Items in every one of these.")
-    categories_none: list[Label] = Field([], description="Items in none of these.")
-
-    def to_query(self, item_id: str) -> SimilarQuery:
-        """Return the domain's value."""
-        categories = Filter(
-            frozenset(self.categories_any),
-            frozenset(self.categories_all),
-            frozenset(self.categories_none),
-        )
-        space = None if self.space == "both" else self.space
-        return SimilarQuery(item_id, self.limit, categories, space)
+        if query.is_listing:
+            return query
+        for name in ("offset", "cursor"):
+            if name in self.model_fields_set:
+                raise Invalid(f"/{name}", "needs a `sort`, or an empty `query`")
+        return query

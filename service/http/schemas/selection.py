@@ -1,18 +1,23 @@
-"""Selection of events, items and rows: what questions are about, and how rows are retrieved."""
+"""Selection of events and rows, facets and order of items: parts that several questions share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.domain.queries import EventFilter, Filter, Retrieval, RetrievalMode
+from service.domain.item_selection import FacetRequest, SortField
+from service.domain.queries import EventFilter, Retrieval, RetrievalMode
 from service.http.schemas.base import Body, Labels
-from service.http.schemas.scalars import Conditions, EventType, Integer, Timestamp
+from service.http.schemas.item_fields import AnswerField, FacetField, FieldName
+from service.http.schemas.scalars import EventType, Integer, Timestamp
 
 MAX_K = 100_000
 MAX_PROBES = 65_536
+MAX_FACETS = 20
+MAX_FACET_VALUES = 1_000
+MAX_FIELDS = 50
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 
 
@@ -59,41 +64,46 @@ class RetrievalIn(Body):
         return Retrieval(self.mode, self.k, self.probes, self.max_error, self.moment_order)
 
 
-class CategoriesIn(Body):
-    """Conditions on an item's categories."""
+class FacetIn(Body):
+    """A field whose values are counted."""
 
-    any: Labels = Field([], description="At least one of these.")
-    all: Labels = Field([], description="Every one of these.")
-    none: Labels = Field([], description="Not one of these.")
-
-
-class PublishedIn(Body):
-    """Conditions on an item's publication."""
-
-    since: Timestamp | None = None
-    until: Timestamp | None = None
-
-
-class FilterIn(Body):
-    """Conditions on the items of the answer."""
-
-    categories: CategoriesIn = CategoriesIn()
-    attributes: Conditions = Field(
-        {}, description="Each equal to the value, or to one of a list of values."
+    field: FacetField
+    limit: Annotated[Integer, Field(ge=1, le=MAX_FACET_VALUES)] = Field(
+        10, description="The most values, the most frequent first."
     )
-    published: PublishedIn = PublishedIn()
 
-    def to_filter(self) -> Filter:
+    def to_facet(self) -> FacetRequest:
         """Return the domain's value."""
-        return Filter(
-            frozenset(self.categories.any),
-            frozenset(self.categories.all),
-            frozenset(self.categories.none),
-            self.attributes,
-            self.published.since,
-            self.published.until,
-        )
+        return FacetRequest(self.field, self.limit)
 
+
+class SortIn(Body):
+    """A field that items are ordered by. Items without it come last either way."""
+
+    field: FieldName
+    order: Literal["asc", "desc"] = "asc"
+
+    def to_sort(self) -> SortField:
+        """Return the domain's value."""
+        return SortField(self.field, self.order == "desc")
+
+
+Facets = Annotated[
+    list[FacetIn],
+    Field(
+        max_length=MAX_FACETS,
+        description="Fields whose values are counted over all items that match.",
+        examples=[[{"field": "categories"}]],
+    ),
+]
+AnswerFields = Annotated[
+    list[AnswerField],
+    Field(
+        max_length=MAX_FIELDS,
+        description="Fields of the items to answer in `fields`, beside the title.",
+        examples=[["categories", "attributes.price"]],
+    ),
+]
 
 Temperature = Annotated[
     float,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User
 from service.http.schemas.base import Body, Labels, Weight, example
 from service.http.schemas.scalars import (
@@ -23,26 +24,47 @@ MAX_EVENTS = 10_000
 MAX_INTERESTS = 1000  # each is a row of the user's memory, and a text to encode
 
 
-class ItemIn(Body):
-    """One item of the catalogue."""
+class ItemDetails(Body):
+    """Fields of an item; null stands for the default."""
 
-    item_id: Id
-    title: str = ""
-    description: str = ""
-    tags: Labels = Field([], examples=[["python", "async"]])
-    categories: Labels = Field([], examples=[["talk"]])
-    attributes: Attributes = Field({})
+    title: str | None = Field("", examples=["Asyncio from the ground up"])
+    description: str | None = ""
+    tags: Labels | None = Field([], examples=[["python", "async"]])
+    categories: Labels | None = Field([], examples=[["talk"]])
+    attributes: Attributes | None = Field({})
     embedding: Vector | None = Field(
         None, description="Replaces the embedding of the text; HEED_EMBEDDING_DIM numbers."
     )
-    hidden: bool = Field(False, description="Stays in histories, and is in no answer.")
+    hidden: bool | None = Field(False, description="Stays in histories, and is in no answer.")
     published_at: Timestamp | None = None
+
+    def to_patch(self, item_id: str, dims: int, pointer: str = "") -> ItemPatch:
+        """Return the changes of the fields that the request has.
+
+        Raises `Invalid` unless the embedding has `dims` dimensions.
+        """
+        check_dims(self.embedding, dims, f"{pointer}/embedding")
+        changes = {name: getattr(self, name) for name in self.model_fields_set - {"item_id"}}
+        for name in ("tags", "categories"):
+            if changes.get(name) is not None:
+                changes[name] = tuple(changes[name])
+        return ItemPatch(item_id, changes)
+
+
+class ItemPatchIn(ItemDetails):
+    """A JSON Merge Patch (RFC 7396) of an item: fields that are left out stay as they are."""
+
+    model_config = example(attributes={"stock": 7, "discount": None})
+
+
+class ItemIn(ItemDetails):
+    """One item of the catalogue."""
+
+    item_id: Id
 
     def to_item(self, dims: int, pointer: str = "") -> Item:
         """Return the record. Raises `Invalid` unless the embedding has `dims` dimensions."""
-        check_dims(self.embedding, dims, f"{pointer}/embedding")
-        lists = {"tags": tuple(self.tags), "categories": tuple(self.categories)}
-        return Item(**vars(self) | lists)
+        return self.to_patch(self.item_id, dims, pointer).apply(None)
 
 
 class ItemsIn(Body):
@@ -62,6 +84,11 @@ class ItemsIn(Body):
     )
 
     items: Annotated[list[ItemIn], Field(max_length=MAX_ITEMS)]
+    update: bool = Field(
+        False,
+        description="Change only the fields that each item has, by JSON Merge Patch (RFC 7396), "
+        "instead of replacing the item.",
+    )
 
 
 class EventIn(Body):

@@ -15,8 +15,8 @@ import uvloop
 from service.domain.errors import Unavailable
 from service.domain.records import Event
 from service.domain.timestamps import to_rfc3339
-from service.stores.encoding import body_digest
-from service.stores.sqlite_file import SCHEMA
+from service.stores.event_identity import body_digest
+from service.stores.sqlite_schema import SCHEMA
 from service.stores.writer import CHECKPOINT_PAGES
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.http_client import encode_post
@@ -217,7 +217,7 @@ def _database(path: Path) -> apsw.Connection:
 
 def _insert(connection: apsw.Connection, rows: Sequence[Row]) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", rows)
     connection.execute("COMMIT")
 
 

@@ -27,7 +27,7 @@ from service.cli import progress_bars
 from service.cli.console import open_store
 from service.datasets import import_into_store
 from service.datasets.base import Dataset
-from service.datasets.movielens import fetch as fetch_movielens
+from service.datasets.public.movielens import fetch as fetch_movielens
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER

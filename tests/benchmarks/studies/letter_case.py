@@ -18,7 +18,7 @@ from rich.table import Table
 from models.text.static_encoder import StaticEncoder
 from service.cli.console import out
 from service.datasets.base import Dataset
-from service.datasets.collections import open_collection
+from service.datasets.public.collections import open_collection
 from service.evaluation.search_quality import (
     SEARCH_MODES,
     SearchMode,

@@ -22,8 +22,8 @@ from models.evaluation.metrics import graded_ndcg
 from models.ranking.search_parameters import DEFAULTS
 from service.cli.console import ENCODER, Encoder, out
 from service.datasets.base import JudgedQuery
-from service.datasets.collections import open_collection
-from service.datasets.pyvideo import PyVideo
+from service.datasets.public.collections import open_collection
+from service.datasets.public.pyvideo import PyVideo
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.evaluation.search_calibration import SENTENCE_END, WEIGHTS, calibrate, rank_by_weight

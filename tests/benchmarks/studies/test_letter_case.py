@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets.collections import open_collection
+from service.datasets.public.collections import open_collection
 from tests.benchmarks.studies.letter_case import CASES, measure
 from tests.support.judged import beir
 

@@ -9,7 +9,7 @@ import pytest
 
 from models.ranking.search_parameters import DEFAULTS
 from models.text.static_encoder import StaticEncoder
-from service.datasets.collections import open_collection
+from service.datasets.public.collections import open_collection
 from service.domain.records import Item
 from service.evaluation.search_calibration import WEIGHTS
 from service.evaluation.search_quality import build_snapshot, evaluate_search

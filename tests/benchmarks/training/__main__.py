@@ -25,8 +25,8 @@ from rich.table import Table
 from models.data.interactions import Interactions
 from models.evaluation.protocols import leave_one_out_5_core
 from models.training.presets import choose_preset
-from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
-from service.datasets.movielens import fetch as fetch_movielens
+from service.datasets.public.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.public.movielens import fetch as fetch_movielens
 from service.domain.errors import HeedError, Unavailable
 from service.domain.settings import Settings
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE

@@ -17,10 +17,12 @@ from models.evaluation.protocols import (
     global_time,
     leave_one_out_5_core,
     leave_one_out_hstu,
+    newest,
     next_basket,
     next_new_item,
 )
 from models.evaluation.splits import Holdout
+from models.training.log_profile import hold_out
 from tests.support.small import DAY, events_of
 
 
@@ -133,6 +135,24 @@ def test_validation_users_lose_their_later_events(
         assert (
             events_of(task.test.history, user).timestamps.tolist() == times[times < second].tolist()
         )
+
+
+def test_newest_holds_out_twice_as_a_training_does() -> None:
+    """Last baskets of a log of baskets, last events of another; the ones before validate."""
+    single = log(*((user, 10 + n, 100 * n) for user in range(3) for n in range(4)))
+    task = newest(single, hold_out, exclude_seen=True)
+    assert (task.name, task.exclude_seen) == ("last event", True)
+    assert cases(task, task.test) == {(user, 13, 300) for user in range(3)}
+    assert cases(task, task.validation) == {(user, 12, 200) for user in range(3)}
+    assert held(task, task.train, 1) == [10, 11]
+    assert held(task, task.every_event, 1) == [10, 11, 12]
+    baskets = log(*((user, 10 + n, 100 * (n // 4)) for user in range(3) for n in range(16)))
+    task = newest(baskets, hold_out, exclude_seen=False)
+    assert task.name == "last basket"
+    assert cases(task, task.test) == {(u, 22 + n, 300) for u in range(3) for n in range(4)}
+    assert cases(task, task.validation) == {(u, 18 + n, 200) for u in range(3) for n in range(4)}
+    with pytest.raises(ValueError, match="no user has events to train on"):
+        newest(log((0, 1, 1), (0, 2, 2)), hold_out, exclude_seen=True)
 
 
 def test_global_time_by_hand() -> None:

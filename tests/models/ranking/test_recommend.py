@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import models.ranking.recommend
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
-from models.catalogue.item_filter import ItemFilter
+from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
@@ -111,7 +111,7 @@ def test_filters_hold_for_every_answer(model: Recommender) -> None:
     ).updated([ItemEntry("i4", categories=["jazz"], hidden=True)], [], encode)  # fmt: skip
     snapshot = Snapshot.build("v", trained(model), made, np.zeros(ITEMS, np.int64))
     user = somebody(snapshot)
-    allowed = made.allowed(ItemFilter(any=frozenset(["jazz"])))
+    allowed = made.allowed(Condition("categories", {"in": ["jazz"]}))
     ranked = recommend(snapshot, user, limit=10, allowed=allowed, excluded=NONE)
     order = ranking(snapshot, user).tolist()
     assert ranked.rows.tolist() == [row for row in order if row in {3, 9, 27}]

@@ -13,7 +13,6 @@ import models.ranking.field_matches
 import models.ranking.search
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
-from models.catalogue.item_filter import ItemFilter
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.history.user_memory import build_memory
@@ -548,7 +547,7 @@ def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
     found = search(now, encode(["title 601"])[0], limit=1, allowed=later.visible, options=options)
     assert found.rows.tolist() == [601]
     assert found.mode == "coarse"
-    hidden = later.allowed(ItemFilter())
+    hidden = later.allowed()
     hidden[601] = False
     other = search(now, encode(["title 601"])[0], limit=5, allowed=hidden, options=options)
     assert 601 not in other.rows

@@ -10,52 +10,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from models.recommender.artifact import WEIGHTS_FILE
-from service import cli
-from service.datasets.rows import to_json_lines
+from service.datasets.files.rows import to_json_lines
 from service.domain.records import Event, Item, User
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.sqlite import SQLiteStore
+from tests.support.command_line import Heed, counts
 from tests.support.tiny import World, events, items
 
 ROOT = Path(__file__).parents[3]
-
-
-class Said(NamedTuple):
-    """Exit code, output and errors of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Heed = Callable[..., Said]
-
-
-@pytest.fixture
-def heed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Heed:
-    """The console script, as a shell would call it, on a data directory of this test's own."""
-    monkeypatch.setenv("HEED_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which commands set, and which is put back
-
-    def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return Said(int(ended.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture
@@ -71,19 +40,6 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def counts(data: Path) -> dict[str, int]:
-    """Return the counts of a data directory's store."""
-
-    async def look() -> dict[str, int]:
-        store = SQLiteStore(data / STORE_FILE)
-        try:
-            return await store.counts()
-        finally:
-            await store.close()
-
-    return asyncio.run(look())
-
-
 # ------------------------------------------------------------------ data in and out
 
 
@@ -91,8 +47,7 @@ def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
     """A second import of the same file stores no event, with or without ids in the file."""
     for name in ("events.jsonl.gz", "events.csv"):
         for stored, again in ((480, 0), (0, 480)):
-            how = ("--times", "ms") if name.endswith("csv") else ()
-            said = heed("import", "events", files / name, *how)
+            said = heed("import", "events", files / name)
             assert said.code == 0, said.err
             assert f"{stored} events stored, {again} were there already" in said.out
     for _ in range(2):
@@ -105,7 +60,7 @@ def test_low_ratings_become_dislikes(heed: Heed, files: Path) -> None:
     """With `--dislikes-below` low ratings become dislikes; without it a rating is refused."""
     path = files / "rated.csv"
     path.write_text("user_id,item_id,rating\nu,a,2\nu,b,4\n")
-    assert "rating: is unknown" in heed("import", "events", path).err
+    assert "not read: rating" in heed("import", "events", path, "--dry-run").err
     said = heed("import", "events", path, "--dislikes-below", 3)
     assert (said.code, "2 events stored" in said.out) == (0, True), said.err
     heed("export", "events", files / "out.jsonl")
@@ -341,7 +296,7 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
 
     said = heed("train", "--data", data, "--epochs", 2, "--no-activate")
     assert said.code == 0
-    assert "Training with the preset quick (64 dimensions, 2 blocks, 2 epochs at most)" in said.out
+    assert "Training with the preset quick (64 dimensions, 2 blocks, 6 epochs at most)" in said.out
     assert "popularity" in said.out
     assert registry.current() == version
     assert len(registry.versions()) == 2
@@ -353,7 +308,7 @@ def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None
     data = world.copy(tmp_path / "world", trained=False)
     said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
     assert said.code == 0, said.err
-    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs at most)" in said.out
+    assert "Training with the preset best (128 dimensions, 3 blocks, 4 epochs at most)" in said.out
     (version,) = Registry(data / MODELS_FOLDER).versions()
     assert version.metadata is not None
     assert version.metadata["preset"] == "best"
@@ -382,12 +337,13 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
     assert "40 users, 60 items" in " ".join(said.out.split())
     found: dict[str, Any] = json.loads(out.read_text())
     assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
-    assert found["preset"] == "quick (64 dimensions, 2 blocks, 2 epochs at most)"
+    assert found["preset"] == "quick (64 dimensions, 2 blocks, 6 epochs at most)"
     names = ["popularity", "popularity of 7 days", "EASE", "transition counts"]
     assert list(found["models"]) == [*names, "heed", "heed without final epochs"]
     others = [*names, "heed without final epochs"]
     assert list(found["heed_over"]) == list(found["heed_over_at_time"]) == others
-    assert (found["task"], found["date"]) == ("leave-one-out", None)
+    assert (found["task"], found["date"]) == ("last event", None)
+    assert "Of 100 users," in said.out
     for model in found["models"].values():
         (figures,) = model["test"]
         assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
@@ -428,8 +384,14 @@ def test_evaluate_by_global_time_with_several_seeds(
     ("arguments", "code", "words"),
     [
         (["import", "events", "missing[/b].csv"], 1, "missing[/b].csv is not a file"),
-        (["import", "events", "{file}.txt"], 1, "must end in one of .jsonl"),
-        (["import", "events", "x.csv", "--times", "moon"], 2, "moon"),
+        (["import", "events", "{file}.txt"], 1, "column user_id: is required; there are none"),
+        (["import", "events", "{file}.xlsx"], 1, "must end in one of .jsonl"),
+        (["import", "events", "x.csv", "--time-format", "moon"], 1, "x.csv is not a file"),
+        (["import", "events", "x.csv", "--timezone", "Moon"], 1, "--timezone must be such as"),
+        (["import", "events", "x.csv", "--map", "user_id"], 1, "--map must be FIELD=COLUMN"),
+        (["import", "events", "x.csv", "--rejects", "r.csv"], 1, "--rejects needs --skip-bad"),
+        (["import", "events", "x.csv", "--negative", "skip"], 1, "--negative needs --weight-from"),
+        (["import", "--undo", "7"], 1, "there is no import 7"),
         (["import", "pyvideo", "{file}.gz"], 1, "file.gz"),
         (["export", "items", "out.csv"], 1, "must end in .jsonl"),
         (["export", "items", "/nowhere/[/b].jsonl"], 1, "/nowhere/[/b].jsonl"),

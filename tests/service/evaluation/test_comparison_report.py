@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.protocols import EvaluationTask, global_time
 from service.evaluation.compare_models import HEED, Comparison, ModelResults
-from service.evaluation.comparison_report import differences, to_json
+from service.evaluation.comparison_report import differences, summarise, to_json
 
 HOUR = 3_600_000_000
 
@@ -51,6 +52,20 @@ def test_differences_average_each_case_over_seeds() -> None:
     at_time = differences(TABLE, at_time=True)
     assert at_time["popularity"][0].difference == pytest.approx(2 / 3)
     assert at_time["popularity of 7 days"][1].difference == pytest.approx(2.75 / 3 - 2 / 3)
+
+
+def test_a_sentence_counts_users() -> None:
+    """A user finds something if one of the basket is among the ten; seeds are averaged."""
+    assert summarise(task(), TABLE) == (
+        "Of 100 users, 67 find their next item among ten items that Heed recommends, and 33 among "
+        "those of the best baseline, popularity."
+    )
+    baskets = task()
+    cases = replace(baskets.test, users=np.array([0, 0, 1], np.int32))
+    assert summarise(baskets._replace(test=cases), TABLE) == (
+        "Of 100 users, 75 find something of their next basket among ten items that Heed "
+        "recommends, and 50 among those of the best baseline, popularity."
+    )
 
 
 def test_no_cases_have_no_differences() -> None:

@@ -33,12 +33,10 @@ from service.evaluation.search_calibration import (
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE
 from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
-from tests.service.cli.test_cli import Heed, heed
 from tests.support import tiny_bert
+from tests.support.command_line import Heed
 from tests.support.judged import beir
 from tests.support.token_encoder import WORDS, TokenEncoder, sentences
-
-__all__ = ["heed"]
 
 
 @pytest.fixture

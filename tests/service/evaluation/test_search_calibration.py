@@ -34,9 +34,7 @@ from service.snapshots.search_parameters import (
     save_search_parameters,
 )
 from service.snapshots.text_embeddings import EmbeddingCache
-from tests.service.cli.test_cli import Heed, heed
-
-__all__ = ["heed"]
+from tests.support.command_line import Heed
 
 DIMENSION = 32
 PRIOR = WEIGHTS.index(DEFAULTS.meaning)

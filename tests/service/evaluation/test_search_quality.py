@@ -34,12 +34,10 @@ from service.snapshots.search_parameters import (
     save_search_parameters,
 )
 from service.snapshots.text_embeddings import EmbeddingCache
-from tests.service.cli.test_cli import Heed, heed
+from tests.support.command_line import Heed
 from tests.support.judged import beir
 from tests.support.reference import bm25, cosine
 from tests.support.tiny import World
-
-__all__ = ["heed"]
 
 TEXTS = [
     ("violin", "a wooden instrument with four strings and a bow"),

@@ -7,14 +7,15 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.domain.errors import Conflict, Corrupt, ModelRejected, StoreFull, Unavailable
+from service.domain.item_selection import FieldCondition, FilterGroup
 from service.domain.queries import (
     CatalogueMemory,
-    Filter,
     InlineEvent,
     StoredUserMemory,
     VectorMemory,
@@ -53,6 +54,54 @@ def test_item_round_trip(client: Client) -> None:
     assert answer.json() == ITEM
     assert client.post("/v1/items", json={"items": [answer.json()]}).status_code == 200
     assert client.engine.items["a"].published_at == 1_769_851_800_123_456
+
+
+def test_an_item_is_patched(client: Client) -> None:
+    """A merge patch changes what it names, null restores defaults, and 404 is for unknown items."""
+    client.post("/v1/items", json={"items": [ITEM]})
+    patch = {"attributes": {"year": None, "nested": {"deep": [1]}, "stock": 7}, "tags": None}
+    answer = client.patch(
+        "/v1/items/a",
+        content=orjson.dumps(patch),
+        headers={"content-type": "application/merge-patch+json"},
+    )
+    attributes = {"nested": {"deep": [1]}, "stock": 7}
+    assert (answer.status_code, answer.json()) == (
+        200,
+        ITEM | {"attributes": attributes, "tags": []},
+    )
+    assert client.patch("/v1/items/a", json={}).json() == answer.json()
+    assert client.patch("/v1/items/b", json={}).status_code == 404
+    assert client.engine.items.keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"title": 7}, "/title"),
+        ({"item_id": "b"}, "/item_id"),
+        ({"embedding": [1]}, "/embedding"),
+        ({"attributes": {"a": 2**63}}, "/attributes/a"),
+    ],
+)
+def test_a_wrong_patch_names_its_field(client: Client, body: Any, pointer: str) -> None:
+    """A field of a wrong type, and the id, which the path has, are refused; nothing changes."""
+    client.post("/v1/items", json={"items": [ITEM]})
+    answer = client.patch("/v1/items/a", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+    assert client.get("/v1/items/a").json() == ITEM
+
+
+def test_items_are_updated_in_bulk(client: Client) -> None:
+    """With `update` each item keeps the fields that the request leaves out; new ones are added."""
+    client.post("/v1/items", json={"items": [ITEM]})
+    items = [{"item_id": "a", "attributes": {"stock": 7}}, {"item_id": "b", "title": "B"}]
+    answer = client.post("/v1/items", json={"items": items, "update": True})
+    assert answer.json() == {"stored": 2}
+    changed: Any = ITEM["attributes"]
+    assert client.get("/v1/items/a").json() == ITEM | {"attributes": changed | {"stock": 7}}
+    assert client.get("/v1/items/b").json()["title"] == "B"
 
 
 def test_items_are_deleted(client: Client) -> None:
@@ -171,7 +220,7 @@ def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
 
 
 def test_recommend_and_search_pass_their_filters(client: Client) -> None:
-    """Filters, exclusions and diversity reach the engine as sets and microseconds."""
+    """The short form of a filter reaches the engine as conditions, with times in microseconds."""
     condition = {
         "categories": {"any": ["a"], "all": ["b"], "none": ["c"]},
         "attributes": {"language": ["en", "nl"], "year": 2026},
@@ -189,12 +238,16 @@ def test_recommend_and_search_pass_their_filters(client: Client) -> None:
     )
     client.post("/v1/search", json={"query": "asyncio", "filter": condition, "user_id": "u"})
     recommend, search = client.engine.asked
-    wanted = Filter(
-        frozenset("a"),
-        frozenset("b"),
-        frozenset("c"),
-        {"language": ["en", "nl"], "year": 2026},
-        1_000_000,
+    wanted = FilterGroup(
+        "all",
+        (
+            FieldCondition("categories", {"in": ["a"]}),
+            FieldCondition("categories", {"eq": "b"}),
+            FilterGroup("none", (FieldCondition("categories", {"in": ["c"]}),)),
+            FieldCondition("attributes.language", {"in": ["en", "nl"]}),
+            FieldCondition("attributes.year", {"eq": 2026}),
+            FieldCondition("published_at", {"gte": 1_000_000}),
+        ),
     )
     assert recommend.filter == search.filter == wanted
     assert (recommend.exclude_seen, recommend.exclude, recommend.diversity) == (False, {"x"}, 1.0)
@@ -247,7 +300,9 @@ def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
     )
     assert [item["item_id"] for item in answer.json()["items"]] == ["b"]
     query = client.engine.asked[-1]
-    assert query.filter == Filter(any=frozenset("xy"), none=frozenset("z"))
+    unwanted = FilterGroup("none", (FieldCondition("categories", {"in": ["z"]}),))
+    wanted = FieldCondition("categories", {"in": ["x", "y"]})
+    assert query.filter == FilterGroup("all", (wanted, unwanted))
     assert query.space is None
     client.get("/v1/items/a/similar?space=trained")
     assert client.engine.asked[-1].space == "trained"

@@ -284,7 +284,7 @@ def test_json_may_say_its_charset(client: Client) -> None:
         ("GET", "/v1/items/", 404, None),
         ("GET", "/v1/%FF", 404, None),
         ("PUT", "/v1/items", 405, "GET, POST"),
-        ("POST", "/v1/items/a", 405, "GET, DELETE"),
+        ("POST", "/v1/items/a", 405, "GET, PATCH, DELETE"),
         ("DELETE", "/v1/score", 405, "POST"),
         ("BREW", "/v1/users/u", 405, "GET, PUT, DELETE"),
     ],

@@ -15,13 +15,11 @@ from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FO
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
-from tests.service.cli.test_cli import Heed, heed
 from tests.support import tiny_bert
+from tests.support.command_line import Heed
 from tests.support.judged import beir
 from tests.support.server import Server
 from tests.support.tiny import World, populate
-
-__all__ = ["heed"]
 
 
 @pytest.fixture(scope="module")

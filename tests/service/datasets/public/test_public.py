@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets.item_sequences import ItemSequences
-from service.datasets.online_retail import OnlineRetail
-from service.datasets.pyvideo import PyVideo
+from service.datasets.public.item_sequences import ItemSequences
+from service.datasets.public.online_retail import OnlineRetail
+from service.datasets.public.pyvideo import PyVideo
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item, check_each, check_event, check_item
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service.datasets.base import Dataset, JudgedQuery, open_compressed
-from service.datasets.files import JudgmentsFile
-from service.datasets.formats import json_rows
-from service.datasets.pyvideo import FILE as PYVIDEO
-from service.datasets.pyvideo import PyVideo
+from service.datasets.files.formats import json_rows
+from service.datasets.files.record_files import JudgmentsFile
+from service.datasets.public.pyvideo import FILE as PYVIDEO
+from service.datasets.public.pyvideo import PyVideo
 from service.domain.errors import Invalid
 from service.domain.records import Item
 
@@ -58,7 +58,7 @@ class Beir(Dataset):
         """Iterate over the rows of a file, each with an `_id` and a `text`."""
         paths = [self._folder / f"{name}.jsonl{compression}" for compression in ("", ".gz", ".xz")]
         path = next((path for path in paths if path.exists()), paths[0])
-        for number, row in json_rows(path, self.progress):
+        for number, _, row in json_rows(path, self.progress):
             place = f"{path}, line {number}"
             if isinstance(row, Invalid):
                 raise Invalid("", f"{place}: {row.detail}")

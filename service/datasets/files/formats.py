@@ -1,27 +1,32 @@
-"""Readers of file formats: they yield `(number, row)`, a row of JSON values or an `Invalid`.
-
-The number is that of the line, from 1 (of the first line where a quoted CSV cell spans several),
-or in Parquet that of the row, from 1.
-"""
+"""Readers of file formats: they yield rows of the file's own columns, with their place and text."""
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from service.datasets.base import ReadProgress, open_compressed
-from service.datasets.rows import TEXT, RecordSchema
+from service.datasets.files.csv_dialect import Dialect
+from service.datasets.files.csv_records import csv_records
 from service.domain.errors import Invalid, Unavailable
 
-Rows = Iterator[tuple[int, dict[str, Any] | Invalid]]
-
 MAX_LINE = 16 << 20  # bytes; a file without newlines must not fill the memory
+
+
+class Row(NamedTuple):
+    """A row of a file, or why it cannot be read."""
+
+    number: int  # of its first line, or in Parquet of the row, from 1
+    text: str  # as it stands in the file; of Parquet, as JSON
+    values: dict[str, Any] | Invalid
+
+
+Rows = Iterator[Row]
 
 
 def json_rows(path: Path, progress: ReadProgress) -> Rows:
@@ -47,52 +52,42 @@ def json_rows(path: Path, progress: ReadProgress) -> Rows:
             except orjson.JSONDecodeError as error:
                 place = f"at character {error.pos + 1}"
                 row = Invalid("", f"must be JSON: {error.msg.split(':')[0]} {place}")
-            yield number, row
+            yield Row(number, line.decode("utf-8", "replace"), row)
 
 
-def csv_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any], delimiter: str) -> Rows:
-    """Read CSV (RFC 4180) whose first line names the columns. Empty lines are skipped.
+def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
+    """Read CSV whose first line names the columns: the header's row, then those of the records.
+
+    The header's row has None for each column, in their order.
 
     Raises:
-        Invalid: the header lacks a required field, or has an unknown or a duplicate one.
+        Invalid: the header cannot be read.
     """
-    csv.field_size_limit(MAX_LINE)  # process-wide; the default of 128 KiB refuses long texts
     with open_compressed(path, progress) as file:
-        # Invalid UTF-8 becomes lone surrogates, which the checks of records refuse row by row.
-        text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
-        try:
-            header = next(reader, [])
-        except csv.Error as error:
-            raise Invalid("", f"{path}, line 1: must be CSV: {error}") from error
-        _check_columns(path, header, schema)
-        while True:
-            number = reader.line_num + 1
-            row: dict[str, Any] | Invalid
-            try:
-                cells = next(reader, None)
-                if cells is None:
-                    return
-                if not cells:
-                    continue
-                if len(cells) != len(header):
-                    raise Invalid("", f"has {len(cells)} cells, must have {len(header)}")
-                row = schema.from_cells(dict(zip(header, cells, strict=True)))
-            except csv.Error as error:
-                row = Invalid("", f"must be CSV: {error}")
-            except Invalid as error:
-                row = error
-            yield number, row
+        # Bytes of another encoding become lone surrogates, which the checks of records refuse row
+        # by row.
+        text = io.TextIOWrapper(file, dialect.encoding, errors="surrogateescape", newline="")
+        header: list[str] | None = None
+        for number, line, cells in csv_records(text, dialect.delimiter):
+            if header is not None:
+                row = cells if isinstance(cells, Invalid) else dict(zip(header, cells, strict=True))
+                yield Row(number, line, row)
+            elif isinstance(cells, Invalid):
+                raise Invalid("", f"{path}, line {number}: {cells.detail}")
+            else:
+                header = [name.strip() for name in cells]
+                _check_distinct(path, header)
+                yield Row(number, line, dict.fromkeys(header))
 
 
-def parquet_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any]) -> Rows:
-    """Read Parquet. Null members of a struct are omitted.
+def parquet_rows(path: Path, progress: ReadProgress) -> Rows:
+    """Read Parquet: a row with None for each column, then the rows.
 
-    Text in a column whose field has another type is parsed like a CSV cell.
+    Null members of a struct are omitted.
 
     Raises:
         Unavailable: pyarrow is not installed; the message says how to install it.
-        Invalid: the file is not Parquet, or damaged, or a column is missing, unknown or duplicate.
+        Invalid: the file is not Parquet, or damaged, or a column occurs twice.
     """
     progress.done, progress.total = 0, path.stat().st_size
     number = 0
@@ -103,21 +98,22 @@ def parquet_rows(path: Path, progress: ReadProgress, schema: RecordSchema[Any]) 
         raise Invalid("", f"{path} cannot be read as Parquet: {error}") from error
     with opened as file:
         names = file.schema_arrow.names
-        _check_columns(path, names, schema)
-        typed = [name for name in names if schema.fields[name] is not TEXT]
+        _check_distinct(path, names)
+        yield Row(0, "", dict.fromkeys(names))
         for batch in file.iter_batches(batch_size=10_000):
             columns = [_values(column) for column in batch.columns]
             for cells in zip(*columns, strict=True):
                 number += 1
-                row = dict(zip(names, cells, strict=True))
-                try:
-                    for name in typed:
-                        row[name] = _json_value(name, row[name], schema)
-                except Invalid as error:
-                    yield number, error
-                else:
-                    yield number, row
+                row = dict(zip(names, map(_json_value, cells), strict=True))
+                yield Row(number, "", row)
             progress.done = progress.total * number // file.metadata.num_rows
+
+
+def row_text(row: Row) -> str:
+    """Return a row as a line of text, with its newline."""
+    if row.text or isinstance(row.values, Invalid):
+        return row.text if row.text.endswith(("\n", "\r")) else row.text + "\n"
+    return orjson.dumps(row.values, default=str, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
 def _values(column: Any) -> list[Any]:
@@ -130,9 +126,7 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-def _json_value(name: str, cell: Any, schema: RecordSchema[Any]) -> Any:
-    if isinstance(cell, str):
-        return schema.from_cells({name: cell}).get(name)
+def _json_value(cell: Any) -> Any:
     if isinstance(cell, dict):
         # Arrow gives every row all members of a struct, null where the row has none.
         return {member: value for member, value in cell.items() if value is not None}
@@ -153,14 +147,7 @@ def pyarrow_parquet(path: Path, doing: str) -> Any:
         ) from None
 
 
-def _check_columns(path: Path, names: list[str], schema: RecordSchema[Any]) -> None:
-    try:
-        schema.refuse_unknown(names)
-        for name in schema.required:
-            if name not in names:
-                raise Invalid(f"/{name}", f"is required; there are {', '.join(names) or 'none'}")
-        for name in names:
-            if names.count(name) > 1:
-                raise Invalid(f"/{name}", "must not occur twice")
-    except Invalid as error:
-        raise Invalid("", f"{path}, column {error.pointer[1:]}: {error.detail}") from None
+def _check_distinct(path: Path, names: list[str]) -> None:
+    for name in names:
+        if name and names.count(name) > 1:
+            raise Invalid("", f"{path}, column {name}: must not occur twice")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.datasets.base import JudgedQuery
-from service.datasets.collections import open_collection, read_judgments
+from service.datasets.public.collections import open_collection, read_judgments
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from tests.support.judged import beir, cranfield

@@ -1,0 +1,134 @@
+"""Facets: counts of the values that items have in a field."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.fields.item_fields import ItemFields
+from models.catalogue.fields.item_values import Special
+from models.catalogue.fields.keyword_column import KeywordColumn
+
+FacetValue = str | int | float | bool | None
+
+_JSON = {Special.NULL: None, Special.FALSE: False, Special.TRUE: True}
+_MAX_SPAN = 1 << 16  # of numbers with a common step, which are counted by their place in it
+_MANY = 1 << 16  # values at a time
+
+
+@dataclass(frozen=True, slots=True)
+class FacetCounts:
+    """Values of one field with the number of items that have each, the most frequent first."""
+
+    values: tuple[tuple[FacetValue, int], ...]
+    other: int  # sum of the counts of the values that are left out
+    minimum: float | None  # of the numbers; None without any
+    maximum: float | None
+
+
+def count_values(
+    fields: ItemFields, name: str, mask: NDArray[np.bool_], rows: NDArray[np.int64], limit: int
+) -> FacetCounts:
+    """Count the values of a field over some items.
+
+    An item counts once for each of its values. Values of one count are in order: numbers, strings
+    by code point, false, true, null. Objects are no values here.
+
+    Args:
+        fields: of the catalogue.
+        name: of a field other than `item_id`.
+        mask: bool [N], the items that are counted.
+        rows: the same as ascending rows, so that several facets share them.
+        limit: the most values.
+    """
+    columns = fields.columns_of(name)
+    counted: list[tuple[FacetValue, int]] = []
+    total, minimum, maximum = 0, None, None
+    if (keywords := columns.keywords) is not None:
+        counts = np.zeros(len(Special) + 1 + keywords.strings_known, np.int64)
+        blocks = keywords.codes.among(rows, mask)
+        # For many distinct values, one long array is counted faster than many short ones.
+        for codes in blocks if len(counts) < _MANY else [np.concatenate([counts[:0], *blocks])]:
+            counts += np.bincount(codes, minlength=len(counts))
+        counts[[0, Special.OBJECT.value]] = 0
+        total += int(counts.sum())
+        best = _largest(counts, limit, keywords)
+        counted += zip(_json_values(keywords, best), counts[best].tolist(), strict=True)
+    if (numbers := columns.numbers) is not None:
+        given = np.concatenate([np.zeros(0, numbers.dtype), *numbers.among(rows, mask)])
+        if not (filled := numbers.filled(given)).all():
+            given = given[filled]
+        if len(given):
+            minimum, maximum = _plain(given.min()), _plain(given.max())
+            distinct, counts = _counted(given)
+            total += len(given)
+            best = _largest(counts, limit)
+            counted += zip(map(_plain, distinct[best]), counts[best].tolist(), strict=True)
+    listed = heapq.nsmallest(limit, counted, key=lambda pair: (-pair[1], _rank(pair[0])))
+    other = total - sum(count for _, count in listed)
+    return FacetCounts(tuple(listed), other, minimum, maximum)
+
+
+def _largest(
+    counts: NDArray[np.int64], limit: int, keywords: KeywordColumn | None = None
+) -> NDArray[np.int64]:
+    """Return the places of the largest counts above 0, of equal ones the first in order.
+
+    The order is that of the places, or of the keywords whose codes they are.
+    """
+    at = np.flatnonzero(counts)
+    if len(at) <= limit:
+        return at
+    least = np.partition(counts[at], len(at) - limit)[len(at) - limit]
+    larger, tied = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
+    if keywords is not None:
+        tied = tied[np.argsort(keywords.sort_keys().of_codes[tied])]
+    return np.concatenate([larger, tied[: limit - len(larger)]])
+
+
+def _counted(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the distinct numbers, ascending, and how often each occurs.
+
+    Whole numbers and those of two decimals are counted by their place in an array, which takes a
+    tenth of the time of sorting them.
+    """
+    low, high = float(values.min()), float(values.max())
+    for step in (1, 100):
+        if (high - low) * step >= _MAX_SPAN:
+            break
+        first = round(low * step)
+        counts = np.zeros(round(high * step) - first + 1, np.int64)
+        for begin in range(0, len(values), _MANY):
+            block = values[begin : begin + _MANY]
+            scaled = np.rint(block * step)
+            if not np.array_equal(scaled / step, block):
+                break
+            counts += np.bincount((scaled - first).astype(np.int64), minlength=len(counts))
+        else:
+            at = np.flatnonzero(counts)
+            return (at + first) / step, counts[at]
+    distinct, counts = np.unique(values, return_counts=True)
+    return distinct, counts
+
+
+def _json_values(column: KeywordColumn, codes: NDArray[np.int64]) -> list[FacetValue]:
+    found = [column.keyword(code) for code in codes.tolist()]
+    return [_JSON[each] if isinstance(each, Special) else each for each in found]
+
+
+def _plain(number: Any) -> float | int:
+    """Return a number as JSON would write it by hand: 3, not 3.0."""
+    value = number.item()
+    return int(value) if float(value).is_integer() else value
+
+
+def _rank(value: FacetValue) -> tuple[int, Any]:
+    if value is None:
+        return 3, 0
+    if isinstance(value, bool):
+        return 2, value
+    return (1, value) if isinstance(value, str) else (0, value)

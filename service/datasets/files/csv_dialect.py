@@ -1,0 +1,153 @@
+"""Dialects of CSV files: encoding, delimiter and decimal mark, found out by looking at the file."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import charset_normalizer
+
+from service.datasets.base import ReadProgress, open_compressed
+from service.domain.errors import Invalid
+
+Decimal = Literal[".", ","]
+DELIMITERS = (",", ";", "\t", "|")
+_SAMPLE = 1 << 18  # bytes from which the delimiter is found
+_FOREIGN = 1 << 16  # bytes of lines outside ASCII, from which the encoding is found
+_BLOCK = 1 << 20
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+# Encodings in which shops export, the most common first.
+_ENCODINGS = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "shift_jis", "gb18030", "big5"]
+
+_POINT = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?", re.ASCII)
+_COMMA = re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)(,\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Encoding, delimiter and decimal mark of a CSV file."""
+
+    encoding: str = "utf-8-sig"
+    delimiter: str = ","
+    decimal: Decimal = "."
+
+    def __str__(self) -> str:
+        names = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
+        encoding = "UTF-8" if self.encoding == "utf-8-sig" else self.encoding
+        between = names.get(self.delimiter, repr(self.delimiter))
+        mark = ", decimal commas" if self.decimal == "," else ""
+        return f"{encoding}, {between}{mark}"
+
+
+def detect_encoding(path: Path) -> str:
+    """Return the encoding of a text file: its byte order mark's, UTF-8 if all of it is, or a guess.
+
+    The whole file is read, since the first letter outside ASCII may be the last of it.
+
+    Raises:
+        Invalid: the bytes are of no encoding that is known here.
+    """
+    decoder, foreign, valid = codecs.getincrementaldecoder("utf-8")(), bytearray(), True
+    with open_compressed(path, ReadProgress()) as file:
+        first = file.read(_BLOCK)
+        for mark, name in _BOMS:
+            if first.startswith(mark):
+                return name
+        block = first
+        while block and (valid or len(foreign) < _FOREIGN):
+            if not block.isascii() or decoder.getstate()[0]:
+                if len(foreign) < _FOREIGN:
+                    lines = block.split(b"\n")
+                    foreign += b"\n".join(line for line in lines if not line.isascii()) + b"\n"
+                valid = valid and _decodes(decoder, block)
+            block = file.read(_BLOCK)
+    if valid and _decodes(decoder, b"", final=True):
+        return "utf-8-sig"
+    sample = bytes(foreign[:_FOREIGN])
+    lines = [line for line in sample.splitlines() if line]
+    if 2 * sum(_is_utf_8(line) for line in lines) > len(lines):
+        return "utf-8-sig"  # with some damaged lines
+    found = charset_normalizer.from_bytes(sample, cp_isolation=_ENCODINGS, threshold=1.0)
+    least = min((match.chaos for match in found), default=0.0)
+    likely = {
+        name for match in found if match.chaos == least for name in match.could_be_from_charset
+    }
+    for name in _ENCODINGS:  # of those that make the text equally plausible, the most common
+        if name in likely:
+            return name
+    raise Invalid("", f"{path} is not UTF-8: give --encoding, such as latin-1")
+
+
+def check_encoding(name: str) -> str:
+    """Return the name of an encoding that reads text; raises `Invalid` for another."""
+    try:
+        "".encode(name)
+    except (LookupError, UnicodeError):
+        raise Invalid("", f"--encoding must be such as utf-8 or latin-1, not {name!r}") from None
+    return "utf-8-sig" if codecs.lookup(name).name == "utf-8" else name
+
+
+def detect_delimiter(path: Path, encoding: str, preferred: str) -> str:
+    """Return the delimiter that gives the first rows the most cells, all the same number.
+
+    Where none gives more than one cell, the `preferred` is returned.
+    """
+    with open_compressed(path, ReadProgress()) as file:
+        text = _sample(file, encoding)
+    scores = {}
+    for delimiter in (preferred, *DELIMITERS):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        try:
+            widths = [len(row) for row in reader if row]
+        except csv.Error:
+            continue
+        if widths and widths[0] > 1:
+            scores[delimiter] = (widths.count(widths[0]) / len(widths)) * widths[0]
+    return max(scores, key=scores.__getitem__, default=preferred)
+
+
+def detect_decimal(cells: Iterable[str], delimiter: str) -> Decimal:
+    """Return the decimal mark of cells that are numbers, "." or ",".
+
+    Where both would do, as in 1,234, semicolons between the cells speak for a comma.
+    """
+    votes, texts = Counter[Decimal](), list(cells)
+    for cell in texts:
+        point, comma = _POINT.fullmatch(cell), _COMMA.fullmatch(cell)
+        if point and not comma:
+            votes["."] += 1
+        elif comma and not point:
+            votes[","] += 1
+    if votes["."] == votes[","]:
+        return "," if delimiter == ";" and any("," in text for text in texts) else "."
+    return max(votes, key=votes.__getitem__)
+
+
+def _sample(file: BinaryIO, encoding: str) -> str:
+    data = file.read(_SAMPLE)
+    text = data.decode(encoding, errors="ignore")
+    # The last line may be incomplete.
+    return text if len(data) < _SAMPLE else text[: text.rfind("\n") + 1]
+
+
+def _is_utf_8(line: bytes) -> bool:
+    return _decodes(codecs.getincrementaldecoder("utf-8")(), line, final=True)
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, *, final: bool = False) -> bool:
+    try:
+        decoder.decode(block, final)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,329 @@
+"""Mappings of the columns of a file to the fields of a record."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from service.datasets.files.cells import (
+    ATTRIBUTE_CELLS,
+    AttributeType,
+    CellFormat,
+    CellParser,
+    number_cell,
+    shortened,
+    text_cell,
+)
+from service.domain.errors import Invalid
+
+Negative = Literal["skip", "return"]
+Texts = Literal["all", "typed", "mapped"]
+"""Texts that are parsed: all, as in CSV; those of fields that are no texts, as in Parquet; those of
+such fields where the caller maps them, as in JSON."""
+
+RETURN = "return"  # the type of events of a negative quantity
+ATTRIBUTES = "attributes."
+_LISTS = ("tags", "categories", "interests")
+
+
+class SkippedRow(Exception):
+    """A row that the mapping leaves out on purpose."""
+
+
+class WeightRule(NamedTuple):
+    """Derivation of an event's weight from a column: the number itself, or 1 + ln of it."""
+
+    column: str
+    is_log: bool
+
+    @classmethod
+    def parse(cls, text: str) -> WeightRule:
+        """Parse `COLUMN` or `COLUMN:log`."""
+        column, colon, form = text.rpartition(":")
+        if not colon or form != "log":
+            return cls(text, is_log=False)
+        return cls(column, is_log=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldMapping:
+    """Columns and constants of the fields of a record.
+
+    A field that is not mapped is read from the column of its name, whatever its case, with spaces
+    or hyphens for underscores.
+    """
+
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each field
+    types: Mapping[str, AttributeType] = field(default_factory=dict)  # of mapped attributes
+    constants: Mapping[str, str] = field(default_factory=dict)
+    weight: WeightRule | None = None
+    negative: Negative | None = None  # what becomes of rows whose weight is below 0
+
+    @classmethod
+    def parse(
+        cls,
+        columns: Mapping[str, str | list[str]],
+        constants: Mapping[str, str],
+        weight: str | None = None,
+        negative: Negative | None = None,
+    ) -> FieldMapping:
+        """Build a mapping from options.
+
+        Args:
+            columns: the column or columns of each field; `attributes.NAME:TYPE` says the type of an
+                attribute.
+            constants: the value of each field that is the same in every row.
+            weight: `COLUMN` or `COLUMN:log`.
+            negative: what becomes of rows whose weight is negative.
+
+        Raises:
+            Invalid: a type is unknown, or the options do not go together.
+        """
+        bound: dict[str, tuple[str, ...]] = {}
+        types: dict[str, AttributeType] = {}
+        for target, named in columns.items():
+            name, colon, kind = target.partition(":")
+            if colon:
+                types[name] = _attribute_type(name, kind)
+            bound[name] = (named,) if isinstance(named, str) else tuple(named)
+        if negative is not None and weight is None:
+            raise Invalid("", "--negative needs --weight-from, the column that may be negative")
+        rule = None if weight is None else WeightRule.parse(weight)
+        return cls(bound, types, constants, rule, negative)
+
+    def bind(
+        self, names: Sequence[str], allowed: Sequence[str], required: Sequence[str]
+    ) -> BoundMapping:
+        """Find the columns of a file.
+
+        Args:
+            names: the file's columns.
+            allowed: the record's fields.
+            required: those of them that a record must have.
+
+        Raises:
+            Invalid: a field is unknown or a column missing; it names those that there are.
+        """
+        columns: dict[str, tuple[str, ...]] = {}
+        by_name = {plain_name(name): name for name in reversed(names)}
+        for target, wanted in self.columns.items():
+            _check_field(target, allowed)
+            columns[target] = tuple(_find(column, names, "--map") for column in wanted)
+        for target in self.constants:
+            _check_field(target, allowed)
+            if target in columns:
+                raise Invalid("", f"{target} has both a column and a constant")
+        for target in allowed:
+            if target not in columns and target not in self.constants:
+                name = target if target in names else by_name.get(target)
+                if name is not None:
+                    columns[target] = (name,)
+        weight = self.weight
+        if weight is not None:
+            if "weight" in columns or "weight" in self.constants:
+                raise Invalid("", "weight has both a column and --weight-from")
+            weight = weight._replace(column=_find(weight.column, names, "--weight-from"))
+        for target in required:
+            if target not in columns and target not in self.constants:
+                listed = ", ".join(names) or "none"
+                raise Invalid(
+                    f"/{target}",
+                    f"is required; there are {listed}. Name it with --map {target}=COLUMN",
+                )
+        read = [name for bound in columns.values() for name in bound]
+        read += [] if weight is None else [weight.column]
+        for name in set(read):
+            if list(names).count(name) > 1:
+                raise Invalid(f"/{name}", "must not occur twice")
+        unread = [name for name in names if name not in read]
+        return BoundMapping(self, columns, weight, unread)
+
+
+@dataclass(slots=True)
+class BoundMapping:
+    """A mapping whose columns are those of one file."""
+
+    mapping: FieldMapping
+    columns: dict[str, tuple[str, ...]]
+    weight: WeightRule | None
+    unread: list[str]  # columns that no field is read from
+    types: dict[str, AttributeType] = field(default_factory=dict)  # of attributes, found out
+
+    def reader(self, schema: Any, form: CellFormat, texts: Texts) -> RowReader:
+        """Return a function that converts rows.
+
+        Args:
+            schema: of the record.
+            form: of cells.
+            texts: that are parsed.
+
+        Raises:
+            Invalid: a constant is not of its field's type.
+        """
+        constants: dict[str, Any] = {}
+        for target, text in self.mapping.constants.items():
+            try:
+                constants[target] = (
+                    text
+                    if target.startswith(ATTRIBUTES)
+                    else schema.fields[target].cell(text, form)
+                )
+            except ValueError as error:
+                raise Invalid("", f"--constant {target}={text}: {error}") from None
+        parsers = {target: self._parser(target, schema, texts) for target in self.columns}
+        return RowReader(self, form, parsers, constants)
+
+    def _parser(self, target: str, schema: Any, texts: Texts) -> CellParser | None:
+        """Return the parser of the text of a field; None where text stays as it is."""
+        if target.startswith(ATTRIBUTES):
+            return ATTRIBUTE_CELLS[self.types.get(target, "text")]
+        parse: CellParser = schema.fields[target].cell
+        if texts == "all" or (
+            parse is not text_cell and (texts == "typed" or target in self.mapping.columns)
+        ):
+            return parse
+        return None
+
+    def source(self, target: str, source: Mapping[str, Any]) -> Any:
+        """Return the first value of a field in a row of the file; None without one."""
+        for name in self.columns.get(target, ()):
+            if (value := column_value(source, name)) is not None:
+                return value
+        return None
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Converts the rows of a file to those of a record's fields."""
+
+    bound: BoundMapping
+    form: CellFormat
+    parsers: Mapping[str, CellParser | None]  # of the text of each field
+    constants: Mapping[str, Any]
+
+    def __call__(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a row: text by the type of its field; other values, as of JSON, stay.
+
+        Raises:
+            Invalid: at the field whose text cannot be parsed.
+            SkippedRow: the row is left out on purpose.
+        """
+        row: dict[str, Any] = {}
+        target = ""
+        try:
+            for target, names in self.bound.columns.items():
+                parse = self.parsers[target]
+                for name in names:
+                    value = source.get(name)
+                    if value is None and "." in name:
+                        value = column_value(source, name)
+                    if parse is not None and isinstance(value, str):
+                        value = parse(value, self.form)
+                    if value is None:
+                        continue
+                    if target not in row:
+                        row[target] = value
+                    elif target in _LISTS:
+                        row[target] = list(dict.fromkeys([*row[target], *value]))
+            row.update(self.constants)
+            target = "weight"
+            if self.bound.weight is not None:
+                self._set_weight(self.bound.weight, row, source)
+        except ValueError as error:
+            detail = error.detail if isinstance(error, Invalid) else str(error)
+            got = "" if isinstance(error, Invalid) else self._got(target, source)
+            raise Invalid(f"/{target.replace('.', '/', 1)}", detail + got) from None
+        attributes = {
+            name.removeprefix(ATTRIBUTES): row.pop(name)
+            for name in [name for name in row if name.startswith(ATTRIBUTES)]
+        }
+        if attributes:
+            base = row.get("attributes")
+            row["attributes"] = {**base, **attributes} if isinstance(base, dict) else attributes
+        return row
+
+    def _set_weight(self, rule: WeightRule, row: dict[str, Any], source: Mapping[str, Any]) -> None:
+        value = column_value(source, rule.column)
+        number = number_cell(value, self.form) if isinstance(value, str) else value
+        if number is None:
+            return
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError("must be a number")
+        if number < 0:
+            negative = self.bound.mapping.negative
+            if negative == "skip":
+                raise SkippedRow
+            if negative is None:
+                raise ValueError("is negative; --negative skip or return says what becomes of it")
+            row["type"] = RETURN
+            number = -number
+        if rule.is_log:
+            if number < 1:
+                raise ValueError("must be at least 1 for its logarithm")
+            number = 1 + math.log(number)
+        row["weight"] = number
+
+    def _got(self, target: str, source: Mapping[str, Any]) -> str:
+        names = self.bound.columns.get(target, ())
+        if target == "weight" and self.bound.weight is not None:
+            names = (self.bound.weight.column,)
+        values = [value for name in names if (value := column_value(source, name)) is not None]
+        return f" (got {', '.join(map(shortened, values))})" if values else ""
+
+
+def column_value(source: Mapping[str, Any], name: str) -> Any:
+    """Return a column of a row; `a.b` is member b of the object a."""
+    value = source.get(name)
+    if value is None and "." in name and name not in source:
+        value = source
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def split_assignment(text: str, option: str, right: str) -> tuple[str, str]:
+    """Split `FIELD=VALUE`; the option and the name of its right side are for the message."""
+    left, equals, value = text.partition("=")
+    if not equals or not left.strip() or not value:
+        raise Invalid("", f"{option} must be FIELD={right}, not {text!r}")
+    return left.strip(), value
+
+
+def _attribute_type(name: str, kind: str) -> AttributeType:
+    for known in ATTRIBUTE_CELLS:
+        if name.startswith(ATTRIBUTES) and kind == known:
+            return known
+    allowed = " ".join(ATTRIBUTE_CELLS)
+    raise Invalid("", f"--map {name}:{kind}: only attributes have a type, one of {allowed}")
+
+
+def _check_field(target: str, allowed: Sequence[str]) -> None:
+    if target not in allowed and not (
+        "attributes" in allowed and target.startswith(ATTRIBUTES) and target != ATTRIBUTES
+    ):
+        listed = ", ".join(allowed) + (", attributes.NAME" if "attributes" in allowed else "")
+        raise Invalid(f"/{target}", f"is unknown; allowed are {listed}")
+
+
+def _find(column: str, names: Sequence[str], option: str) -> str:
+    """Return the file's name of a column, whose case may differ."""
+    if column in names:
+        return column
+    alike = [name for name in names if plain_name(name) == plain_name(column)]
+    if len(alike) == 1:
+        return alike[0]
+    if "." in column and column.partition(".")[0] in names:
+        return column
+    close = difflib.get_close_matches(column, names, 1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    listed = ", ".join(names)
+    raise Invalid("", f"{option}: there is no column {column!r}; there are {listed}.{hint}")
+
+
+def plain_name(name: str) -> str:
+    """Return a column's name in lower case, with underscores for spaces and hyphens."""
+    return re.sub(r"[\s-]+", "_", name.strip().lower())

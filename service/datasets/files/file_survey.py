@@ -1,0 +1,206 @@
+"""Survey of a file before it is read: its dialect, its columns, the formats of its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from service.datasets.base import ReadProgress, open_compressed
+from service.datasets.files.cells import ABSENT, CellFormat, attribute_type
+from service.datasets.files.csv_dialect import (
+    Decimal,
+    Dialect,
+    check_encoding,
+    detect_decimal,
+    detect_delimiter,
+    detect_encoding,
+)
+from service.datasets.files.field_mapping import (
+    ATTRIBUTES,
+    BoundMapping,
+    FieldMapping,
+    RowReader,
+    Texts,
+    column_value,
+    plain_name,
+)
+from service.datasets.files.formats import Row, Rows, csv_rows, json_rows, parquet_rows
+from service.datasets.files.rows import NUMBER, RATING, TIME, RecordSchema
+from service.datasets.files.time_formats import TimeFormat, chosen_format, detect_format
+from service.domain.errors import Invalid
+
+_SAMPLE = 10_000  # rows
+
+Format = Literal["jsonl", "csv", "parquet"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How files are read. What is None is found out by looking at each file.
+
+    Args:
+        mapping: columns and constants of the record's fields.
+        delimiter: between cells of CSV.
+        encoding: of CSV.
+        decimal: mark of decimals in CSV, "." or ",".
+        list_separator: between the members of a list in a cell.
+        time_format: "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`.
+        zone: of times that name none.
+        skip_bad: skip bad rows and report them; otherwise the first raises `Invalid`, naming file,
+            row, field, the fault and what is allowed.
+        dims: required dimensions of vectors; None allows any.
+    """
+
+    mapping: FieldMapping = field(default_factory=FieldMapping)
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: Decimal | None = None
+    list_separator: str = "|"
+    time_format: str | None = None
+    zone: ZoneInfo | None = None
+    skip_bad: bool = False
+    dims: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known of a file before its records are read."""
+
+    form: Format
+    dialect: Dialect
+    mapping: BoundMapping
+    read_row: RowReader
+    times: TimeFormat
+    header: str  # the line that names the columns of CSV
+
+    def describe(self) -> str:
+        """Return what was found out, in a line; empty if nothing had to be."""
+        parts = [str(self.dialect)] if self.form == "csv" else []
+        if any(name in self.mapping.columns for name in ("timestamp", "published_at")):
+            parts.append(f"times as {self.times}")
+        kinds = [
+            f"{name.removeprefix(ATTRIBUTES)} a {kind}" for name, kind in self.mapping.types.items()
+        ]
+        parts += [f"attributes: {', '.join(kinds)}"] if kinds else []
+        return "; ".join(parts)
+
+
+def open_rows(path: Path, form: Format, dialect: Dialect, progress: ReadProgress) -> Rows:
+    """Read the rows of a file; those of CSV and Parquet begin with one for the columns."""
+    if form == "parquet":
+        return parquet_rows(path, progress)
+    if form == "csv":
+        return csv_rows(path, progress, dialect)
+    return json_rows(path, progress)
+
+
+def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[Any]) -> Survey:
+    """Look at a file: at all of its bytes for the encoding, at its first rows for the rest.
+
+    Raises:
+        Invalid: a required column is missing, a mapped one is not there, or something cannot be
+            found out; the message names the option that says it.
+    """
+    dialect = _dialect(path, options) if form == "csv" else Dialect()
+    sample = list(islice(open_rows(path, form, dialect, ReadProgress()), _SAMPLE))
+    mapping = _bind(path, options.mapping, form, sample, schema)
+    good = [row.values for row in sample if not isinstance(row.values, Invalid)]
+    decimal = options.decimal
+    if decimal is None:
+        decimal = "." if form != "csv" else _decimal(good, mapping, schema, dialect.delimiter)
+    cells = CellFormat(decimal, options.list_separator)
+    mapping.types = {
+        target: options.mapping.types.get(target) or attribute_type(_texts(good, names), cells)
+        for target, names in mapping.columns.items()
+        if target.startswith(ATTRIBUTES)
+    }
+    times = chosen_format(options.time_format, options.zone)
+    if times is None:
+        columns = [
+            name
+            for target, names in mapping.columns.items()
+            if schema.fields.get(target) is TIME
+            for name in names
+        ]
+        try:
+            times = detect_format(_times(path, form, dialect, columns), options.zone)
+        except Invalid as error:
+            raise Invalid("", f"{path}: {error.detail}") from None
+    texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed", "jsonl": "mapped"}
+    reader = mapping.reader(schema, cells, texts[form])
+    header = sample[0].text if form == "csv" and sample else ""
+    found = Dialect(dialect.encoding, dialect.delimiter, decimal)
+    return Survey(form, found, mapping, reader, times, header)
+
+
+def sniff_format(path: Path) -> Format:
+    """Return the format of a file whose name does not say it, from its first bytes."""
+    with open_compressed(path, ReadProgress()) as file:
+        head = file.read(512)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    return "jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "csv"
+
+
+def _dialect(path: Path, options: ReadOptions) -> Dialect:
+    if options.encoding is None:
+        encoding = detect_encoding(path)
+    else:
+        encoding = check_encoding(options.encoding)
+    delimiter = options.delimiter
+    if delimiter is None:
+        preferred = "\t" if ".tsv" in path.suffixes else ","
+        delimiter = detect_delimiter(path, encoding, preferred)
+    elif len(delimiter) != 1:
+        raise Invalid("", f"--delimiter must be one character, not {delimiter!r}")
+    return Dialect(encoding, delimiter)
+
+
+def _bind(
+    path: Path, mapping: FieldMapping, form: Format, sample: list[Row], schema: RecordSchema[Any]
+) -> BoundMapping:
+    names: dict[str, None] = {}
+    for row in sample if form == "jsonl" else sample[:1]:
+        if not isinstance(row.values, Invalid):
+            names |= dict.fromkeys(row.values)
+    required = schema.required
+    if form == "jsonl":  # whose sample may lack names that later rows have
+        known = {plain_name(name) for name in names}
+        names |= dict.fromkeys(name for name in schema.fields if name not in known)
+        required = ()
+    try:
+        return mapping.bind(list(names), list(schema.fields), required)
+    except Invalid as error:
+        place = f", column {error.pointer[1:]}" if error.pointer else ""
+        raise Invalid("", f"{path}{place}: {error.detail}") from None
+
+
+def _decimal(
+    rows: list[dict[str, Any]], mapping: BoundMapping, schema: RecordSchema[Any], delimiter: str
+) -> Decimal:
+    columns = [
+        names
+        for target, names in mapping.columns.items()
+        if target.startswith(ATTRIBUTES) or schema.fields[target] in (NUMBER, RATING)
+    ]
+    if mapping.weight is not None:
+        columns.append((mapping.weight.column,))
+    return detect_decimal((text for names in columns for text in _texts(rows, names)), delimiter)
+
+
+def _texts(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
+    values = (column_value(row, name) for row in rows for name in names)
+    return [value.strip() for value in values if isinstance(value, str)]
+
+
+def _times(path: Path, form: Format, dialect: Dialect, columns: list[str]) -> Iterator[Any]:
+    for row in open_rows(path, form, dialect, ReadProgress()) if columns else ():
+        if not isinstance(row.values, Invalid):
+            for name in columns:
+                value = column_value(row.values, name)
+                if value is not None and str(value).strip().lower() not in ABSENT:
+                    yield value

@@ -1,0 +1,280 @@
+"""Items, events, users and judgments in your own files: JSON lines, CSV and Parquet; and export.
+
+The columns of a file are mapped to the fields of the HTTP API. JSON lines and CSV may be compressed
+with gzip or xz. A bad row stops the reading, or is skipped as a whole and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+
+from service.datasets.base import Dataset, SkippedRows, compressed, format_and_compression
+from service.datasets.files.cells import shortened
+from service.datasets.files.field_mapping import ATTRIBUTES, SkippedRow
+from service.datasets.files.file_survey import (
+    Format,
+    ReadOptions,
+    Survey,
+    open_rows,
+    sniff_format,
+    survey,
+)
+from service.datasets.files.formats import Row
+from service.datasets.files.occurrences import OccurrenceCounter
+from service.datasets.files.rows import (
+    EVENT,
+    ITEM,
+    JUDGMENT,
+    USER,
+    VECTOR,
+    R,
+    RecordSchema,
+    rated_events,
+    to_json_lines,
+)
+from service.domain.errors import Invalid
+from service.domain.item_patch import ItemPatch
+from service.domain.records import Event, Item, Judgment, User
+from service.runtime.durable_files import open_replacement
+from service.stores.event_identity import content_digest, content_id
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+UNNAMED = ("", ".txt", ".dat")  # suffixes that leave the format to the content
+MAX_MESSAGES = 100  # of skipped rows
+_BATCH = 4_096  # events that are numbered at once
+
+OnBadRow = Callable[[Row, str], None]
+"""Takes a bad row and the message that names its file, its line and its fault."""
+
+
+def check_format(path: Path) -> tuple[str, str]:
+    """Return the format's suffix and the compression of a file name.
+
+    Raises `Invalid` if the name has none.
+    """
+    form, compression = format_and_compression(path)
+    if form not in FORMATS or (form == ".parquet" and compression):
+        allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
+        raise Invalid("", f"{path}: the name must end in {allowed}")
+    return form, compression
+
+
+class RecordFile(Dataset, Generic[R]):
+    """One file of records of one type, in the format of its suffix.
+
+    Args:
+        path: the file.
+        options: how it is read.
+        on_bad: called with each bad row that is skipped.
+        name: in messages, the path by default.
+
+    Raises:
+        Invalid: the file does not exist, or its suffix is unknown.
+    """
+
+    schema: RecordSchema[Any]
+
+    def __init__(
+        self,
+        path: Path,
+        options: ReadOptions | None = None,
+        *,
+        on_bad: OnBadRow | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or path.name)
+        self._path = path
+        self._place = name or str(path)
+        self._options = options or ReadOptions()
+        self._on_bad = on_bad
+        self.left_out = 0  # rows of a negative quantity that the caller wants skipped
+        vectors = [name for name, kind in self.schema.fields.items() if kind is VECTOR]
+        self._vectors = [] if self._options.dims is None else vectors
+        if not path.is_file():
+            check_format(path)
+            raise Invalid("", f"{path} is not a file")
+        suffix, _ = format_and_compression(path)
+        self._format = sniff_format(path) if suffix in UNNAMED else FORMATS[check_format(path)[0]]
+
+    @cached_property
+    def survey(self) -> Survey:
+        """What is known of the file before its records are read. Raises `Invalid`."""
+        return survey(self._path, self._format, self._options, self.schema)
+
+    def records(self) -> Iterator[R]:
+        """Iterate over the records in file order. Each call starts anew, with a new `skipped`.
+
+        Raises:
+            Invalid: at the first bad row, unless bad rows are skipped.
+            Unavailable: the file is Parquet and pyarrow is not installed.
+        """
+        return (record for _, record in self._parsed())
+
+    def _parsed(self) -> Iterator[tuple[dict[str, Any], R]]:
+        """Iterate over the records with the values that their rows have."""
+        self.skipped, self.left_out = SkippedRows(), 0
+        known = self.survey
+        rows = open_rows(self._path, self._format, known.dialect, self.progress)
+        if self._format != "jsonl":
+            next(rows, None)  # the columns
+        for row in rows:
+            try:
+                if isinstance(row.values, Invalid):
+                    raise row.values
+                values = known.read_row(row.values)
+                record = self.schema.record(values, known.times)
+                self._check_dims(record)
+            except Invalid as error:
+                self._skip(row, self._message(row, error))
+            except SkippedRow:
+                self.left_out += 1
+            else:
+                yield values, record
+
+    def _skip(self, row: Row, message: str) -> None:
+        if not self._options.skip_bad:
+            raise Invalid("", message)
+        self.skipped.count += 1
+        if self.skipped.count <= MAX_MESSAGES:
+            self.skipped.messages.append(message)
+        if self._on_bad is not None:
+            self._on_bad(row, message)
+
+    def _check_dims(self, record: R) -> None:
+        for name in self._vectors:
+            vector, dims = getattr(record, name), self._options.dims
+            if vector is not None and len(vector) != dims:
+                raise Invalid(f"/{name}", f"has {len(vector)} dimensions; {dims} are allowed here")
+
+    def _message(self, row: Row, error: Invalid) -> str:
+        place = f"{self._place}, {'row' if self._format == 'parquet' else 'line'} {row.number}"
+        name = error.pointer.removeprefix("/")
+        if not name:
+            return f"{place}: {error.detail}"
+        problem = f"{place}, {name}: {error.detail}"
+        if isinstance(row.values, Invalid) or "(got " in error.detail:
+            return problem
+        value = self.survey.mapping.source(name.split("/")[0], row.values)
+        return problem if value in (None, "") else f"{problem} (got {shortened(value)})"
+
+
+class EventsFile(RecordFile[Event]):
+    """A file of events.
+
+    An event without `event_id` gets one derived from its content, with the number of equal events
+    before it in the file: importing a file again, or another that has some of the same events,
+    stores each event once, and one that the file has twice is stored twice.
+
+    With `dislikes_below` the file may have a numeric field `rating`: events rated below it get the
+    type "dislike". The rating itself is not stored.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: ReadOptions | None = None,
+        *,
+        dislikes_below: float | None = None,
+        on_bad: OnBadRow | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.schema = EVENT if dislikes_below is None else rated_events(dislikes_below)
+        super().__init__(path, options, on_bad=on_bad, name=name)
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over the events in file order, each with an `event_id`."""
+        counter, records = OccurrenceCounter(), self.records()
+        problem: Invalid | None = None
+        batch: list[Event] | None = None
+        while problem is None and batch != []:
+            batch = []
+            try:
+                batch.extend(islice(records, _BATCH))
+            except Invalid as error:  # after the events before it
+                problem = error
+            yield from _with_ids(batch, counter)
+        if problem is not None:
+            raise problem
+
+
+def _with_ids(events: list[Event], counter: OccurrenceCounter) -> Iterator[Event]:
+    """Give the events that have no id the ids of their content."""
+    digests = [content_digest(event) for event in events if event.event_id is None]
+    heads = np.frombuffer(b"".join(digests), np.dtype("<u8")).reshape(-1, 2)[:, 0]
+    named = map(content_id, digests, counter.number(heads).tolist())
+    for event in events:
+        yield event if event.event_id is not None else replace(event, event_id=next(named))
+
+
+class ItemsFile(RecordFile[Item]):
+    """A file of items."""
+
+    schema = ITEM
+
+    def items(self) -> Iterator[Item]:
+        """Iterate over the items in file order."""
+        return self.records()
+
+    def patches(self) -> Iterator[ItemPatch]:
+        """Iterate over the rows as changes of the fields that the file has columns of.
+
+        A blank cell sets its field to the default, or removes its attribute.
+        """
+        columns = {*self.survey.mapping.columns, *self.survey.mapping.mapping.constants}
+        attributes = [
+            name.removeprefix(ATTRIBUTES) for name in columns if name.startswith(ATTRIBUTES)
+        ]
+        for values, item in self._parsed():
+            named = values if self._format == "jsonl" else columns
+            changes = {name: getattr(item, name) for name in self.schema.fields if name in named}
+            if attributes or "attributes" in changes:
+                changes["attributes"] = dict.fromkeys(attributes) | dict(item.attributes)
+            del changes["item_id"]
+            yield ItemPatch(item.item_id, changes)
+
+
+class UsersFile(RecordFile[User]):
+    """A file of user profiles; iterate over them with `records`."""
+
+    schema = USER
+
+
+class JudgmentsFile(RecordFile[Judgment]):
+    """A file of relevance judgments; iterate over them with `records`."""
+
+    schema = JUDGMENT
+
+
+def export_records(path: Path, records: Iterable[Event | Item | User]) -> int:
+    """Write records as JSON lines, compressed by the suffix; return their number.
+
+    The file appears, complete and durable, after the last record, and only then replaces an
+    existing one. The readers above return the same records.
+
+    Raises:
+        Invalid: the suffix is not .jsonl or .ndjson, optionally followed by .gz or .xz.
+        StoreFull: the disk is full.
+    """
+    form, compression = format_and_compression(path)
+    if form not in (".jsonl", ".ndjson"):
+        allowed = "in .jsonl or .ndjson, with .gz or .xz or without"
+        raise Invalid("", f"{path}: the name must end {allowed}")
+    count = 0
+    with open_replacement(path) as raw, compressed(raw, compression) as out:
+        for line in to_json_lines(records):
+            out.write(line)
+            count += 1
+    return count

@@ -1,0 +1,103 @@
+"""Warnings about records that can be stored but are probably not what was meant."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from service.domain.records import Event, Item
+from service.domain.timestamps import to_rfc3339
+from service.stores.base import Store
+
+T = TypeVar("T")
+
+MAX_WEIGHT = 1_000.0
+_EXAMPLES = 5
+_CHUNK = 10_000  # ids that are looked up at once
+
+
+class ImportWarnings:
+    """Collects what is odd about the items and events of an import, as they pass through."""
+
+    def __init__(self) -> None:
+        self.types: Counter[str] = Counter()  # of events
+        self._now = time.time_ns() // 1_000
+        self._seen: dict[str, int] = {}  # events of each item
+        self._listed: set[str] = set()  # items of this import
+        self._future: list[int] = []
+        self._heavy: list[float] = []
+        self._nameless: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._categories: dict[str, dict[str, None]] = {}
+
+    def events(self, stream: Iterable[Event]) -> Iterator[Event]:
+        """Yield the events unchanged."""
+        for event in stream:
+            self.types[event.type] += 1
+            self._seen[event.item_id] = self._seen.get(event.item_id, 0) + 1
+            if event.timestamp is not None and event.timestamp > self._now:
+                self._note("future", self._future, event.timestamp)
+            if event.weight > MAX_WEIGHT:
+                self._note("heavy", self._heavy, event.weight)
+            yield event
+
+    def items(self, stream: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items unchanged."""
+        for item in stream:
+            self._listed.add(item.item_id)
+            if not item.title.strip():
+                self._note("nameless", self._nameless, item.item_id)
+            for name in item.categories:
+                self._categories.setdefault(name.casefold(), {})[name] = None
+            yield item
+
+    async def messages(self, store: Store) -> list[str]:
+        """Return a message for each kind of oddity; the store says which items are known."""
+        found = []
+        unknown = await self._unknown(store)
+        if unknown:
+            events = sum(self._seen[item_id] for item_id in unknown)
+            names = _listed(map(repr, unknown), len(unknown))
+            found.append(
+                f"items of events that are not in the catalogue: {len(unknown):,}, of {events:,} "
+                f"events: {names}"
+            )
+        if self._future:
+            times = _listed(map(to_rfc3339, self._future), self._counts["future"])
+            found.append(f"events in the future: {self._counts['future']:,}: {times}")
+        if self._heavy:
+            weights = _listed((f"{w:,.6g}" for w in self._heavy), self._counts["heavy"])
+            found.append(
+                f"events of a weight above {MAX_WEIGHT:,.0f}: {self._counts['heavy']:,}: {weights}"
+                "; --weight-from COLUMN:log takes logarithms"
+            )
+        if self._nameless:
+            names = _listed(map(repr, self._nameless), self._counts["nameless"])
+            found.append(f"items without a title: {self._counts['nameless']:,}: {names}")
+        alike = [" and ".join(map(repr, n)) for n in self._categories.values() if len(n) > 1]
+        if alike:
+            found.append(f"categories differ in case alone: {_listed(alike, len(alike))}")
+        return found
+
+    def _note(self, kind: str, examples: list[T], value: T) -> None:
+        self._counts[kind] += 1
+        if len(examples) < _EXAMPLES:
+            examples.append(value)
+
+    async def _unknown(self, store: Store) -> list[str]:
+        """Return the items of events that are neither stored nor in this import."""
+        wanted = [item_id for item_id in self._seen if item_id not in self._listed]
+        unknown = []
+        for start in range(0, len(wanted), _CHUNK):
+            chunk = wanted[start : start + _CHUNK]
+            items = await store.get_items(chunk)
+            unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
+        return unknown
+
+
+def _listed(texts: Iterable[str], count: int) -> str:
+    """Join the first examples of `count`."""
+    shown = [text for text, _ in zip(texts, range(_EXAMPLES), strict=False)]
+    return ", ".join(shown) + (", …" if count > len(shown) else "")

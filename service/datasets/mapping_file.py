@@ -1,0 +1,78 @@
+"""Mapping files: the options of `heed import` by kind of record, in TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from service.domain.errors import Invalid
+from service.runtime.durable_files import open_replacement
+
+Kind = Literal["items", "events", "users"]
+Options = Mapping[str, Any]
+"""Values by the names of options, with underscores; `map` and `constant` are tables."""
+
+TABLES = ("map", "constant")
+TEXTS = ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone")
+EVENT_TEXTS = ("weight_from", "negative")
+
+
+def read_mapping(path: Path, kind: Kind) -> dict[str, Any]:
+    """Read the options of one kind of record; without its section there are none.
+
+    Raises:
+        Invalid: the file is not TOML, or has an unknown option or a value of a wrong type.
+    """
+    return dict(_sections(path).get(kind, {}))
+
+
+def _sections(path: Path) -> dict[str, Any]:
+    try:
+        sections = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Invalid("", f"{path} must be TOML: {error}") from None
+    except OSError as error:
+        raise Invalid("", f"{path} cannot be read: {error.strerror}") from None
+    for name, section in sections.items():
+        if name not in ("items", "events", "users") or not isinstance(section, dict):
+            raise Invalid("", f"{path}: [{name}] must be one of [items] [events] [users]")
+        for option, value in section.items():
+            _check(path, name, option, value)
+    return sections
+
+
+def write_mapping(path: Path, kind: Kind, options: Options) -> None:
+    """Write the options of one kind of record; other sections of the file stay.
+
+    Raises:
+        Invalid: the file exists, and is no mapping file.
+    """
+    sections = _sections(path) if path.exists() else {}
+    sections[kind] = {name: value for name, value in options.items() if value not in (None, {})}
+    with open_replacement(path) as file:
+        tomli_w.dump(sections, file)
+
+
+def _check(path: Path, section: str, option: str, value: Any) -> None:
+    texts = TEXTS + (EVENT_TEXTS if section == "events" else ())
+    numbers = ("dislikes_below",) if section == "events" else ()
+    place = f"{path}, [{section}] {option}"
+    if option in TABLES:
+        valid = isinstance(value, dict) and all(
+            isinstance(v, str) or (isinstance(v, list) and all(isinstance(e, str) for e in v))
+            for v in value.values()
+        )
+        wanted = "a table of texts"
+    elif option in texts:
+        valid, wanted = isinstance(value, str), "a text"
+    elif option in numbers:
+        valid, wanted = type(value) in (int, float), "a number"
+    else:
+        allowed = ", ".join((*TABLES, *texts, *numbers))
+        raise Invalid("", f"{place} is unknown; allowed are {allowed}")
+    if not valid:
+        raise Invalid("", f"{place} must be {wanted}")

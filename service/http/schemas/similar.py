@@ -1,0 +1,79 @@
+"""Parameters and body of similar items."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from service.domain.item_selection import FieldCondition, Filter, FilterGroup
+from service.domain.queries import SimilarQuery, Space
+from service.http.schemas.base import Body, Limit, Params, example
+from service.http.schemas.filters import FilterField, FilterIn
+from service.http.schemas.scalars import Label
+from service.http.schemas.selection import AnswerFields, Facets
+
+SpaceIn = Annotated[
+    Literal["both", "content", "trained"],
+    Field(
+        description="`content`: by their texts or embeddings; `trained`: by what training made of "
+        "them; `both`: by both, and an item that is only in one of them by that one.",
+    ),
+]
+
+
+class SimilarParams(Params):
+    """Query parameters of similar items."""
+
+    limit: Limit = 20
+    space: SpaceIn = "both"
+    categories_any: list[Label] = Field([], description="Items in at least one of these.")
+    categories_all: list[Label] = Field([], description="Items in every one of these.")
+    categories_none: list[Label] = Field([], description="Items in none of these.")
+
+    def to_query(self, item_id: str) -> SimilarQuery:
+        """Return the domain's value."""
+        categories = list[Filter]()
+        if self.categories_any:
+            pointers = {"in": "/categories_any"}
+            categories.append(FieldCondition("categories", {"in": self.categories_any}, pointers))
+        for place, label in enumerate(self.categories_all):
+            pointers = {"eq": f"/categories_all/{place}"}
+            categories.append(FieldCondition("categories", {"eq": label}, pointers))
+        if self.categories_none:
+            pointers = {"in": "/categories_none"}
+            unwanted = FieldCondition("categories", {"in": self.categories_none}, pointers)
+            categories.append(FilterGroup("none", (unwanted,)))
+        wanted = FilterGroup("all", tuple(categories))
+        return SimilarQuery(
+            item_id, self.limit, wanted, None if self.space == "both" else self.space
+        )
+
+
+class SimilarIn(Body):
+    """A request for similar items with a filter."""
+
+    model_config = example(
+        limit=5, filter={"field": "published_at", "gte": "2026-01-01T00:00:00Z"}, fields=["tags"]
+    )
+
+    limit: Limit = 20
+    space: SpaceIn = "both"
+    filter: FilterField = FilterIn()
+    facets: Facets = Field([])
+    fields: AnswerFields = Field([])
+
+    def to_query(self, item_id: str) -> SimilarQuery:
+        """Return the domain's value."""
+        return SimilarQuery(
+            item_id,
+            self.limit,
+            self.filter.to_filter(),
+            _space(self.space),
+            tuple(facet.to_facet() for facet in self.facets),
+            tuple(self.fields),
+        )
+
+
+def _space(space: Literal["both", "content", "trained"]) -> Space | None:
+    return None if space == "both" else space

@@ -1,0 +1,46 @@
+"""Identity of events: digests of their bodies, and ids for events that were stored without one."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from service.domain.records import Event
+from service.stores.encoding import vector_bytes
+
+CONTENT_PREFIX = "content:"
+_WEIGHT = struct.Struct("<d")
+_TIMESTAMP = struct.Struct("<q")
+
+
+def body_digest(event: Event) -> int:
+    """Return a signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
+
+    The timestamp stays outside: a retry may lack it, so stores compare it by itself.
+    """
+    digest = hashlib.blake2b(_body(event), digest_size=8, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def content_digest(event: Event) -> bytes:
+    """Return a 128-bit digest (BLAKE2b) of the event's body and timestamp, without its id."""
+    time = b"" if event.timestamp is None else _TIMESTAMP.pack(event.timestamp)
+    return hashlib.blake2b(_body(event) + time, digest_size=16, usedforsecurity=False).digest()
+
+
+def content_id(digest: bytes, occurrence: int) -> str:
+    """Return the event id of occurrence 0, 1, … of one content in a log without ids.
+
+    Logs that overlap give their common events the same ids, in whatever order and files they are.
+    """
+    return f"{CONTENT_PREFIX}{digest.hex()}:{occurrence}"
+
+
+def _body(event: Event) -> bytes:
+    ids = f"{event.user_id}\0{event.item_id}\0{event.type}\0"  # ids hold no NUL
+    body = ids.encode() + _WEIGHT.pack(event.weight)
+    if event.key is not None:
+        body += b"key" + vector_bytes(event.key)
+    if event.value is not None:
+        body += b"value" + vector_bytes(event.value)
+    return body

@@ -1,0 +1,155 @@
+"""Imports of a SQLite store: their records, and how one is undone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import apsw
+
+from service.domain.errors import Invalid
+from service.stores.base import ImportRecord
+from service.stores.sqlite_items import replace_items
+from service.stores.sqlite_replaced import Document, Replacement, document_digest
+from service.stores.sqlite_writes import drop_user, rewrite_history
+from service.stores.writer import Transaction
+
+Position = tuple[int, int, int]
+"""Primary key of an event: user_no, timestamp, seq."""
+
+Kind = Literal["item", "user"]
+Rows = list[tuple[Any, ...]]
+
+_FIRST: Position = (-1, 0, 0)
+_NEXT = (  # import that replaced the same row
+    "SELECT import_no, document, embedding FROM replaced"
+    " WHERE kind = ? AND row_no = ? AND import_no > ? ORDER BY import_no LIMIT 1"
+)
+_HAND_ON = (
+    "UPDATE replaced SET document = ?, embedding = ?"
+    " WHERE kind = ? AND row_no = ? AND import_no = ?"
+)
+
+
+def begin(transaction: Transaction, source: str, now: int) -> int:
+    """`Store.begin_import`."""
+    connection = transaction.connection
+    connection.execute("INSERT INTO imports VALUES (NULL, ?, ?, 0)", (now, source))
+    return connection.last_insert_rowid()
+
+
+def records(connection: apsw.Connection) -> list[ImportRecord]:
+    """`Store.imports`."""
+    rows: Rows = connection.execute("SELECT * FROM imports ORDER BY import_no").fetchall()
+    return [
+        ImportRecord(import_no, started, source, bool(undone))
+        for import_no, started, source, undone in rows
+    ]
+
+
+def first_event(transaction: Transaction, import_no: int) -> Position:
+    """Return the position before all events; raise `Invalid` unless the import can be undone."""
+    row = transaction.connection.execute(
+        "SELECT undone FROM imports WHERE import_no = ?", (import_no,)
+    ).fetchone()
+    if row is None:
+        raise Invalid("/import_id", f"there is no import {import_no}")
+    if row[0]:
+        raise Invalid("/import_id", f"import {import_no} is undone already")
+    return _FIRST
+
+
+def undo_events(
+    transaction: Transaction, import_no: int, after: Position, limit: int
+) -> tuple[int, Position | None]:
+    """Delete up to `limit` events of an import; return their number and the last one's position.
+
+    The position is None after the last event.
+    """
+    connection = transaction.connection
+    rows: Rows = connection.execute(
+        "SELECT user_no, timestamp, seq FROM events"
+        " WHERE (user_no, timestamp, seq) > (?, ?, ?) AND import_no = ?"
+        " ORDER BY user_no, timestamp, seq LIMIT ?",
+        (*after, import_no, limit),
+    ).fetchall()
+    connection.executemany(
+        "DELETE FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?", rows
+    )
+    connection.executemany(
+        "DELETE FROM vectors WHERE user_no = ? AND seq = ?",
+        ((user_no, seq) for user_no, _, seq in rows),
+    )
+    for user_no in dict.fromkeys(user_no for user_no, _, _ in rows):
+        rewrite_history(transaction, user_no)
+        _drop_if_empty(transaction, user_no)
+    connection.execute("UPDATE state SET events = events - ?", (len(rows),))
+    return len(rows), (rows[-1][0], rows[-1][1], rows[-1][2]) if len(rows) == limit else None
+
+
+def undo_documents(transaction: Transaction, import_no: int) -> tuple[int, int, int]:
+    """Restore what an import has replaced, and record that the import is undone.
+
+    Returns:
+        Numbers of restored items, of restored profiles, and of both that were changed since.
+    """
+    execute = transaction.connection.execute
+    restored = {"item": 0, "user": 0}
+    kept = 0
+    items: list[Replacement] = []
+    rows: Rows = execute(
+        "SELECT kind, row_no, written, document, embedding FROM replaced WHERE import_no = ?",
+        (import_no,),
+    ).fetchall()
+    for kind, row_no, written, *old in rows:
+        before = (old[0], old[1])
+        place = (kind, row_no, import_no)
+        later: Rows = execute(_NEXT, place).fetchall()
+        current = _current(transaction, kind, row_no)
+        if later:
+            # That import restores what was there before both, if nothing came between them.
+            next_no, *replaced = later[0]
+            if document_digest((replaced[0], replaced[1])) == written:
+                execute(_HAND_ON, (*before, kind, row_no, next_no))
+            else:
+                kept += 1
+        elif document_digest(current) == written:
+            restored[kind] += 1
+            if kind == "item":
+                items.append((row_no, current, before))
+            else:
+                _restore_profile(transaction, row_no, before[0])
+        else:
+            kept += 1
+    if items:
+        replace_items(transaction, items)
+    execute("DELETE FROM replaced WHERE import_no = ?", (import_no,))
+    execute("UPDATE imports SET undone = 1 WHERE import_no = ?", (import_no,))
+    return restored["item"], restored["user"], kept
+
+
+def _current(transaction: Transaction, kind: Kind, row_no: int) -> Document:
+    if kind == "item":
+        find = "SELECT document, embedding FROM items WHERE item_no = ?"
+    else:
+        find = "SELECT profile, NULL FROM users WHERE user_no = ?"
+    rows: Rows = transaction.connection.execute(find, (row_no,)).fetchall()
+    ((document, embedding),) = rows  # what is kept of a user goes with the user
+    return document, embedding
+
+
+def _restore_profile(transaction: Transaction, user_no: int, profile: bytes | None) -> None:
+    transaction.connection.execute(
+        "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
+        (transaction.tick(), profile, user_no),
+    )
+    _drop_if_empty(transaction, user_no)
+
+
+def _drop_if_empty(transaction: Transaction, user_no: int) -> None:
+    """Delete a user without events and profile."""
+    if transaction.connection.execute(
+        "SELECT 1 FROM users WHERE user_no = ?1 AND profile IS NULL"
+        " AND NOT EXISTS (SELECT 1 FROM events WHERE user_no = ?1)",
+        (user_no,),
+    ).fetchone():
+        drop_user(transaction, user_no)

@@ -1,0 +1,105 @@
+"""Changes of the catalogue of a SQLite store: each runs as one job on the writer's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from service.domain.errors import NotFound
+from service.domain.item_patch import ItemPatch
+from service.domain.records import Item
+from service.stores.base import OnCatalogueChange
+from service.stores.encoding import item_document, item_from, vector_bytes
+from service.stores.sqlite_reads import SELECT_ITEMS
+from service.stores.sqlite_replaced import Replacement, keep_replaced
+from service.stores.sqlite_writes import Names
+from service.stores.writer import Transaction
+
+
+class ItemWrites:
+    """Changes of items, named as the methods of `Store`. Only the writer's thread runs them."""
+
+    def __init__(self, names: Names) -> None:
+        self._items = names
+
+    def put_items(
+        self,
+        transaction: Transaction,
+        items: Sequence[Item],
+        on_change: OnCatalogueChange | None,
+        import_no: int | None,
+    ) -> int:
+        connection = transaction.connection
+        new = {item.item_id: (item_document(item), _embedding(item)) for item in items}
+        numbers = self._items.numbers(transaction, new)
+        old = {
+            item_id: (document, embedding)
+            for item_id, document, embedding in connection.execute(
+                "SELECT item_id, document, embedding FROM items WHERE item_id IN carray(?)",
+                (apsw.carray(tuple(new)),),
+            )
+        }
+        changed = {item_id: value for item_id, value in new.items() if old[item_id] != value}
+        if changed:
+            replaced = [(numbers[item_id], old[item_id], new[item_id]) for item_id in changed]
+            if import_no is not None:
+                keep_replaced(transaction, import_no, "item", replaced)
+            replace_items(transaction, replaced, on_change)
+        return len(new)
+
+    def patch_items(
+        self,
+        transaction: Transaction,
+        patches: Sequence[ItemPatch],
+        create: bool,
+        on_change: OnCatalogueChange | None,
+        import_no: int | None,
+    ) -> int:
+        ids = tuple({patch.item_id for patch in patches})
+        rows: list[tuple[Any, ...]] = transaction.connection.execute(
+            f"{SELECT_ITEMS} WHERE item_id IN carray(?) AND document IS NOT NULL",
+            (apsw.carray(ids),),
+        ).fetchall()
+        items = {row[0]: item_from(*row) for row in rows}
+        for patch in patches:
+            item = items.get(patch.item_id)
+            if item is None and not create:
+                raise NotFound(f"no item {patch.item_id!r}")
+            items[patch.item_id] = patch.apply(item)
+        return self.put_items(transaction, list(items.values()), on_change, import_no)
+
+    def delete_item(
+        self, transaction: Transaction, item_id: str, on_change: OnCatalogueChange | None
+    ) -> bool:
+        execute = transaction.connection.execute
+        item_no = execute(
+            "SELECT item_no FROM items WHERE item_id = ? AND document IS NOT NULL", (item_id,)
+        ).get
+        if item_no is None:
+            return False
+        old = execute("SELECT document, embedding FROM items WHERE item_no = ?", (item_no,)).get
+        replace_items(transaction, [(item_no, old, (None, None))], on_change)
+        return True
+
+
+def replace_items(
+    transaction: Transaction,
+    replaced: Sequence[Replacement],
+    on_change: OnCatalogueChange | None = None,
+) -> None:
+    """Replace items, and move the catalogue's version to this tick."""
+    connection, tick = transaction.connection, transaction.tick()
+    connection.executemany(
+        "UPDATE items SET change = ?, document = ?, embedding = ? WHERE item_no = ?",
+        ((tick, *new, item_no) for item_no, _, new in replaced),
+    )
+    added = sum((old[0] is None) - (new[0] is None) for _, old, new in replaced)
+    if on_change is not None:
+        on_change(connection.execute("SELECT catalogue FROM state").get, tick)
+    connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (tick, added))
+
+
+def _embedding(item: Item) -> bytes | None:
+    return None if item.embedding is None else vector_bytes(item.embedding)

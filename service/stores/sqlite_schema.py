@@ -1,0 +1,157 @@
+"""The schema of a SQLite store, and the migrations from earlier versions of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import apsw
+
+from service.domain.records import Event
+from service.stores.encoding import vectors_from
+from service.stores.event_identity import content_digest, content_id
+
+SCHEMA_VERSION = 2
+MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
+
+IMPORTS = """
+CREATE TABLE imports (
+  import_no INTEGER PRIMARY KEY,
+  started   INTEGER NOT NULL, -- microseconds UTC
+  source    TEXT NOT NULL,
+  undone    INTEGER NOT NULL -- 1: all that it stored has been taken back
+) STRICT;
+
+CREATE TABLE replaced ( -- what imports have replaced, for undoing them
+  kind      TEXT NOT NULL CHECK (kind IN ('item', 'user')),
+  row_no    INTEGER NOT NULL, -- item_no or user_no
+  import_no INTEGER NOT NULL,
+  written   INTEGER NOT NULL, -- digest of what the import wrote
+  document  BLOB,             -- what was there before, the profile of a user; NULL: nothing
+  embedding BLOB,
+  PRIMARY KEY (kind, row_no, import_no)
+) STRICT, WITHOUT ROWID;
+"""
+
+# Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
+# `items` and `types` are never deleted (a deleted item only loses its document), so that processes
+# may cache the numbers; rows of `users` are deleted, so that none may.
+#
+# `state` has one row. Its clock issues all versions, one tick for each transaction with a change,
+# so that no version is issued twice.
+SCHEMA = """
+CREATE TABLE state (
+  only      INTEGER PRIMARY KEY CHECK (only = 1),
+  clock     INTEGER NOT NULL,
+  catalogue INTEGER NOT NULL, -- the tick of the catalogue's last change
+  users     INTEGER NOT NULL, -- counts, because counting rows takes long
+  items     INTEGER NOT NULL,
+  events    INTEGER NOT NULL
+) STRICT;
+INSERT INTO state VALUES (1, 0, 0, 0, 0, 0);
+
+CREATE TABLE users (
+  user_no    INTEGER PRIMARY KEY,
+  user_id    TEXT NOT NULL UNIQUE,
+  version    INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  next_seq   INTEGER NOT NULL,
+  profile    BLOB
+) STRICT;
+
+CREATE TABLE items (
+  item_no   INTEGER PRIMARY KEY,
+  item_id   TEXT NOT NULL UNIQUE,
+  change    INTEGER, -- the tick of the last put or delete; NULL: only ever seen in events
+  document  BLOB,    -- NULL: not in the catalogue
+  embedding BLOB
+) STRICT;
+CREATE INDEX items_by_change ON items (change) WHERE change IS NOT NULL;
+
+CREATE TABLE types (
+  type_no INTEGER PRIMARY KEY,
+  type    TEXT NOT NULL UNIQUE
+) STRICT;
+
+CREATE TABLE events ( -- clustered, so that a history is one short range
+  user_no   INTEGER NOT NULL,
+  timestamp INTEGER NOT NULL,
+  seq       INTEGER NOT NULL,
+  item_no   INTEGER NOT NULL,
+  type_no   INTEGER NOT NULL,
+  weight    REAL NOT NULL,
+  event_id  TEXT NOT NULL,
+  digest    INTEGER NOT NULL,
+  import_no INTEGER, -- of the import that stored it
+  PRIMARY KEY (user_no, timestamp, seq)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX events_by_id ON events (event_id);
+
+CREATE TABLE vectors ( -- apart, so that rows without any stay small
+  user_no INTEGER NOT NULL,
+  seq     INTEGER NOT NULL,
+  key     BLOB,
+  value   BLOB,
+  PRIMARY KEY (user_no, seq)
+) STRICT, WITHOUT ROWID;
+"""
+SCHEMA += IMPORTS
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Bring a store of an earlier version to this one, in one transaction."""
+    connection.set_busy_timeout(MIGRATION_TIMEOUT_MS)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.pragma("user_version") == 1:  # another process may have been faster
+            connection.execute(IMPORTS)
+            connection.execute("ALTER TABLE events ADD COLUMN import_no INTEGER")
+            _rename_imported_events(connection)
+            connection.pragma("user_version", 2)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _rename_imported_events(connection: apsw.Connection) -> None:
+    """Give events of imports the ids of their content.
+
+    In version 1 these ids were of the file's name and the line, so that the same event in another
+    export was stored again.
+    """
+    execute = connection.execute
+    # Events whose file had no times were stored with the time of their arrival, which all events of
+    # a batch share to the microsecond; the same file gives them no time again.
+    arrivals = {
+        timestamp
+        for (timestamp,) in execute(
+            "SELECT timestamp FROM events WHERE event_id >= 'import:' AND event_id < 'import;'"
+            " AND timestamp % 1000 <> 0 GROUP BY timestamp HAVING count(*) > 1"
+        )
+    }
+    users = execute(
+        "SELECT DISTINCT user_no FROM events WHERE event_id >= 'import:' AND event_id < 'import;'"
+    ).fetchall()
+    for (user_no,) in users:
+        seen: Counter[bytes] = Counter()
+        renamed = []
+        rows: list[tuple[Any, ...]] = execute(
+            "SELECT user_id, item_id, type, weight, timestamp, seq, key, value FROM events"
+            " JOIN users USING (user_no) JOIN items USING (item_no) JOIN types USING (type_no)"
+            " LEFT JOIN vectors USING (user_no, seq)"
+            " WHERE user_no = ? AND event_id >= 'import:' AND event_id < 'import;'"
+            " ORDER BY timestamp, seq",
+            (user_no,),
+        ).fetchall()
+        for user_id, item_id, kind, weight, timestamp, seq, key, value in rows:
+            given = None if timestamp in arrivals else timestamp
+            vectors = vectors_from(key, value)
+            event = Event(user_id, item_id, None, kind, weight, given, *vectors)
+            digest = content_digest(event)
+            renamed.append((content_id(digest, seen[digest]), user_no, timestamp, seq))
+            seen[digest] += 1
+        connection.executemany(
+            "UPDATE events SET event_id = ? WHERE user_no = ? AND timestamp = ? AND seq = ?",
+            renamed,
+        )

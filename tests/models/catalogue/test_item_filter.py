@@ -1,0 +1,217 @@
+"""Filters, facets and sorting of the catalogue, compared with loops over plain items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.catalogue import cow_array, item_filter
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.facets import count_values
+from models.catalogue.fields import value_column
+from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_filter import Condition, Group, ItemFilter
+from models.catalogue.sorting import SortKey, position, sorted_rows
+from tests.support import filter_reference as reference
+from tests.support.small import DIMENSION, encode
+
+IDS = [f"i{n}" for n in range(12)]
+WORDS = ["", "a", "ab", "B", "é", "Straße"]
+scalars = st.sampled_from([*WORDS, 0, 1, 1.0, -2.5, 2.25, 7, True, False, None])
+places = st.fixed_dictionaries(
+    {
+        "lat": st.sampled_from([52.5, 52.6, -89.5, 91, "x"]),
+        "lon": st.sampled_from([13.4, 179.9, -179.9]),
+    }
+)
+values = st.one_of(
+    scalars, st.lists(scalars, max_size=3), places, st.lists(places, max_size=2),
+    st.fixed_dictionaries({"c": scalars}), st.lists(st.lists(scalars, max_size=1), max_size=1),
+)  # fmt: skip
+entries = st.builds(
+    ItemEntry,
+    item_id=st.sampled_from(IDS),
+    title=st.sampled_from(WORDS),
+    categories=st.lists(st.sampled_from(["x", "y", "z"]), max_size=4),
+    attributes=st.dictionaries(st.sampled_from(["a", "b", "b.c", "p"]), values, max_size=4),
+    hidden=st.sampled_from([False, False, False, True]),
+    published_at=st.one_of(st.none(), st.integers(-3, 3)),
+    tags=st.lists(st.sampled_from(["t", "u"]), max_size=2),
+)
+changes = st.lists(
+    st.tuples(st.lists(entries, max_size=6), st.lists(st.sampled_from(IDS), max_size=2)),
+    min_size=1, max_size=4,
+)  # fmt: skip
+ATTRIBUTES = ["attributes.a", "attributes.b", "attributes.b.c", "attributes.p", "attributes.p.lat"]
+FIELDS = ["item_id", "title", "categories", "tags", "published_at", "attributes.none", *ATTRIBUTES]
+bounds = st.dictionaries(
+    st.sampled_from(["gt", "gte", "lt", "lte"]), st.sampled_from([*WORDS, -1, 0, 1, 2.25]),
+    min_size=1, max_size=2,
+)  # fmt: skip
+circles = [(52.5, 13.4, 5), (52.5, 13.4, 20), (-90, 0, 60), (0, 180, 15_000), (90, 10, 0)]
+comparisons = st.one_of(
+    bounds,
+    st.fixed_dictionaries({"eq": st.one_of(scalars, st.sampled_from(["x", "t", "i3"]))}),
+    st.fixed_dictionaries({"in": st.lists(scalars, max_size=12)}),
+    st.fixed_dictionaries({"exists": st.booleans()}),
+    st.fixed_dictionaries({"contains": st.sampled_from(["", "A", "SS", "i1"])}),
+    st.fixed_dictionaries({"in": st.lists(scalars, max_size=3), "gte": st.sampled_from([1, "a"])}),
+    st.fixed_dictionaries({"within_km": st.sampled_from(circles)}),
+)
+conditions = st.builds(Condition, field=st.sampled_from(FIELDS), comparisons=comparisons)
+filters: st.SearchStrategy[ItemFilter] = st.recursive(
+    conditions,
+    lambda inner: st.builds(
+        Group, st.sampled_from(["all", "any", "none"]),
+        st.lists(inner, max_size=3).map(tuple),
+    ),
+    max_leaves=6,
+)  # fmt: skip
+sort_keys = st.lists(
+    st.builds(SortKey, st.sampled_from(FIELDS), st.booleans()), min_size=0, max_size=3
+)
+thorough = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+@pytest.fixture(params=["sparse", "dense"], autouse=True)
+def _layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of a few values in the layouts that large catalogues have: mapped, in many blocks."""
+    monkeypatch.setattr(cow_array, "SMALL", 0)
+    monkeypatch.setattr(item_filter, "_NARROW", 2)
+    monkeypatch.setattr(value_column, "_BLOCK", 3)
+    monkeypatch.setattr(value_column, "_DEAD", 1)
+    monkeypatch.setattr(value_column, "_SPARSE", 1 if request.param == "sparse" else 10**6)
+
+
+def versions(
+    series: Sequence[tuple[list[ItemEntry], list[str]]],
+) -> list[tuple[Catalogue, dict[str, ItemEntry]]]:
+    """The catalogue after each change, and the items that are in it."""
+    catalogue, known = Catalogue.empty(DIMENSION), dict[str, ItemEntry]()
+    made = []
+    for upserted, removed in series:
+        catalogue = catalogue.updated(upserted, removed, encode)
+        kept = {id_: entry for id_, entry in known.items() if id_ not in removed}
+        known = kept | {entry.item_id: entry for entry in upserted}
+        made.append((catalogue, known))
+    return made
+
+
+def visible(known: dict[str, ItemEntry]) -> list[ItemEntry]:
+    return [entry for entry in known.values() if not entry.hidden]
+
+
+@thorough
+@given(series=changes, wanted=filters)
+def test_any_filter_allows_what_a_loop_over_items_would(
+    series: list[tuple[list[ItemEntry], list[str]]], wanted: ItemFilter
+) -> None:
+    """Filters are exact over every version of a catalogue, earlier ones included."""
+    for catalogue, known in versions(series):
+        allowed = catalogue.allowed(wanted)
+        ids = {*_ids(catalogue, np.flatnonzero(allowed))}
+        assert ids == {entry.item_id for entry in visible(known) if reference.passes(entry, wanted)}
+
+
+@thorough
+@given(series=changes, field=st.sampled_from(FIELDS[1:]), limit=st.integers(1, 5))
+def test_facets_count_what_a_loop_over_items_would(
+    series: list[tuple[list[ItemEntry], list[str]]], field: str, limit: int
+) -> None:
+    """Values come by falling count and then in their order; the rest is summed up."""
+    for catalogue, known in versions(series):
+        mask = catalogue.allowed()
+        found = count_values(catalogue.fields, field, mask, np.flatnonzero(mask), limit)
+        listed, other, low, high = reference.facet(visible(known), field, limit)
+        assert [(type(v) is bool, v, n) for v, n in found.values] == [
+            (type(v) is bool, v, n) for v, n in listed
+        ]
+        assert (found.other, found.minimum, found.maximum) == (other, low, high)
+
+
+@thorough
+@given(series=changes, keys=sort_keys, limit=st.integers(1, 4))
+def test_pages_have_the_order_of_a_sorted_list(
+    series: list[tuple[list[ItemEntry], list[str]]], keys: list[SortKey], limit: int
+) -> None:
+    """Pages by offset and pages behind a position are those of one sorted list."""
+    for catalogue, known in versions(series):
+        rows = np.flatnonzero(catalogue.allowed())
+        expected = reference.ordered(visible(known), keys)
+        after, behind = None, []
+        for offset in range(0, len(expected) + 1, limit):
+            page = sorted_rows(catalogue.fields, rows, keys, limit=limit, offset=offset)
+            assert _ids(catalogue, page) == expected[offset : offset + limit]
+            following = sorted_rows(catalogue.fields, rows, keys, limit=limit, after=after)
+            behind += _ids(catalogue, following)
+            if len(following):
+                after = position(catalogue.fields, int(following[-1]), keys)
+        assert behind == expected
+
+
+@thorough
+@given(series=changes, keys=sort_keys)
+def test_a_position_survives_changes_of_the_catalogue(
+    series: list[tuple[list[ItemEntry], list[str]]], keys: list[SortKey]
+) -> None:
+    """Behind an item of an earlier version come the later items that sort behind it."""
+    for (old, known), (new, later) in pairwise(versions(series)):
+        for row in np.flatnonzero(old.allowed()).tolist():
+            at = known[old.vocabulary.id(row)]
+            rows = np.flatnonzero(new.allowed())
+            page = sorted_rows(
+                new.fields, rows, keys, limit=99, after=position(old.fields, row, keys)
+            )
+            others = [entry for entry in visible(later) if entry.item_id != at.item_id]
+            ordered = reference.ordered([*others, at], keys)
+            behind = ordered[ordered.index(at.item_id) + 1 :]
+            own = at.item_id
+            assert [id_ for id_ in _ids(new, page) if id_ != own] == behind
+
+
+def _ids(catalogue: Catalogue, rows: Any) -> list[str]:
+    return catalogue.vocabulary.ids_of(rows.tolist())
+
+
+@pytest.mark.parametrize(
+    ("comparison", "passing"),
+    [
+        ({"eq": 1}, ["one"]), ({"eq": 1.0}, ["one"]), ({"eq": True}, ["true"]),
+        ({"eq": "1"}, ["text"]), ({"eq": None}, ["null"]), ({"exists": True},
+        ["list", "null", "object", "one", "text", "true"]), ({"exists": False}, ["empty", "none"]),
+        ({"gte": 1}, ["list", "one"]), ({"gte": 2, "lt": 4}, []), ({"gt": "0"}, ["text"]),
+        ({"in": [True, "1", 5]}, ["list", "text", "true"]), ({"in": []}, []),
+    ],
+)  # fmt: skip
+def test_comparisons_follow_json(comparison: dict[str, Any], passing: list[str]) -> None:
+    """Types do not mix, null is a value, an empty list is none; one value meets both bounds."""
+    stored = {
+        "one": 1, "true": True, "text": "1", "null": None, "list": [1.5, 5], "empty": [],
+        "object": {"x": 1},
+    }  # fmt: skip
+    items = [ItemEntry(id_, attributes={"x": value}) for id_, value in stored.items()]
+    made = Catalogue.empty(DIMENSION).updated([*items, ItemEntry("none")], [], encode)
+    for wanted, expected in (
+        (Condition("attributes.x", comparison), passing),
+        (Group("none", (Condition("attributes.x", comparison),)),
+         sorted({*stored, "none"} - {*passing})),
+    ):  # fmt: skip
+        allowed = made.allowed(wanted)
+        assert sorted(_ids(made, np.flatnonzero(allowed))) == expected
+
+
+@pytest.mark.parametrize("step", [1, 0.01, 1 / 3])
+def test_numbers_of_many_items_are_counted_exactly(step: float) -> None:
+    """Whole numbers, prices and fractions are counted value by value."""
+    prices = [round(n % 7 * step, 2) if step == 0.01 else n % 7 * step for n in range(50)]
+    items = [ItemEntry(f"i{n}", attributes={"price": price}) for n, price in enumerate(prices)]
+    made = Catalogue.empty(DIMENSION).updated(items, [], encode)
+    mask = made.allowed()
+    found = count_values(made.fields, "attributes.price", mask, np.flatnonzero(mask), 50)
+    assert dict(found.values) == {price: prices.count(price) for price in prices}

@@ -1,0 +1,211 @@
+"""Imports of exports as shops have them, through the command line and a real store."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Heed, counts
+
+PRODUCTS = """\
+Stock Code;Description;Unit Price;Department
+85123A;WHITE HANGING HEART;2,55;HOME
+85123B;CAFÉ SIGN £5;1.234,50;Home
+0007;;3,00;
+"""
+ORDERS = """\
+Customer No;Stock Code;Qty;Order Date;Invoice
+17850;85123A;6;01/12/2010 08:26;A
+17850;85123A;6;01/12/2010 08:26;A
+13047;85123B;-2;13/12/2010 09:01:30;B
+13047;NOSUCH;5000;13/12/2010 9:01;B
+;85123A;1;14/12/2010 10:00;C
+13047;85123B;x;14/12/2010 10:00;C
+13047;"85123B;1;14/12/2010 10:00;C
+13047;85123A;1;14/12/2090 10:00;C
+13048;85123A;1;31/06/2010 10:00;C
+"""
+EVENT_OPTIONS = (
+    "--map", "user_id=customer no", "--map", "item_id=stock code", "--map", "timestamp=order date",
+    "--weight-from", "Qty", "--negative", "return", "--constant", "type=purchase",
+    "--timezone", "Europe/London",
+)  # fmt: skip
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A wholesaler's exports: semicolons, Latin-1, Windows line ends, local times, dirt."""
+    (tmp_path / "products.csv").write_bytes(PRODUCTS.replace("\n", "\r\n").encode("latin-1"))
+    (tmp_path / "orders.csv").write_bytes(ORDERS.replace("\n", "\r\n").encode("latin-1"))
+    return tmp_path
+
+
+def stored(heed: Heed, what: str, folder: Path) -> list[dict[str, object]]:
+    """All stored records of a kind."""
+    path = folder / f"{what}-out.jsonl"
+    assert heed("export", what, path).code == 0
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
+    """What was found out is said, and what is odd is warned of."""
+    said = heed(
+        "import", "items", shop / "products.csv", "--map", "item_id=Stock Code",
+        "--map", "title=description", "--map", "attributes.price=Unit Price",
+        "--map", "categories=Department",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    assert "products.csv: cp1252, semicolons, decimal commas" in said.out
+    assert "attributes: price a number" in said.out
+    assert "items without a title: 1: '0007'" in said.err
+    assert "categories differ in case alone: 'HOME' and 'Home'" in said.err
+    by_id = {item["item_id"]: item for item in stored(heed, "items", shop)}
+    assert by_id["85123B"]["title"] == "CAFÉ SIGN £5"
+    assert by_id["85123B"]["attributes"] == {"price": 1234.5}
+    assert by_id["0007"] == {"item_id": "0007", "attributes": {"price": 3}}
+
+
+def test_a_dry_run_shows_and_stores_nothing(heed: Heed, shop: Path) -> None:
+    """It shows the first rows, counts by type, refused rows, and every warning."""
+    said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS, "--dry-run", "--skip-bad")
+    assert said.code == 0, said.err
+    assert "5 events (4 purchase, 1 return) would be stored, 4 bad rows refused" in said.out
+    assert "2010-12-13T09:01:30Z" in said.out
+    assert "items of events that are not in the catalogue: 3, of 5 events" in said.err
+    assert "events in the future: 1: 2090-12-14T10:00:00Z" in said.err
+    assert "events of a weight above 1,000: 1: 5,000" in said.err
+    assert "not read: Invoice" in said.err
+    assert counts(shop / "data")["events"] == 0
+
+
+def test_bad_rows_are_kept_to_be_mended(heed: Heed, shop: Path) -> None:
+    """Rejected rows stand under their header, and import after they are mended."""
+    mapping, rejects = shop / "mapping.toml", shop / "bad.csv"
+    said = heed(
+        "import", "events", shop / "orders.csv", *EVENT_OPTIONS, "--skip-bad",
+        "--rejects", rejects, "--save-mapping", mapping,
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    lines = ORDERS.splitlines()
+    assert rejects.read_text().splitlines() == [lines[0], *lines[5:8], lines[9]]
+    reasons = (shop / "bad.csv.reasons").read_text().splitlines()
+    assert [reason.split("line ")[1].split(":")[0] for reason in reasons] == [
+        "6, user_id", "7, weight", "8", "10, timestamp",
+    ]  # fmt: skip
+    mended = rejects.read_text().replace('"', "").replace(";x;", ";3;").replace("31/06", "30/06")
+    rejects.write_text(mended.replace("\n;85", "\n17850;85"))
+    assert heed("import", "events", rejects, "--mapping", mapping).code == 0
+    assert counts(shop / "data")["events"] == 9
+
+
+def test_a_strict_import_stores_nothing_when_there_is_a_warning(
+    heed: Heed,
+    shop: Path,
+) -> None:
+    """Without a warning it stores everything."""
+    events = ("import", "events", shop / "good.csv", "--strict")
+    (shop / "good.csv").write_text("user_id,item_id\nu,a\n")
+    said = heed(*events)
+    assert (said.code, counts(shop / "data")["events"]) == (1, 0)
+    assert "not in the catalogue: 1, of 1 events: 'a'" in said.err
+    (shop / "items.csv").write_text("item_id,title\na,A\n")
+    assert heed("import", "items", shop / "items.csv", "--strict").code == 0
+    assert heed(*events).code == 0
+    assert counts(shop / "data")["events"] == 1
+
+
+def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
+    """Overlapping exports, one of them packed; undoing the second restores the first."""
+    rows = ORDERS.splitlines()
+    (shop / "one.csv").write_text("\n".join(rows[:5]))
+    with gzip.open(shop / "two.csv.gz", "wt") as file:
+        file.write("\n".join([rows[0], rows[4], rows[1], rows[2], rows[8]]))
+    assert heed("import", "events", shop / "one.csv", *EVENT_OPTIONS).code == 0
+    before = stored(heed, "events", shop)
+    said = heed("import", "events", shop / "two.csv.gz", *EVENT_OPTIONS)
+    assert "1 events stored, 3 were there already" in said.out
+    listed = heed("import", "--list").out
+    assert "one.csv" in listed
+    assert "two.csv.gz" in listed
+    said = heed("import", "--undo", "2")
+    assert "Import 2 undone: 1 events, 0 items and 0 profiles taken back." in said.out
+    assert stored(heed, "events", shop) == before
+    assert "undone" in heed("import", "--list").out
+    said = heed("import", "--undo", "2")
+    assert (said.code, "import 2 is undone already" in said.err) == (1, True)
+
+
+def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
+    """- reads standard input, whose format is found out."""
+    data = shop / "data"
+    (shop / "a.jsonl").write_text('{"user_id":"u","item_id":"a"}\n')
+    for number, text in enumerate(("user_id;item_id\nu;b\n", '{"user_id":"u","item_id":"c"}')):
+        command = [sys.executable, "-m", "service.cli", "import", "events", "-"]
+        done = subprocess.run(
+            [*command, *([str(shop / "a.jsonl")] * (1 - number)), "--data", str(data)],
+            input=text.encode(),
+            check=True,
+            capture_output=True,
+        )
+        assert b"-: 0 items, 1 events stored" in done.stdout
+    assert counts(data)["events"] == 3
+
+
+def test_an_import_that_stops_says_how_to_take_it_back(heed: Heed, shop: Path) -> None:
+    """The first bad row stops it; what came before is stored under its id."""
+    said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
+    assert said.code == 1
+    assert "heed import --undo 1 takes it back" in said.err
+    assert "line 6, user_id: is required" in said.err
+
+
+def test_a_change_of_stock_sends_the_stock_alone(heed: Heed, shop: Path) -> None:
+    """--update changes the columns that the file has, and a blank cell empties its field."""
+    full = {"item_id": "a", "title": "A", "categories": ["x"], "attributes": {"price": 2, "old": 1}}
+    (shop / "items.jsonl").write_text(json.dumps(full))
+    heed("import", "items", shop / "items.jsonl")
+    (shop / "stock.csv").write_text("item_id,stock,old\na,7,\nb,3,1\n")
+    mapped = ("--map", "attributes.stock=stock", "--map", "attributes.old=old")
+    said = heed("import", "items", shop / "stock.csv", "--update", *mapped)
+    assert (said.code, "2 items updated" in said.out) == (0, True)
+    first, second = stored(heed, "items", shop)
+    assert first == full | {"attributes": {"price": 2, "stock": 7}}
+    assert second == {"item_id": "b", "attributes": {"stock": 3, "old": 1}}
+    (shop / "hide.jsonl").write_text('{"item_id":"a","hidden":true,"title":null}')
+    assert heed("import", "items", shop / "hide.jsonl", "--update").code == 0
+    assert stored(heed, "items", shop)[0]["hidden"] is True
+    assert heed("import", "--undo", "2").code == 0
+    assert [item["item_id"] for item in stored(heed, "items", shop)] == ["a"]
+
+
+def test_rejected_rows_are_those_of_the_last_import(heed: Heed, shop: Path) -> None:
+    """With --strict, whose check reads everything first, a bad row is kept once; old ones go."""
+    (shop / "items.csv").write_text("item_id,title\na,A\n")
+    heed("import", "items", shop / "items.csv")
+    (shop / "log.csv").write_text("user_id,item_id\nu,a\n,a\n")
+    rejects = shop / "bad.csv"
+    events = ("import", "events", shop / "log.csv", "--skip-bad", "--rejects", rejects, "--strict")
+    assert heed(*events).code == 0
+    assert rejects.read_text() == "user_id,item_id\n,a\n"
+    (shop / "log.csv").write_text("user_id,item_id\nu,a\n")
+    said = heed(*events)
+    assert (said.code, "bad rows are in" in said.err, rejects.read_text()) == (0, False, "")
+
+
+def test_a_strict_update_needs_no_titles(heed: Heed, shop: Path) -> None:
+    """A file of stock has no titles, and says nothing about them."""
+    (shop / "stock.csv").write_text("item_id,stock\na,7\n")
+    mapped = ("--map", "attributes.stock=stock", "--update", "--strict")
+    said = heed("import", "items", shop / "stock.csv", *mapped)
+    assert (said.code, "without a title" in said.err) == (0, False)
+
+
+def test_a_broken_mapping_file_is_not_overwritten(heed: Heed, shop: Path) -> None:
+    """Saving a mapping over a file that is no mapping is refused."""
+    (shop / "m.toml").write_text("map = {")
+    said = heed("import", "events", shop / "x.csv", "--save-mapping", shop / "m.toml")
+    assert (said.code, "must be TOML" in said.err) == (1, True)
+    assert (shop / "m.toml").read_text() == "map = {"
