@@ -1,7 +1,7 @@
 """Scores of queries against keys: scaled dot product, cosine, additive.
 
 A new scorer also gets a name in `service.domain.queries.ScorerName` and a case in
-`service.engine.attend`.
+`service.engine.questions.attend`.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ import typer
 
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, open_store, out, set_threads
-from service.cli.export import export
-from service.cli.imports import import_dataset, imports, open_movielens
 from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, train
+from service.cli.transfer.export import export
+from service.cli.transfer.imports import import_dataset, imports, open_movielens
 from service.cli.versions import versions
 from service.domain.errors import HeedError
 from service.runtime.data_layout import MODELS_FOLDER

@@ -19,7 +19,6 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
-from service.cli.imports import open_movielens
 from service.cli.training import (
     Chosen,
     Date,
@@ -28,6 +27,7 @@ from service.cli.training import (
     require_global_time,
     split_log,
 )
+from service.cli.transfer.imports import open_movielens
 from service.domain.errors import Invalid
 
 Name = Literal["ml-100k", "ml-1m", "online-retail", "amazon-beauty"]

@@ -44,7 +44,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON h
 def open_store(data: Path) -> Iterator[Any]:
     """Open the store of a data directory, and close it at the end."""
     from service.runtime.data_layout import STORE_FILE
-    from service.stores.sqlite import SQLiteStore
+    from service.stores.sqlite.store import SQLiteStore
 
     data.mkdir(parents=True, exist_ok=True)
     store = SQLiteStore(data / STORE_FILE)

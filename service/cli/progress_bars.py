@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from models.training.training_run import TrainingProgress as Training
-from service.cli.row_bars import columns
+from service.cli.transfer.row_bars import columns
 from service.training.training_corpus import StageProgressCallback
 
 _MESSAGE_INTERVAL = 0.5  # seconds between two messages

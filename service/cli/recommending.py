@@ -46,10 +46,10 @@ def recommend_all(
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.row_bars import rate_bar
+    from service.cli.transfer.row_bars import rate_bar
     from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
-    from service.engine.recommend_all import write_lists
+    from service.engine.questions.recommend_all import write_lists
 
     asked = time.time_ns() // 1_000 if at is None else _time(at)
     with rate_bar(out, "recommending", "users") as progress:

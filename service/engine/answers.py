@@ -33,20 +33,21 @@ from service.domain.queries import (
     VectorMemory,
 )
 from service.domain.stage_clock import StageClock
-from service.engine.attend import attend_catalogue, attend_user, attend_vectors
 from service.engine.compose import Parts
 from service.engine.explain import explain_items
 from service.engine.highlight import add_highlights
 from service.engine.naming import name_reasons, name_rows
-from service.engine.recommend import excluded_rows, recommend_items
-from service.engine.score import ItemRows, item_row, score_answer
-from service.engine.search import (
+from service.engine.questions.attend import attend_catalogue, attend_user, attend_vectors
+from service.engine.questions.recommend import excluded_rows, recommend_items
+from service.engine.questions.score import ItemRows, item_row, score_answer
+from service.engine.questions.search import (
     RERANKED,
     SearchOutcome,
     list_matches,
     search_answer,
     search_items,
 )
+from service.engine.questions.similar_items import similar_items
 from service.engine.selection.answer_fields import add_fields
 from service.engine.selection.item_selection import (
     Counted,
@@ -54,7 +55,6 @@ from service.engine.selection.item_selection import (
     count_items,
     select_items,
 )
-from service.engine.similar_items import similar_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import LONG
 

@@ -25,7 +25,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from models.history.user_memory import UserMemory
 from models.ranking.explain import Effects, Reason, explain
 from models.ranking.scoring import Scores
 from service.domain.queries import Requester
-from service.engine.score import ItemRows
+from service.engine.questions.score import ItemRows
 
 
 def explain_items(

@@ -13,7 +13,7 @@ import pytest
 
 from service.domain.records import Event
 from service.runtime.data_layout import STORE_FILE
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support import tiny
 from tests.support.heed_process import PATIENCE, HeedProcess
 from tests.support.server import Server

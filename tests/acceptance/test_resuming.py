@@ -16,7 +16,7 @@ from models.training.checkpoint import Checkpoint
 from service.domain.records import Event
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.heed_process import PATIENCE, HeedProcess
 from tests.support.tiny import NOON, World, item_id
 

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.domain.records import Item
 from service.runtime.data_layout import STORE_FILE
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.server import PATIENCE, Server
 from tests.support.tiny import AT, World, item_id
 from tests.support.workers import Worker, children, eventually, memory, workers

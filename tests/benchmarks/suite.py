@@ -16,7 +16,7 @@ from rich.console import Console
 
 from service.domain.errors import Unavailable
 from service.runtime.data_layout import STORE_FILE
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks import report
 from tests.benchmarks.attention import histories, kernels
 from tests.benchmarks.catalogue import candidates, large_recommending

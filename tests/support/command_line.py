@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.runtime.data_layout import STORE_FILE
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 
 
 class Said(NamedTuple):

@@ -8,7 +8,7 @@ import os
 import random
 
 from service.domain.records import Event, Item
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 
 USERS = 4  # each written to by a task of its own
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import apsw
 
-from service.stores.sqlite_file import checksum_vfs
+from service.stores.sqlite.database_file import checksum_vfs
 
 SECTOR = 512  # what a disk writes whole or not at all
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.answers import AnswerOut, answer_out
-from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn
+from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.rendering import Json
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])

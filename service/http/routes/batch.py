@@ -18,12 +18,12 @@ from service.domain.records import check_id
 from service.http import problems
 from service.http.routes import ask, attend, items
 from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn
-from service.http.schemas.attend import AttendIn
 from service.http.schemas.base import Body
-from service.http.schemas.batch import BatchedIn, BatchIn, BatchOut
+from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
+from service.http.schemas.questions.attend import AttendIn
+from service.http.schemas.questions.batch import BatchedIn, BatchIn, BatchOut
+from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
-from service.http.schemas.similar import SimilarIn, SimilarParams
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 

@@ -15,9 +15,9 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
 from service.http.schemas.base import Page
+from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
-from service.http.schemas.similar import SimilarIn, SimilarParams
 from service.http.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
 from service.http.schemas.write import ItemPatchIn, ItemsIn
 

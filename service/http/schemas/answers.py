@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from service.domain.item_selection import FacetResult
 from service.domain.queries import Answer, Contribution
-from service.http.schemas.ask import EFFECTS_UP_TO
+from service.http.schemas.questions.ask import EFFECTS_UP_TO
 from service.http.schemas.rendering import check_finite, fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
 

@@ -19,7 +19,7 @@ from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.attention.long_attention import Material
 
 _HEADS, _WIDTH = 4, 16  # of drawn keys, as the recommender's

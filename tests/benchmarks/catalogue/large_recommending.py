@@ -21,7 +21,7 @@ from service.domain.errors import Invalid, Unavailable
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.catalogue.bare_index import Recalls, judged, nearest, wanted
 from tests.benchmarks.catalogue.enlarged import enlarged, moved
 from tests.benchmarks.harness.closed_loop import connected

@@ -29,8 +29,8 @@ from pydantic import BaseModel
 
 from service.domain.settings import Settings
 from service.http.schemas.answers import AnswerOut
-from service.http.schemas.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.base import Body
+from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.rendering import Json
 from service.http.schemas.stored import AppendedOut
 from service.http.schemas.write import EventsIn

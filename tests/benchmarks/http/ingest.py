@@ -16,8 +16,8 @@ from service.domain.errors import Unavailable
 from service.domain.records import Event
 from service.domain.timestamps import to_rfc3339
 from service.stores.event_identity import body_digest
-from service.stores.sqlite_schema import SCHEMA
-from service.stores.writer import CHECKPOINT_PAGES
+from service.stores.sqlite.schema import SCHEMA
+from service.stores.sqlite.writer import CHECKPOINT_PAGES
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned

@@ -26,7 +26,7 @@ from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.catalogue.large_search import entries, queries_of
 from tests.benchmarks.harness import conditions
 from tests.benchmarks.harness.http_client import encode_post

@@ -28,7 +28,7 @@ from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
-from service.engine.search import RERANKED, match_text
+from service.engine.questions.search import RERANKED, match_text
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model

@@ -17,7 +17,7 @@ from service.evaluation import compare_models
 from service.evaluation.compare_models import HEED
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from service.training import training_corpus
 from tests.benchmarks.studies import cold_start, cold_start_report
 from tests.benchmarks.studies.cold_start import ColdStart

@@ -14,7 +14,7 @@ from models.text.static_encoder import StaticEncoder
 from service.domain.errors import HeedError
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
-from service.engine.search import search_items
+from service.engine.questions.search import search_items
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.benchmarks.__main__ import app

@@ -27,8 +27,8 @@ from service.domain.settings import Settings
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_encoders import open_encoder
-from service.stores.sqlite import SQLiteStore
-from service.stores.sqlite_file import checksum_vfs
+from service.stores.sqlite.database_file import checksum_vfs
+from service.stores.sqlite.store import SQLiteStore
 
 LENGTHS = (200, 1_000)  # events of the users whose questions are timed
 _OTHERS = 18

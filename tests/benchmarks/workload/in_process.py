@@ -12,7 +12,7 @@ from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from service.domain.queries import Requester, SearchQuery
-from service.engine.search import search_items
+from service.engine.questions.search import search_items
 from tests.benchmarks.workload.data import BenchmarkData
 from tests.benchmarks.workload.loaded import LoadedData, LoadedUser
 from tests.benchmarks.workload.questions import AT, Question

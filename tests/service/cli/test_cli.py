@@ -20,7 +20,7 @@ from service.datasets.files.rows import to_json_lines
 from service.domain.records import Event, Item, User
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed, counts
 from tests.support.tiny import World, events, items
 

@@ -9,8 +9,8 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 from service.domain.queries import Answer, Contribution, Requester, SearchQuery
-from service.engine import search
-from service.engine.search import SearchOutcome, search_answer, search_items
+from service.engine.questions import search
+from service.engine.questions.search import SearchOutcome, search_answer, search_items
 from tests.support.small import encode, past, random_past, snapshot
 
 SERVED = snapshot(15)

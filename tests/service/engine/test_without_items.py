@@ -12,7 +12,7 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.runtime.data_layout import STORE_FILE
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support import tiny
 
 

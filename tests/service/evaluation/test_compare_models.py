@@ -16,7 +16,7 @@ from service.domain.errors import ModelRejected
 from service.evaluation import compare_models
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import QUICK, World
 

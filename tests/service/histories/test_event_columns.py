@@ -16,7 +16,7 @@ from service.domain.queries import Requester
 from service.domain.records import Event, User
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.stored_events import memory_provider
 
 pytestmark = pytest.mark.anyio

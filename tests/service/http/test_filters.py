@@ -15,7 +15,7 @@ from service.domain.item_selection import (
     FilterGroup,
     SortField,
 )
-from service.http.schemas.filters import MAX_CONDITIONS, MAX_DEPTH, FilterIn
+from service.http.schemas.questions.filters import MAX_CONDITIONS, MAX_DEPTH, FilterIn
 from tests.support.http_fake import Client, serving
 
 

@@ -22,7 +22,7 @@ from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import CatalogueChanges
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,7 @@ from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import NOON, World, events, item_id, items
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ import pytest
 
 from service.domain.errors import Corrupt, StoreFull, Unavailable
 from service.domain.records import Event
-from service.stores import sqlite_file, writer
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite import database_file, writer
+from service.stores.sqlite.store import SQLiteStore
 from tests.support import doomed_writer
 from tests.support.faulty_disk import FaultyDisk
 
@@ -111,14 +111,14 @@ async def test_synchronous_normal_loses_acknowledged_events(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With synchronous=NORMAL, power loss loses acknowledged events."""
-    full = sqlite_file.DatabaseFile.writer
+    full = database_file.DatabaseFile.writer
 
-    def normal(file: sqlite_file.DatabaseFile) -> apsw.Connection:
+    def normal(file: database_file.DatabaseFile) -> apsw.Connection:
         connection = full(file)
         connection.pragma("synchronous", "NORMAL")
         return connection
 
-    monkeypatch.setattr(sqlite_file.DatabaseFile, "writer", normal)
+    monkeypatch.setattr(database_file.DatabaseFile, "writer", normal)
     assert await _power_cycles(disk, tmp_path, 10) > 0
 
 

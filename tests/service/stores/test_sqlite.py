@@ -12,9 +12,9 @@ import pytest
 
 from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
 from service.domain.records import Event
-from service.stores import sqlite_file, writer
-from service.stores.sqlite import SQLiteStore
-from service.stores.writer import Transaction
+from service.stores.sqlite import database_file, writer
+from service.stores.sqlite.store import SQLiteStore
+from service.stores.sqlite.writer import Transaction
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.store_contract import Connect, StoreContract
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 def locked(path: Path) -> apsw.Connection:
     """Another process's transaction that keeps the store from writing."""
-    connection = apsw.Connection(str(path), vfs=sqlite_file.checksum_vfs())
+    connection = apsw.Connection(str(path), vfs=database_file.checksum_vfs())
     connection.execute("BEGIN IMMEDIATE")
     return connection
 
@@ -194,7 +194,7 @@ async def test_another_process_that_keeps_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another process holds the lock, writes time out and reads go on."""
-    monkeypatch.setattr(sqlite_file, "WRITE_TIMEOUT_MS", 50)
+    monkeypatch.setattr(database_file, "WRITE_TIMEOUT_MS", 50)
     store = SQLiteStore(path)
     await store.append([Event("u", "i")])
     holder = locked(path)
@@ -255,7 +255,7 @@ async def test_long_histories_are_read_off_the_loop(path: Path) -> None:
 WRITE = """
 import asyncio, sys
 from service.domain.records import Event
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 
 async def main(path, name):
     store = SQLiteStore(path)

@@ -11,8 +11,8 @@ import pytest
 
 from service.domain.errors import Corrupt, Incompatible, Unavailable
 from service.domain.records import Event, Item
-from service.stores import sqlite_file
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite import database_file
+from service.stores.sqlite.store import SQLiteStore
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def flipped(content: bytes, at: int, rng: random.Random) -> bytes:
 
 def test_a_newer_store_is_refused(filled: Path) -> None:
     """A file of a later schema is left alone, with the file and the version named."""
-    connection = apsw.Connection(str(filled), vfs=sqlite_file.checksum_vfs())
+    connection = apsw.Connection(str(filled), vfs=database_file.checksum_vfs())
     connection.pragma("user_version", 99)
     connection.close()
     with pytest.raises(Incompatible, match="99") as caught:
@@ -145,7 +145,7 @@ def test_truncation_is_found_at_open(filled: Path, tmp_path: Path) -> None:
 
 def test_flipped_bits_are_found_when_read(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a store too big to be checked at open, a damaged page is an error, never an answer."""
-    connection = apsw.Connection(str(filled), vfs=sqlite_file.checksum_vfs())
+    connection = apsw.Connection(str(filled), vfs=database_file.checksum_vfs())
     leaves = "SELECT pageno FROM dbstat WHERE name = 'events' AND pagetype = 'leaf'"
     pages = [page for (page,) in connection.execute(leaves)]
     connection.close()
@@ -153,7 +153,7 @@ def test_flipped_bits_are_found_when_read(filled: Path, monkeypatch: pytest.Monk
     for page in pages[: len(pages) // 2]:
         content = flipped(content, 4096 * (page - 1) + rng.randrange(4096), rng)
     filled.write_bytes(content)
-    monkeypatch.setattr(sqlite_file, "MAX_FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(database_file, "MAX_FULL_CHECK_BYTES", 0)
 
     async def read() -> None:
         store = SQLiteStore(filled)

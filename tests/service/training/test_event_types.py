@@ -26,7 +26,7 @@ from service.histories.event_columns import EventColumns
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import NOON, QUICK, SECOND, events, item_id, items
 

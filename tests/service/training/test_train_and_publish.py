@@ -28,7 +28,7 @@ from service.domain.records import Event, Item
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.sqlite import SQLiteStore
+from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.small import events_of
 from tests.support.snapshot_ranker import SnapshotRanker

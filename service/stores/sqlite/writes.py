@@ -17,9 +17,9 @@ from service.stores.encoding import (
     vector_bytes,
 )
 from service.stores.event_identity import body_digest
-from service.stores.sqlite_reads import INTERNED, MAX_CACHED_NAMES
-from service.stores.sqlite_replaced import keep_replaced
-from service.stores.writer import Transaction
+from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
+from service.stores.sqlite.replaced_records import keep_replaced
+from service.stores.sqlite.writer import Transaction
 
 
 class Names:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Literal
 
-from service.stores.writer import Transaction
+from service.stores.sqlite.writer import Transaction
 
 Document = tuple[bytes | None, bytes | None]
 """The document and the embedding of an item, or the profile of a user and None."""

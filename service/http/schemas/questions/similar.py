@@ -9,9 +9,9 @@ from pydantic import Field
 from service.domain.item_selection import FieldCondition, Filter, FilterGroup
 from service.domain.queries import SimilarQuery, Space
 from service.http.schemas.base import Body, Limit, Params, example
-from service.http.schemas.filters import FilterField, FilterIn
+from service.http.schemas.questions.filters import FilterField, FilterIn
+from service.http.schemas.questions.selection import AnswerFields, Facets
 from service.http.schemas.scalars import Label
-from service.http.schemas.selection import AnswerFields, Facets
 
 SpaceIn = Annotated[
     Literal["both", "content", "trained"],

@@ -6,7 +6,7 @@ from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import comparable, similar, spaces_of
 from service.domain.errors import Invalid
 from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space
-from service.engine.score import item_row
+from service.engine.questions.score import item_row
 from service.engine.selection.item_selection import count_items, select_items
 
 _LACKS: dict[Space, str] = {

@@ -8,10 +8,10 @@ import apsw
 
 from service.domain.errors import Invalid
 from service.stores.base import ImportRecord
-from service.stores.sqlite_items import replace_items
-from service.stores.sqlite_replaced import Document, Replacement, document_digest
-from service.stores.sqlite_writes import drop_user, rewrite_history
-from service.stores.writer import Transaction
+from service.stores.sqlite.items import replace_items
+from service.stores.sqlite.replaced_records import Document, Replacement, document_digest
+from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writes import drop_user, rewrite_history
 
 Position = tuple[int, int, int]
 """Primary key of an event: user_no, timestamp, seq."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from service.cli.console import DATA, Data, err, open_store, out
-from service.cli.import_options import (
+from service.cli.transfer.import_options import (
     Constants,
     Decimal,
     Delimiter,
@@ -268,7 +268,7 @@ class _Import:
     def _store_each(
         self, store: Any, sources: Sequence[Any], import_id: int, warnings: Any
     ) -> None:
-        from service.cli.row_bars import reading_bar
+        from service.cli.transfer.row_bars import reading_bar
         from service.datasets import import_into_store
 
         for source in sources:

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from service.cli.console import DATA, Data, err, open_store, out
-from service.cli.import_files import import_events, import_items, import_users
-from service.cli.import_options import DislikesBelow
+from service.cli.transfer.import_files import import_events, import_items, import_users
+from service.cli.transfer.import_options import DislikesBelow
 from service.runtime.data_layout import CACHE_FOLDER
 
 imports = typer.Typer(
@@ -95,7 +95,7 @@ def open_movielens(name: str, data: Path, dislikes_below: float | None = None) -
 
 def import_dataset(store: Any, source: Any) -> None:
     """Import a data set behind a progress bar, and print the counts."""
-    from service.cli.row_bars import reading_bar
+    from service.cli.transfer.row_bars import reading_bar
     from service.datasets import import_into_store
 
     import_id = asyncio.run(store.begin_import(source.name))

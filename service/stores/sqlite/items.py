@@ -12,10 +12,10 @@ from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.stores.base import OnCatalogueChange
 from service.stores.encoding import item_document, item_from, vector_bytes
-from service.stores.sqlite_reads import SELECT_ITEMS
-from service.stores.sqlite_replaced import Replacement, keep_replaced
-from service.stores.sqlite_writes import Names
-from service.stores.writer import Transaction
+from service.stores.sqlite.reads import SELECT_ITEMS
+from service.stores.sqlite.replaced_records import Replacement, keep_replaced
+from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writes import Names
 
 
 class ItemWrites:

@@ -15,9 +15,8 @@ from service.domain.queries import (
     SearchQuery,
 )
 from service.http.schemas.base import Body, Ids, Limit, Weight, example
-from service.http.schemas.filters import FilterField, FilterIn
-from service.http.schemas.scalars import EventType, Id, Integer, Timestamp
-from service.http.schemas.selection import (
+from service.http.schemas.questions.filters import FilterField, FilterIn
+from service.http.schemas.questions.selection import (
     AnswerFields,
     Facets,
     RetrievalIn,
@@ -25,6 +24,7 @@ from service.http.schemas.selection import (
     Temperature,
     VisibleIn,
 )
+from service.http.schemas.scalars import EventType, Id, Integer, Timestamp
 
 MAX_EXPLAIN = 50
 MAX_EXACT = 100  # events per request whose leaving out may be computed exactly

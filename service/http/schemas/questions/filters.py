@@ -18,7 +18,7 @@ from service.domain.item_selection import (
 )
 from service.domain.timestamps import from_rfc3339
 from service.http.schemas.base import Body, Labels
-from service.http.schemas.item_fields import Bound, FieldName, Scalar
+from service.http.schemas.questions.item_fields import Bound, FieldName, Scalar
 from service.http.schemas.scalars import Conditions, Timestamp
 
 MAX_DEPTH = 8  # filters within filters

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from service.domain.records import Event, Item, User
 from service.stores.base import LogColumns
 from service.stores.encoding import item_from, user_from
-from service.stores.sqlite_reads import (
+from service.stores.sqlite.reads import (
     SELECT_EVENTS,
     SELECT_ITEMS,
     Reads,

@@ -10,7 +10,7 @@ from pydantic import Field
 from service.domain.item_selection import FacetRequest, SortField
 from service.domain.queries import EventFilter, Retrieval, RetrievalMode
 from service.http.schemas.base import Body, Labels
-from service.http.schemas.item_fields import AnswerField, FacetField, FieldName
+from service.http.schemas.questions.item_fields import AnswerField, FacetField, FieldName
 from service.http.schemas.scalars import EventType, Integer, Timestamp
 
 MAX_K = 100_000

@@ -18,8 +18,8 @@ from service.domain.queries import (
     VectorMemory,
 )
 from service.http.schemas.base import Body, Limit, example
+from service.http.schemas.questions.selection import RetrievalIn, Temperature, VisibleIn
 from service.http.schemas.scalars import Id, Integer, Matrix, Numbers, Timestamp, Vector
-from service.http.schemas.selection import RetrievalIn, Temperature, VisibleIn
 
 MAX_HEADS = 64
 

@@ -25,7 +25,7 @@ from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts, compose
-from service.engine.recommend import recommend_items
+from service.engine.questions.recommend import recommend_items
 from service.engine.selection.item_selection import select_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider

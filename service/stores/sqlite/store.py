@@ -33,7 +33,6 @@ from service.domain.records import (
     check_item,
     check_user,
 )
-from service.stores import sqlite_imports
 from service.stores.base import (
     AppendResult,
     CatalogueChanges,
@@ -45,12 +44,13 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
-from service.stores.sqlite_file import DatabaseFile
-from service.stores.sqlite_items import ItemWrites
-from service.stores.sqlite_reads import Reads, read_transaction
-from service.stores.sqlite_scan import scan, scan_events, scan_items, scan_user_ids, scan_users
-from service.stores.sqlite_writes import Names, Writes
-from service.stores.writer import Transaction, Writer
+from service.stores.sqlite import import_ledger
+from service.stores.sqlite.database_file import DatabaseFile
+from service.stores.sqlite.items import ItemWrites
+from service.stores.sqlite.reads import Reads, read_transaction
+from service.stores.sqlite.scan import scan, scan_events, scan_items, scan_user_ids, scan_users
+from service.stores.sqlite.writer import Transaction, Writer
+from service.stores.sqlite.writes import Names, Writes
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -199,24 +199,24 @@ class SQLiteStore(Store):
 
     async def begin_import(self, source: str) -> int:
         now = time.time_ns() // 1000
-        return await self._write(sqlite_imports.begin, source, now)
+        return await self._write(import_ledger.begin, source, now)
 
     async def imports(self) -> list[ImportRecord]:
-        return self._read(sqlite_imports.records)
+        return self._read(import_ledger.records)
 
     async def undo_import(
         self, import_id: int, *, progress: Callable[[int], None] | None = None
     ) -> UndoneImport:
-        after: sqlite_imports.Position | None
-        events, after = 0, await self._write(sqlite_imports.first_event, import_id)
+        after: import_ledger.Position | None
+        events, after = 0, await self._write(import_ledger.first_event, import_id)
         while after is not None:
             deleted, after = await self._write(
-                sqlite_imports.undo_events, import_id, after, UNDONE_ROWS, rows=UNDONE_ROWS
+                import_ledger.undo_events, import_id, after, UNDONE_ROWS, rows=UNDONE_ROWS
             )
             events += deleted
             if progress is not None:
                 progress(events)
-        items, users, kept = await self._write(sqlite_imports.undo_documents, import_id)
+        items, users, kept = await self._write(import_ledger.undo_documents, import_id)
         return UndoneImport(events, items, users, kept)
 
     # ------------------------------------------------------------------ the store itself

@@ -1,0 +1,1 @@
+"""Wire types of questions, and how they become queries of the domain."""
