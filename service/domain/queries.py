@@ -220,8 +220,9 @@ class AnswerItem(TypedDict, total=False):
     title: Required[str]
     score: float  # left out in a list in the order of fields
     parts: dict[str, float]  # terms of the score, which is their sum
-    reason: str  # personal | popular | content
+    reason: str  # personal | popular | content, or what a ready question ranks by
     explanation: tuple[Contribution, ...]
+    events: int  # ready questions: number of events that count
     weight: float  # search, similar: softmax weight summed over the item's keys
     matched: dict[str, float]  # search: field -> its share of that weight
     highlights: Mapping[str, tuple[HighlightSpan, ...]]  # search: field -> spans of its text

@@ -19,6 +19,7 @@ from service.runtime.data_layout import (
     MODELS_FOLDER,
     STORE_FILE,
 )
+from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
 from service.snapshots.registry import Registry
@@ -38,12 +39,14 @@ class Parts:
     embeddings: EmbeddingCache
     live: LiveSnapshot
     memories: MemoryProvider
+    event_log: LiveEventLog
     search: LiveSearch
     executor: ThreadPoolExecutor  # where requests are computed, beside the event loop
 
     async def close(self) -> None:
         """Finish the work in hand, save new embeddings and close the store."""
         self.live.close()
+        self.event_log.close()
         self.memories.close()
         self.embeddings.save()
         await asyncio.to_thread(self.executor.shutdown)
@@ -97,4 +100,6 @@ def compose(
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
     )
     memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
-    return Parts(settings, store, registry, embeddings, live, memories, search, executor)
+    loaded = None if preloaded is None else preloaded.event_log
+    event_log = LiveEventLog(store, live.vocabulary, executor, loaded=loaded)
+    return Parts(settings, store, registry, embeddings, live, memories, event_log, search, executor)

@@ -18,6 +18,7 @@ from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
 from service.engine.answers import Answers
 from service.engine.compose import Parts, compose
+from service.engine.ready_answers import ReadyAnswers
 from service.histories.error_audit import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
@@ -35,13 +36,14 @@ _POLL = 0.5  # seconds between two looks at what other processes made current
 class Engine:
     """Runs the service.
 
-    Routes ask `answers`, read and write `store`, write items to `live`, which refreshes the
-    catalogue with them, and start trainings in `jobs`.
+    Routes ask `answers` and `ready_answers`, read and write `store`, write items to `live`, which
+    refreshes the catalogue with them, and start trainings in `jobs`.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.store = parts.store
         self.answers = Answers(parts)
+        self.ready_answers = ReadyAnswers(parts)
         self.parts = parts
         self.live = parts.live
         # Has other processes `LiveSnapshot.follow_registry`, before an activation is answered.
@@ -61,6 +63,7 @@ class Engine:
         torch.set_num_threads(1)  # of this thread: what it computes itself takes no time
         loop = asyncio.get_running_loop()
         measure = self.parts.memories.measure_crossover
+        self.parts.event_log.begin()
         self._measured = loop.run_in_executor(self.parts.executor, measure)
         self._watches = [
             asyncio.create_task(_repeat(_POPULARITY, self.live.refresh_popularity)),

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from models.catalogue import mapped_rows
@@ -47,12 +48,13 @@ async def _load(settings: Settings) -> PreloadedSnapshot:
     parts = compose(settings, threads=1)
     try:
         await parts.live.open()
+        await parts.event_log.current()
     finally:
         await parts.close()
     index = parts.live.snapshot.catalogue.bm25_writer
     if index is not None:
         index.rest()
-    return parts.live.preloaded()
+    return replace(parts.live.preloaded(), event_log=parts.event_log.loaded)
 
 
 def _wait_until_single_threaded() -> None:

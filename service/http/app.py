@@ -19,7 +19,18 @@ from service.http import openapi
 from service.http.limits import Admission, Bodies, Paths
 from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
-from service.http.routes import ask, attend, batch, events, health, items, models, page, users
+from service.http.routes import (
+    ask,
+    attend,
+    batch,
+    events,
+    health,
+    items,
+    models,
+    page,
+    ready,
+    users,
+)
 from service.http.telemetry import Metrics, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -74,7 +85,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.metrics = metrics
     app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.
-    for module in (ask, events, attend, batch, items, users, models, health, page):
+    for module in (ask, events, attend, ready, batch, items, users, models, health, page):
         app.include_router(module.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

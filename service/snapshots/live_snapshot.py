@@ -25,6 +25,7 @@ from service.domain.errors import HeedError, ModelRejected
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
+from service.snapshots.live_event_log import LoadedEventLog
 from service.snapshots.registry import PointerToken, Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
@@ -43,6 +44,7 @@ class PreloadedSnapshot:
     catalogue_version: int = 0
     token: PointerToken | None = None
     unacknowledged: UnacknowledgedWrites = field(default_factory=UnacknowledgedWrites)
+    event_log: LoadedEventLog | None = None
 
 
 class LiveSnapshot:

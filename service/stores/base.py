@@ -114,6 +114,19 @@ class LogColumns:
         return len(self.users)
 
 
+class LogChanges(NamedTuple):
+    """Changes of the event log up to `version`: users whose events are void, and new events.
+
+    Users go by numbers, which are small. A number belongs to another user only after its own was
+    forgotten, and is then among the rewritten ones.
+    """
+
+    version: int
+    rewritten: NDArray[np.int64]  # numbers of users; those that they still have are new again
+    events: LogColumns  # in no order; `users` are numbers of users, and there are no `user_ids`
+    seqs: NDArray[np.int64]  # [n] of these events
+
+
 # Called by a write, on any thread, with the catalogue's version before and after it, before other
 # readers can see the change; also for a change that is then rolled back.
 OnCatalogueChange = Callable[[int, int], None]
@@ -293,6 +306,23 @@ class Store(Protocol):
 
         Dislikes make nothing popular: they count 0.
         """
+        ...
+
+    async def log_changes(
+        self, after: int, known: NDArray[np.int64], limit: int | None = None
+    ) -> LogChanges:
+        """Return the changes of the event log after version `after`; 0 gives the whole log.
+
+        Args:
+            after: a version up to which the caller knows the log.
+            known: [n] the last `seq` that the caller has of each user, by the user's number; 0 or
+                left out = none.
+            limit: about so many events; what is left is after the version that comes with them.
+        """
+        ...
+
+    async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
+        """Return the ids of users by their numbers in `log_changes`; None for unknown ones."""
         ...
 
     async def healthy(self) -> bool:

@@ -24,6 +24,7 @@ from service.domain.queries import (
     SearchQuery,
     SimilarQuery,
 )
+from service.domain.ready_queries import PopularQuery
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -66,6 +67,10 @@ class FakeEngine:
 
     @property
     def answers(self) -> FakeEngine:
+        return self
+
+    @property
+    def ready_answers(self) -> FakeEngine:
         return self
 
     @property
@@ -184,6 +189,11 @@ class FakeEngine:
         if query.item_id not in self.items:
             raise NotFound(f"There is no item {query.item_id!r}.")
         return self._answer([i for i in self.items if i != query.item_id][: query.limit], 0)
+
+    async def popular(self, query: PopularQuery, stages: StageClock) -> Answer:
+        with stages("count"):
+            await self._work(query)
+        return self._answer(list(self.items)[: query.limit], 0)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         with stages("attend"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from service.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from service.domain.item_patch import ItemPatch
@@ -106,6 +107,52 @@ class _Contract:
     @pytest.fixture
     async def store(self, another: Connect) -> Store:
         return another()
+
+
+class _Follower:
+    """Keeps the log of a store by its changes."""
+
+    def __init__(self, store: Store, limit: int | None) -> None:
+        self.store, self.limit = store, limit
+        self.version = 0
+        self.rows: dict[int, dict[int, tuple[Any, ...]]] = {}  # by user's number and seq
+
+    def known(self) -> NDArray[np.int64]:
+        """The last seq of each user."""
+        known = np.zeros(max(self.rows, default=0) + 1, np.int64)
+        for number, rows_ in self.rows.items():
+            known[number] = max(rows_, default=0)
+        return known
+
+    async def follow(self) -> None:
+        """Read all that happened."""
+        while self.version < await self.store.clock():
+            changes = await self.store.log_changes(self.version, self.known(), self.limit)
+            assert changes.version > self.version
+            self.version = changes.version
+            for number in changes.rewritten.tolist():
+                del self.rows[number]
+            events = changes.events
+            for at, seq in enumerate(changes.seqs.tolist()):
+                row = (
+                    events.item_ids[events.items[at]],
+                    events.type_names[events.types[at]],
+                    int(events.timestamps[at]),
+                    float(events.weights[at]),
+                )
+                own = self.rows.setdefault(int(events.users[at]), {})
+                assert seq not in own
+                own[seq] = row
+
+    async def log(self) -> list[tuple[Any, ...]]:
+        """The events of all users, sorted."""
+        numbers = [number for number, own in self.rows.items() if own]
+        names = await self.store.user_ids(numbers)
+        return sorted(
+            (name, *row)
+            for name, number in zip(names, numbers, strict=True)
+            for row in self.rows[number].values()
+        )
 
 
 class AppendContract(_Contract):
@@ -986,6 +1033,51 @@ class WholeContract(_Contract):
                         strict=True,
                     )
                 )
+
+    @pytest.mark.parametrize("seed", range(4))
+    async def test_followers_of_the_log_have_all_of_it(
+        self, store: Store, another: Connect, seed: int
+    ) -> None:
+        """Whatever happens between two readings, what a follower has is the log of the store."""
+        rng = random.Random(seed)
+        writer, users = another(), [f"u{n}" for n in range(6)]
+        followers = [_Follower(store, limit=None), _Follower(store, limit=3)]
+        for step in range(60):
+            event = Event(rng.choice(users), f"i{rng.randrange(9)}", timestamp=NOON - step)
+            if (kind := rng.randrange(8)) == 0:
+                await writer.forget(rng.choice(users))
+            elif kind == 1:
+                await writer.merge(*rng.sample(users, 2))
+            elif kind == 2:
+                await writer.put_user(User(rng.choice(users), {"n": step}))
+            elif kind == 3:
+                import_id = await writer.begin_import("night")
+                await writer.append([event, replace(event, type="buy")], import_id=import_id)
+                await writer.append([replace(event, weight=2.0)])
+                await followers[0].follow()
+                await writer.undo_import(import_id)
+            elif kind == 4 and (stored := await events_of(store, event.user_id)):
+                assert await writer.delete_event(event.user_id, str(stored[0].event_id))
+            else:
+                await writer.append([event] * rng.randrange(1, 4))
+            if rng.random() < 0.5:
+                follower = rng.choice(followers)
+                await follower.follow()
+                assert await follower.log() == sorted(
+                    (e.user_id, e.item_id, e.type, e.timestamp, e.weight)
+                    for e in store.scan_events()
+                )
+
+    async def test_a_followed_user_is_read_from_the_last_seq_on(self, store: Store) -> None:
+        """After appends, the new events alone are read; an unknown number has no user."""
+        await store.append([Event("u", "i"), Event("v", "i")])
+        follower = _Follower(store, limit=None)
+        await follower.follow()
+        await store.append([Event("u", "j", timestamp=NOON)])
+        changes = await store.log_changes(follower.version, follower.known())
+        assert (changes.events.item_ids, changes.seqs.tolist()) == (["j"], [2])
+        assert not len(changes.rewritten)
+        assert await store.user_ids([*changes.events.users.tolist(), 99]) == ["u", None]
 
     async def test_scans_of_an_empty_store(self, store: Store) -> None:
         """Scans of an empty store are empty."""

@@ -10,6 +10,7 @@ from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
 from service.domain.queries import RecommendQuery
+from service.domain.ready_queries import PopularQuery
 from service.histories.event_columns import EventColumns
 
 
@@ -37,7 +38,7 @@ def recommend_items(
 
 
 def excluded_rows(
-    query: RecommendQuery, snapshot: Snapshot, events: EventColumns
+    query: RecommendQuery | PopularQuery, snapshot: Snapshot, events: EventColumns
 ) -> NDArray[np.int64]:
     """Return the rows that a query excludes, those of the requester's events where it says so."""
     excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)

@@ -16,12 +16,13 @@ from starlette.responses import Response
 from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
-from service.http.routes import ask, attend, items
+from service.http.routes import ask, attend, items, ready
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.base import Body
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.questions.attend import AttendIn
 from service.http.schemas.questions.batch import BatchedIn, BatchIn, BatchOut
+from service.http.schemas.questions.popular import PopularIn
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 
@@ -34,6 +35,7 @@ _HANDLERS: Mapping[str, tuple[type[Body], Callable[[Any, Context], Awaitable[Res
     "/v1/recommend": (RecommendIn, ask.recommend),
     "/v1/search": (SearchIn, ask.search),
     "/v1/attend": (AttendIn, attend.attend),
+    "/v1/popular": (PopularIn, ready.popular),
 }
 
 
@@ -41,7 +43,7 @@ _HANDLERS: Mapping[str, tuple[type[Body], Callable[[Any, Context], Awaitable[Res
 async def batch(body: BatchIn, context: Context) -> Response:
     """Answer up to 100 questions in their order, each with its own status.
 
-    `path` is the path of score, recommend, search, attend, similar or an item. An error in one
+    `path` is the path of a question or of an item. An error in one
     question leaves the answers to the others as they are; all share the deadline of one request.
     """
     responses = [await _respond(each, context) for each in body.requests]

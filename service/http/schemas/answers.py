@@ -66,7 +66,10 @@ class AnsweredItemOut(BaseModel):
     reason: str | None = Field(
         None,
         description="`personal`: from a history, by the trained model; `content`: from a history, "
-        "without a model; `popular`: without a history.",
+        "without a model; `popular`: without a history. In /v1/popular, what it ranks by.",
+    )
+    events: int | None = Field(
+        None, description="Of a ready question: the number of events that count."
     )
     explanation: list[ContributionOut] | None = Field(
         None,

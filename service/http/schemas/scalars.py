@@ -6,6 +6,7 @@ parsed, so that an error names the field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -134,6 +135,31 @@ Timestamp = Annotated[
             "format": "date-time",
             "description": "RFC 3339; the offset is required.",
             "example": "2026-01-31T09:30:00Z",
+        }
+    ),
+]
+
+_UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}  # seconds
+
+
+def _parse_duration(text: object) -> int:
+    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        allowed = "must be a whole number of minutes, hours, days or weeks, at most 99999: 90m, 7d"
+        raise PydanticCustomError("duration", allowed)
+    return int(match[1]) * _UNITS[match[2]] * 1_000_000
+
+
+_DURATION = re.compile("([1-9][0-9]{0,4})([mhdw])")
+Duration = Annotated[
+    int,
+    BeforeValidator(_parse_duration),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": f"^{_DURATION.pattern}$",
+            "description": "Minutes, hours, days or weeks: `90m`, `12h`, `7d`, `4w`.",
+            "example": "7d",
         }
     ),
 ]

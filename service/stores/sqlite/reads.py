@@ -192,6 +192,10 @@ class Reads:
         found = [user_from(user_id, profile) for user_id, profile in rows]
         return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
 
+    def user_ids(self, connection: apsw.Connection, numbers: Sequence[int]) -> list[str | None]:
+        found = find_names(connection, "users", numbers)
+        return [found.get(number) for number in numbers]
+
     # ------------------------------------------------------------------ catalogue
 
     def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:

@@ -24,7 +24,7 @@ from service.stores.sqlite.reads import (
 )
 
 
-class _Codes:
+class NameCodes:
     """Dense codes of interned numbers: indexes into `names`, which grows with new numbers."""
 
     def __init__(self, table: str) -> None:
@@ -43,7 +43,7 @@ class _Codes:
 
 def scan(connection: apsw.Connection, rows: int) -> Iterator[LogColumns]:
     """`Store.scan`."""
-    users, items, types = _Codes("users"), _Codes("items"), _Codes("types")
+    users, items, types = NameCodes("users"), NameCodes("items"), NameCodes("types")
     cursor = connection.execute(
         "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
         " ORDER BY user_no, timestamp, seq"

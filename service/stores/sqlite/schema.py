@@ -11,7 +11,7 @@ from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
 
 IMPORTS = """
@@ -31,6 +31,16 @@ CREATE TABLE replaced ( -- what imports have replaced, for undoing them
   embedding BLOB,
   PRIMARY KEY (kind, row_no, import_no)
 ) STRICT, WITHOUT ROWID;
+"""
+
+LOG_CHANGES = """
+CREATE INDEX users_by_version ON users (version);
+
+CREATE TABLE gone_users ( -- numbers without a user, or with another one than before
+  user_no INTEGER PRIMARY KEY,
+  change  INTEGER NOT NULL -- the tick at which the user was forgotten
+) STRICT;
+CREATE INDEX gone_users_by_change ON gone_users (change);
 """
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
@@ -95,7 +105,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS
+SCHEMA += IMPORTS + LOG_CHANGES
 
 
 def migrate(connection: apsw.Connection) -> None:
@@ -108,6 +118,9 @@ def migrate(connection: apsw.Connection) -> None:
             connection.execute("ALTER TABLE events ADD COLUMN import_no INTEGER")
             _rename_imported_events(connection)
             connection.pragma("user_version", 2)
+        if connection.pragma("user_version") == 2:
+            connection.execute(LOG_CHANGES)
+            connection.pragma("user_version", 3)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

@@ -38,6 +38,7 @@ from service.stores.base import (
     CatalogueChanges,
     History,
     ImportRecord,
+    LogChanges,
     LogColumns,
     OnCatalogueChange,
     Store,
@@ -47,6 +48,7 @@ from service.stores.encoding import check_limit, user_document
 from service.stores.sqlite import import_ledger
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.items import ItemWrites
+from service.stores.sqlite.log_changes import log_changes
 from service.stores.sqlite.reads import Reads, read_transaction
 from service.stores.sqlite.scan import scan, scan_events, scan_items, scan_user_ids, scan_users
 from service.stores.sqlite.writer import Transaction, Writer
@@ -57,6 +59,7 @@ Ts = TypeVarTuple("Ts")
 
 UNDONE_ROWS = 20_000  # events of an import that are deleted in one transaction
 MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
+ALL_ROWS = 1 << 62  # more than any log has
 READER_THREADS = 2  # threads for longer reads
 
 
@@ -231,6 +234,17 @@ class SQLiteStore(Store):
         return await self._read_rows(
             self._read(self._reads.counts)["events"], self._reads.popularity
         )
+
+    async def log_changes(
+        self, after: int, known: NDArray[np.int64], limit: int | None = None
+    ) -> LogChanges:
+        most = ALL_ROWS if limit is None else check_limit(limit)
+        return await self._read_rows(MAX_INLINE_ROWS + 1, log_changes, after, known, most)
+
+    async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
+        if not numbers:
+            return []
+        return await self._read_rows(len(numbers), self._reads.user_ids, numbers)
 
     async def healthy(self) -> bool:
         if self._closed or self._damaged or self._writer.failure is not None:

@@ -160,7 +160,6 @@ class Writes:
         connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
         drop_user(transaction, user_no)
         connection.execute("UPDATE state SET events = events - ?", (events,))
-        transaction.tick()  # no row carries this version, but it is a change
         return events
 
     def merge(self, transaction: Transaction, user_id: str, source: str) -> int:
@@ -216,6 +215,7 @@ def drop_user(transaction: Transaction, user_no: int) -> None:
     execute = transaction.connection.execute
     execute("DELETE FROM users WHERE user_no = ?", (user_no,))
     execute("DELETE FROM replaced WHERE kind = 'user' AND row_no = ?", (user_no,))
+    execute("INSERT OR REPLACE INTO gone_users VALUES (?, ?)", (user_no, transaction.tick()))
     execute("UPDATE state SET users = users - 1")
 
 

@@ -1,0 +1,176 @@
+"""The event log in RAM: columns by time, with indexes by item and by user, frozen."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.data.row_sets import expand_ranges
+
+_MIN_RECENT = 4_096  # events that stand beside the sorted ones, at least
+_RECENT_SHARE = 16  # and one in so many of those
+
+
+class LoggedEvents(NamedTuple):
+    """Events as columns, 24 bytes each."""
+
+    users: NDArray[np.int32]  # [n] numbers of users
+    items: NDArray[np.int32]  # [n] item rows
+    types: NDArray[np.int32]  # [n] codes of event types
+    timestamps: NDArray[np.int64]  # [n] microseconds UTC
+    weights: NDArray[np.float32]  # [n]
+
+    def take(self, which: NDArray[Any] | slice) -> LoggedEvents:
+        """Return some of the events, by a mask [n], their places or a range of these."""
+        users, items, types, timestamps, weights = self
+        return LoggedEvents(
+            users[which], items[which], types[which], timestamps[which], weights[which]
+        )
+
+
+NO_EVENTS = LoggedEvents(
+    np.zeros(0, np.int32),
+    np.zeros(0, np.int32),
+    np.zeros(0, np.int32),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.float32),
+)
+
+
+class EventLog:
+    """One version of the event log; `changed` returns the next one.
+
+    Most events are sorted by time and indexed by item and by user, where that is asked for. Recent
+    ones stand beside them until they are many enough to be sorted in, so that a change costs what
+    it is long. Answers have their events in no order.
+    """
+
+    def __init__(
+        self,
+        indexed: _IndexedEvents | None = None,
+        void: NDArray[np.bool_] | None = None,
+        recent: LoggedEvents = NO_EVENTS,
+    ) -> None:
+        self._indexed = _IndexedEvents(NO_EVENTS) if indexed is None else indexed
+        self._void = void  # [n] of the indexed events: no longer in the log
+        self._recent = recent
+
+    def __len__(self) -> int:
+        void = 0 if self._void is None else int(np.count_nonzero(self._void))
+        return len(self._indexed.events.users) - void + len(self._recent.users)
+
+    def changed(self, rewritten: NDArray[np.integer], events: LoggedEvents) -> EventLog:
+        """Return the log without the events of some users, and with new events."""
+        indexed, void, recent = self._indexed, self._void, self._recent
+        if len(rewritten):
+            recent = recent.take(~np.isin(recent.users, rewritten))
+            gone = np.isin(indexed.events.users, rewritten)
+            void = gone if void is None else gone | void
+        recent = _concat(recent, events)
+        most = max(_MIN_RECENT, len(indexed.events.users) // _RECENT_SHARE)
+        beside = len(recent.users) + (0 if void is None else int(np.count_nonzero(void)))
+        if beside <= most:
+            return EventLog(indexed, void, recent)
+        valid = indexed.events if void is None else indexed.events.take(~void)
+        every = _concat(valid, recent)
+        order = np.argsort(every.timestamps, kind="stable")
+        return EventLog(_IndexedEvents(every.take(order)))
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """The times of the oldest and the newest event, microseconds UTC; None without events."""
+        times, void = self._indexed.events.timestamps, self._void
+        valid = np.arange(len(times)) if void is None else np.flatnonzero(~void)
+        ends = np.concatenate([times[valid[:1]], times[valid[-1:]], self._recent.timestamps])
+        return (int(ends.min()), int(ends.max())) if len(ends) else None
+
+    def between(self, since: int | None, until: int | None) -> LoggedEvents:
+        """Return the events with since < time <= until, microseconds UTC; None = no bound."""
+        indexed, recent = self._indexed.events, self._recent
+        first, last = 0, len(indexed.users)
+        is_in = np.ones(len(recent.users), np.bool_)
+        if since is not None:
+            first = int(np.searchsorted(indexed.timestamps, since, side="right"))
+            is_in &= recent.timestamps > since
+        if until is not None:
+            last = int(np.searchsorted(indexed.timestamps, until, side="right"))
+            is_in &= recent.timestamps <= until
+        found = indexed.take(slice(first, max(first, last)))
+        if self._void is not None:
+            found = found.take(~self._void[first : max(first, last)])
+        return _concat(found, recent.take(is_in))
+
+    def of_item(self, row: int) -> LoggedEvents:
+        """Return the events of an item."""
+        return self._of(self._indexed.by_item, "items", np.array([row]))
+
+    def of_users(self, users: NDArray[np.integer]) -> LoggedEvents:
+        """Return the events of some users, by their numbers, each given once."""
+        return self._of(self._indexed.by_user, "users", users)
+
+    def _of(self, index: _Index, column: str, wanted: NDArray[np.integer]) -> LoggedEvents:
+        places = index.places(wanted)
+        if self._void is not None:
+            places = places[~self._void[places]]
+        recent = self._recent.take(np.isin(getattr(self._recent, column), wanted))
+        return _concat(self._indexed.events.take(places), recent)
+
+
+class _Index(NamedTuple):
+    """Places of events in the order of a column of small numbers."""
+
+    order: NDArray[np.int64]  # [n]
+    offsets: NDArray[np.int64]  # [highest + 2] in `order`, of each number
+
+    @classmethod
+    def of(cls, column: NDArray[np.int32]) -> _Index:
+        counts = np.bincount(column)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return cls(np.argsort(column, kind="stable"), offsets)
+
+    def places(self, wanted: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the places of the events with some numbers."""
+        known = wanted[wanted < len(self.offsets) - 1]
+        begins, ends = self.offsets[known], self.offsets[known + 1]
+        return self.order[expand_ranges(begins, ends - begins)[1]]
+
+
+class _IndexedEvents:
+    """Events in the order of their times, with indexes that are made when they are asked for."""
+
+    def __init__(self, events: LoggedEvents) -> None:
+        self.events = events
+
+    @cached_property
+    def by_item(self) -> _Index:
+        return _Index.of(self.events.items)
+
+    @cached_property
+    def by_user(self) -> _Index:
+        return _Index.of(self.events.users)
+
+
+def of_types(events: LoggedEvents, types: NDArray[np.integer]) -> LoggedEvents:
+    """Return the events of some types, by their codes."""
+    highest = max(int(events.types.max(initial=0)), int(types.max(initial=0)))
+    wanted = np.zeros(highest + 1, np.bool_)
+    wanted[types] = True
+    is_in = wanted[events.types]
+    return events if is_in.all() else events.take(is_in)
+
+
+def _concat(first: LoggedEvents, second: LoggedEvents) -> LoggedEvents:
+    if not len(second.users):
+        return first
+    if not len(first.users):
+        return second
+    return LoggedEvents(
+        np.concatenate([first.users, second.users]),
+        np.concatenate([first.items, second.items]),
+        np.concatenate([first.types, second.types]),
+        np.concatenate([first.timestamps, second.timestamps]),
+        np.concatenate([first.weights, second.weights]),
+    )

@@ -1,0 +1,124 @@
+"""Popular, trending, newest and best rated items."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.fields.item_fields import NEVER
+from models.catalogue.snapshot import Snapshot
+from models.data.event_log import EventLog, of_types
+from models.ranking.ready.popularity import (
+    PopularityScores,
+    appeared,
+    best_rows,
+    item_counts,
+    popular,
+    rated,
+    trending,
+)
+from service.domain.item_selection import FilterWarning
+from service.domain.queries import Answer, AnswerItem
+from service.domain.ready_queries import TREND_HALF_LIFE, TREND_WINDOW, PopularQuery
+from service.domain.timestamps import to_rfc3339
+from service.engine.selection.item_selection import ItemSelection, count_items
+
+
+def popular_items(
+    query: PopularQuery,
+    snapshot: Snapshot,
+    log: EventLog,
+    types: NDArray[np.integer],
+    selection: ItemSelection,
+    excluded: NDArray[np.int64],
+    at: int,
+) -> Answer:
+    """Rank the items that were taken, published or rated as the query says.
+
+    Args:
+        query: the request.
+        snapshot: the catalogue.
+        log: all events.
+        types: codes of the event types that count.
+        selection: of the items that may be answered.
+        excluded: item rows that may not.
+        at: the time of the request, microseconds UTC.
+    """
+    ranked, is_ranked = _ranked(query, snapshot, log, types, at)
+    mask = selection.allowed & is_ranked
+    mask[excluded] = False
+    scores = ranked.scores
+    rows = best_rows(scores, np.flatnonzero(mask), query.limit, snapshot.catalogue)
+    parts = {name: numbers[rows].tolist() for name, numbers in ranked.parts.items()}
+    items: list[AnswerItem] = [
+        {
+            "item_id": item_id,
+            "score": score,
+            "title": title,
+            "parts": {name: numbers[place] for name, numbers in parts.items()},
+            "reason": query.by,
+            "events": events,
+        }
+        for place, (item_id, score, title, events) in enumerate(
+            zip(
+                snapshot.catalogue.vocabulary.ids_of(rows.tolist()),
+                scores[rows].tolist(),
+                snapshot.catalogue.titles.take(rows),
+                ranked.events[rows].tolist(),
+                strict=True,
+            )
+        )
+    ]
+    answer = selection.described(
+        Answer(items, snapshot.version), count_items(snapshot, mask, query.facets)
+    )
+    warnings = (*(answer.warnings or ()), *(() if items else _warnings(query, log, at)))
+    return replace(answer, warnings=warnings or None)
+
+
+def _ranked(
+    query: PopularQuery, snapshot: Snapshot, log: EventLog, types: NDArray[np.integer], at: int
+) -> tuple[PopularityScores, NDArray[np.bool_]]:
+    """Return scores of N items, and the items that are ranked by them [N]."""
+    size = len(snapshot.catalogue)
+    if query.by == "newest":
+        events = of_types(log.between(None, at), types)
+        times = appeared(snapshot.catalogue, events)
+        ranked = PopularityScores(item_counts(events, size), {"appeared": times / 1e6})
+        since = NEVER if query.window is None else at - query.window
+        return ranked, (times > since) & (times <= at)
+    window = query.window
+    if query.by == "trending" and window is None:
+        window = TREND_WINDOW
+    events = of_types(log.between(None if window is None else at - window, at), types)
+    if query.by == "trending":
+        half_life = TREND_HALF_LIFE if query.half_life is None else query.half_life
+        # The past of a young log is as long as the log.
+        began = at if log.span is None else log.span[0]
+        ranked = trending(
+            events, size, at=at, half_life=half_life, span=min(window or 0, at - began)
+        )
+        return ranked, ranked.scores > 0
+    if query.by == "rated":
+        ranked = rated(events, size)
+    else:
+        ranked = popular(events, size, at=at, half_life=query.half_life)
+    return ranked, ranked.events > 0
+
+
+def _warnings(query: PopularQuery, log: EventLog, at: int) -> tuple[FilterWarning, ...]:
+    """Return what an answer without items says where all events are older than it looks."""
+    if query.by == "newest" or log.span is None:
+        return ()
+    newest = log.span[1]
+    window = TREND_WINDOW if query.by == "trending" else query.window
+    if query.window is not None:
+        window = query.window
+    if window is None or newest > at - window:
+        return ()
+    detail = (
+        f"no event is that new: the newest is of {to_rfc3339(newest)}; `at` asks as of another time"
+    )
+    return (FilterWarning("/window" if query.window is not None else "/at", detail),)

@@ -1,0 +1,81 @@
+"""Ready questions over HTTP: popular items, items taken together, audiences, affinities, rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import tiny
+
+KINDS = ("popular", "trending", "newest", "rated")
+
+
+def popular(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
+    """The items of an answer."""
+    answer = http.post("/v1/popular", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "count" in answer.headers["Server-Timing"]
+    found: list[dict[str, Any]] = answer.json()["items"]
+    return found
+
+
+def test_popular_items_are_those_with_most_events(http: httpx.Client) -> None:
+    """As of a time, items are ranked by their events until then; ties are in order of ids."""
+    counts = Counter(event.item_id for event in tiny.events())
+    order = sorted(counts, key=lambda item: (-counts[item], item))
+    found = popular(http, at=tiny.AT, limit=1000)
+    assert [(item["item_id"], item["events"]) for item in found] == [
+        (item, counts[item]) for item in order
+    ]
+    jazz = {"field": "categories", "eq": "music"}
+    some = popular(http, at=tiny.AT, filter=jazz, limit=3, fields=["attributes.number"])
+    wanted = [item for item in order if item.startswith("music")][:3]
+    assert [item["item_id"] for item in some] == wanted
+    assert [item["fields"]["attributes.number"] for item in some] == [
+        int(item[-2:]) for item in wanted
+    ]
+
+
+def test_an_acknowledged_event_counts(http: httpx.Client) -> None:
+    """An event of a type of its own is counted by the next question, and no more once deleted."""
+    event = {"user_id": "counted", "item_id": "space-03", "event_id": "counted", "type": "nod"}
+    http.post("/v1/events", json={"events": [event]}).raise_for_status()
+    assert [item["item_id"] for item in popular(http, type="nod")] == ["space-03"]
+    assert http.delete("/v1/users/counted").json() == {"forgotten": 1}
+    assert popular(http, type=["nod"]) == []
+
+
+@pytest.mark.parametrize("by", KINDS)
+def test_a_batch_answers_as_the_route(http: httpx.Client, by: str) -> None:
+    """Each kind of popularity in a batch has the answer of its own request."""
+    at = "2025-11-28T12:00:00Z" if by == "trending" else tiny.AT  # when users were there
+    body = {"by": by, "at": at, "limit": 4}
+    question = {"requests": [{"path": "/v1/popular", "body": body}]}
+    (found,) = http.post("/v1/batch", json=question).json()["responses"]
+    assert found["status"] == 200
+    assert found["body"] == http.post("/v1/popular", json=body).json()
+    assert {item["reason"] for item in found["body"]["items"]} == {by}
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"by": "best"}, "/by"),
+        ({"window": "7 days"}, "/window"),
+        ({"window": "0d"}, "/window"),
+        ({"by": "rated", "half_life": "1d"}, "/half_life"),
+        ({"by": "newest", "type": "view"}, "/type"),
+        ({"by": "trending", "window": "1h"}, "/window"),
+        ({"by": "trending", "half_life": "9w"}, "/half_life"),
+        ({"exclude_seen": True}, "/exclude_seen"),
+        ({"type": [""]}, "/type"),
+    ],
+)
+def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], pointer: str) -> None:
+    """What a kind of popularity does not take is refused with a pointer to it."""
+    answer = http.post("/v1/popular", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith(pointer)

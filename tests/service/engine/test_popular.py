@@ -1,0 +1,249 @@
+"""Popular, trending, newest and best rated items against loops over the events of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.domain.item_selection import FacetRequest, FieldCondition
+from service.domain.queries import Answer, Requester
+from service.domain.ready_queries import PopularityKind, PopularQuery
+from service.domain.records import Event, Item
+from service.domain.settings import Settings
+from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine, open_engine
+from service.stores.base import Store
+
+HOUR = 3_600_000_000
+DAY = 24 * HOUR
+NOW = 1_767_268_800_000_000
+KINDS: tuple[PopularityKind, ...] = ("popular", "trending", "newest", "rated")
+
+
+def run(tmp_path: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    """Run a story on an engine over a data directory."""
+
+    async def main() -> None:
+        engine = await open_engine(Settings(data=tmp_path))
+        try:
+            await story(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def ask(engine: Engine, **fields: Any) -> Answer:
+    """The answer of an engine as of `at`."""
+    requester = Requester(user_id=fields.pop("user_id", None), at=fields.pop("at", NOW))
+    return await engine.ready_answers.popular(PopularQuery(requester, **fields), StageClock())
+
+
+def items() -> list[Item]:
+    """Twenty items, some hidden, half of them published at some time."""
+    return [
+        Item(
+            f"i{n}",
+            categories=("even" if n % 2 == 0 else "odd",),
+            hidden=n % 7 == 3,
+            published_at=NOW - (n - 2) * DAY if n % 2 else None,
+        )
+        for n in range(20)
+    ]
+
+
+def drawn(source: random.Random, count: int) -> list[Event]:
+    """Events of the last 40 days and the next one."""
+    return [
+        Event(
+            f"u{source.randrange(8)}",
+            f"i{int(source.paretovariate(1)) % 22}",
+            type=source.choice(["view", "buy", "dislike"]),
+            weight=source.choice([1.0, 2.0, 4.5]),
+            timestamp=NOW + DAY - source.randrange(41 * DAY),
+        )
+        for _ in range(count)
+    ]
+
+
+def expected(
+    store: Store, by: PopularityKind, at: int, window: int | None, half_life: int | None
+) -> dict[str, float]:
+    """The score of every item that is ranked, by loops over the log."""
+    log = [event for event in store.scan_events() if (event.timestamp or 0) <= at]
+    oldest = min(event.timestamp or 0 for event in store.scan_events())
+    if by == "trending":
+        half_life, window = half_life or 6 * HOUR, window or 28 * DAY
+    counted: dict[str, list[tuple[int, float]]] = {}
+    for event in log:
+        age = at - (event.timestamp or 0)
+        if event.type != "dislike" and (window is None or age < window or by == "newest"):
+            counted.setdefault(event.item_id, []).append((age, event.weight))
+    scores: dict[str, float] = {}
+    everything = [weight for own in counted.values() for _, weight in own]
+    for item in store.scan_items():
+        own = counted.get(item.item_id, [])
+        if item.hidden:
+            continue
+        if by == "newest":
+            time = item.published_at
+            if time is None and own:
+                time = at - max(age for age, _ in own)
+            if time is not None and time <= at and (window is None or time > at - window):
+                scores[item.item_id] = time / 1e6
+        elif by == "rated" and own:
+            prior, mean = len(everything) / len(counted), sum(everything) / len(everything)
+            weight = sum(weight for _, weight in own)
+            scores[item.item_id] = (weight + prior * mean) / (len(own) + prior)
+        elif by == "popular" and own:
+            scores[item.item_id] = sum(
+                weight * (0.5 ** (age / half_life) if half_life else 1) for age, weight in own
+            )
+        elif by == "trending" and half_life and window:
+            now = sum(weight * 0.5 ** (age / half_life) for age, weight in own)
+            evenly = half_life / math.log(2)
+            past = sum(weight for _, weight in own) * evenly / max(evenly, min(window, at - oldest))
+            if now > past:
+                scores[item.item_id] = (now - past) / math.sqrt(past + 1)
+    return scores
+
+
+async def check(engine: Engine, source: random.Random) -> None:
+    """Assert that each kind of popularity is that of the store's log."""
+    for by in KINDS:
+        at = NOW - source.randrange(3 * DAY)
+        window = source.choice([None, 2 * DAY, 9 * DAY])
+        half_life = source.choice([None, 5 * HOUR]) if by in ("popular", "trending") else None
+        answer = await ask(engine, by=by, at=at, window=window, half_life=half_life, limit=100)
+        wanted = expected(engine.store, by, at, window, half_life)
+        found = {item["item_id"]: item["score"] for item in answer.items}
+        assert found == pytest.approx(wanted, abs=1e-9, rel=1e-9)
+        order = sorted(answer.items, key=lambda item: (-item["score"], item["item_id"]))
+        assert list(answer.items) == order
+        for item in answer.items:
+            assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-9)
+            assert item["reason"] == by
+        few = await ask(engine, by=by, at=at, window=window, half_life=half_life, limit=3)
+        assert list(few.items) == order[:3]
+
+
+def test_every_kind_is_that_of_loops_over_the_log(tmp_path: Path) -> None:
+    """After appends, deletions, forgotten users and undone imports each answer is exact."""
+    source = random.Random(3)
+
+    async def story(engine: Engine) -> None:
+        store = engine.store
+        await engine.live.catalogue.put_items(items())
+        other = await open_engine(Settings(data=tmp_path))  # as another worker
+        try:
+            for step in range(12):
+                import_id = await store.begin_import("night")
+                await store.append(drawn(source, 30), import_id=import_id)
+                await store.append(drawn(source, source.choice([1, 60])))
+                await check(source.choice([engine, other]), source)
+                if step % 4 == 1:
+                    await store.undo_import(import_id)
+                elif step % 4 == 2:
+                    await store.forget(f"u{source.randrange(8)}")
+                elif step % 4 == 3:
+                    (event, *_), _ = await store.page("u1", limit=1)
+                    assert await store.delete_event("u1", str(event.event_id))
+                await check(engine, source)
+                await check(other, source)
+        finally:
+            await other.close()
+
+    async def again(engine: Engine) -> None:
+        await check(engine, source)
+
+    run(tmp_path, story)
+    run(tmp_path, again)  # after a restart
+
+
+def test_trending_follows_a_rise_and_forgets_it(tmp_path: Path) -> None:
+    """A planted rise is first within an hour, and not among the trending ones two days later."""
+    rng = random.Random(0)
+
+    def steady(begin: int, end: int) -> list[Event]:
+        # Popular items keep their rates, by day and night.
+        return [
+            Event(f"u{rng.randrange(99)}", f"i{n}", timestamp=rng.randrange(begin, end))
+            for n in (0, 2, 4)
+            for _ in range(round((n + 2) * 10 * (end - begin) / DAY))
+        ]
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(items())
+        await engine.store.append(steady(NOW - 30 * DAY, NOW))
+        before = await ask(engine, by="trending")
+        assert "i8" not in [item["item_id"] for item in before.items]
+        rise = [Event("v", "i8", timestamp=NOW + n * HOUR // 20) for n in range(20)]
+        await engine.store.append(rise)
+        first = (await ask(engine, by="trending", at=NOW + HOUR)).items[0]
+        assert (first["item_id"], first["events"]) == ("i8", 20)
+        assert (await ask(engine, at=NOW + HOUR)).items[0]["item_id"] == "i4"  # still most popular
+        await engine.store.append(steady(NOW, NOW + 2 * DAY))
+        later = await ask(engine, by="trending", at=NOW + 2 * DAY)
+        assert "i8" not in [item["item_id"] for item in later.items]
+
+    run(tmp_path, story)
+
+
+def test_filters_types_and_exclusions(tmp_path: Path) -> None:
+    """Only items that pass are ranked and counted, of events of the given types."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(items())
+        await engine.store.append(
+            [Event(f"u{n % 3}", f"i{n % 8}", type="buy", timestamp=NOW) for n in range(40)]
+            + [Event("u9", "i2", timestamp=NOW), Event("u9", "i9", timestamp=NOW - 1)]
+        )
+        odd = FieldCondition("categories", {"eq": "odd"})
+        facets = (FacetRequest("categories"),)
+        answer = await ask(engine, filter=odd, facets=facets, exclude=frozenset({"i5"}))
+        assert [item["item_id"] for item in answer.items] == ["i1", "i7", "i9"]
+        assert answer.facets is not None
+        assert answer.facets[0].values == (("odd", 3),)
+        seen = await ask(engine, types=frozenset({"view"}), user_id="u9", exclude_seen=True)
+        assert list(seen.items) == []
+        views = await ask(engine, types=frozenset({"view"}), fields=("categories",))
+        assert [(item["item_id"], item["fields"]) for item in views.items] == [
+            ("i2", {"categories": ("even",)}),
+            ("i9", {"categories": ("odd",)}),
+        ]
+
+    run(tmp_path, story)
+
+
+def test_a_window_without_events_says_where_they_are(tmp_path: Path) -> None:
+    """An answer that is empty because the log is old says how old it is."""
+
+    async def story(engine: Engine) -> None:
+        assert (await ask(engine, window=DAY)).warnings is None  # there is no log at all
+        await engine.live.catalogue.put_items(items())
+        await engine.store.append([Event("u", "i0", timestamp=NOW - 90 * DAY)])
+        answer = await ask(engine, window=DAY)
+        assert answer.warnings is not None
+        assert (answer.warnings[0].pointer, list(answer.items)) == ("/window", [])
+        assert "2025-10-03T12:00:00Z" in answer.warnings[0].detail
+        trending = await ask(engine, by="trending")
+        assert [warning.pointer for warning in trending.warnings or ()] == ["/at"]
+        assert (await ask(engine)).warnings is None
+
+    run(tmp_path, story)
+
+
+def test_items_of_events_alone_are_popular_at_once(tmp_path: Path) -> None:
+    """Without a catalogue an event makes its item popular as soon as it is acknowledged."""
+
+    async def story(engine: Engine) -> None:
+        await engine.store.append([Event("u", "new", timestamp=NOW)])
+        assert [item["item_id"] for item in (await ask(engine)).items] == ["new"]
+
+    run(tmp_path, story)
