@@ -7,7 +7,9 @@ Each is fitted with `fit`, ignores dislikes, is deterministic, and satisfies
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -15,16 +17,41 @@ import torch
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.row_sets import user_item_keys
+from models.evaluation.full_ranking import Ranker
 from models.recommender.cooccurrence import transition_matrix
+from models.recommender.item_similarity import MAX_EASE_ITEMS, RIDGE, ease_weights
 
 # Of `ItemTransitions`.
 _DEPTH = 20  # newest items that count, and the largest distance within a pair
 _DECAY = 0.7  # of an item's weight for each newer one
 _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
-MAX_EASE_ITEMS = 20_000
 _WEEK = 7 * 86_400 * 1_000_000  # microseconds
+
+# By which names the baselines are reported.
+POPULARITY, WEEK, BOUGHT_BEFORE = "popularity", "popularity of 7 days", "bought before"
+EASE_NAME, TRANSITIONS = "EASE", "transition counts"
+
+
+def baseline_makers(
+    log: Interactions, *, exclude_seen: bool
+) -> dict[str, Callable[[Interactions], Ranker]]:
+    """Return the baselines that suit a log: by name, how to fit each to the training events.
+
+    Args:
+        log: all events, those after the training events included: of these the popularity of
+            7 days reads what lies before each request.
+        exclude_seen: items of the user's history are no candidates, so that taking them again is
+            no baseline.
+    """
+    makers: dict[str, Callable[[Interactions], Ranker]] = {POPULARITY: Popularity.fit}
+    if len(log) and np.ptp(log.timestamps) > 0:
+        makers[WEEK] = partial(WeekPopularity.fit, log=log)
+    if not exclude_seen:
+        makers[BOUGHT_BEFORE] = Repeats.fit
+    if log.n_items <= MAX_EASE_ITEMS:
+        makers[EASE_NAME] = EASE.fit
+    return makers | {TRANSITIONS: ItemTransitions.fit}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,34 +175,17 @@ class ItemTransitions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EASE:
-    """Embarrassingly shallow autoencoder (Steck 2019): ridge regression of each item on the others.
+    """Ranks items by the sum of their EASE weights from the user's items.
 
-    With G = X'X of the binary user-item matrix X and P = (G + lam I)^-1, the item weights are
-    B = I - P / diag(P), with zero diagonal; a user scores X_u B. The order of events is ignored.
+    See `models.recommender.item_similarity`. The order of events is ignored.
     """
 
     weights: NDArray[np.float32]  # [n_items, n_items], B
 
     @classmethod
-    def fit(cls, log: Interactions, *, lam: float = 200.0) -> Self:
-        """Invert the item-item matrix.
-
-        Time grows with n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items).
-        Raises ValueError for a catalogue beyond that.
-        """
-        if log.n_items > MAX_EASE_ITEMS:
-            need = 20 * log.n_items**2 / 1e9
-            raise ValueError(
-                f"EASE inverts an n_items x n_items matrix: {log.n_items} items need about "
-                f"{need:.0f} GB, and {MAX_EASE_ITEMS} are allowed"
-            )
-        gram = _gram(log.liked())
-        gram.diagonal().add_(lam)
-        torch.linalg.cholesky(gram, out=gram)
-        torch.cholesky_inverse(gram, out=gram)
-        gram /= -gram.diagonal().clone()
-        gram.fill_diagonal_(0.0)
-        return cls(gram.float().numpy())
+    def fit(cls, log: Interactions, *, ridge: float = RIDGE) -> Self:
+        """Fit the weights; errors as in `ease_weights`."""
+        return cls(ease_weights(log, ridge=ridge).numpy())
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
@@ -188,24 +198,6 @@ class EASE:
         taken[batch[liked], history.items[events[liked]]] = 1.0
         # torch.mm instead of numpy: one threading policy for all heavy products
         return torch.mm(torch.from_numpy(taken), torch.from_numpy(self.weights)).numpy()
-
-
-def _gram(log: Interactions) -> torch.Tensor:
-    """Count the users of both items, float64 [n_items, n_items]."""
-    held = np.unique(user_item_keys(log.users, log.items, max(log.n_items, 1)))
-    users, items = (torch.from_numpy(part) for part in np.divmod(held, max(log.n_items, 1)))
-    shape = (log.n_items, log.n_users)
-    taken_by = torch.sparse_coo_tensor(
-        torch.stack((items, users)), torch.ones(len(held)), shape, check_invariants=True
-    ).coalesce()
-    gram = torch.zeros(log.n_items, log.n_items, dtype=torch.float64)
-    width = max(1, (1 << 26) // max(log.n_users, 1))  # dense columns held at once: 256 MB
-    for start in range(0, log.n_items, width):
-        inside = (items >= start) & (items < start + width)
-        block = torch.zeros(log.n_users, min(width, log.n_items - start))
-        block[users[inside], items[inside] - start] = 1.0
-        gram[:, start : start + width] = torch.sparse.mm(taken_by, block)
-    return gram
 
 
 def _popularity_share(log: Interactions) -> NDArray[np.float32]:

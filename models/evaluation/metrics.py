@@ -32,6 +32,22 @@ def hits(ranks: Ranks, k: int = 10) -> CaseValues:
     return (ranks < k).astype(np.float64)
 
 
+def share_of_users(users: NDArray[np.int32], ranks: Ranks, k: int = 10) -> float:
+    """Return the share of users with a target among the first k; nan without cases.
+
+    Args:
+        users: [M], of each case; a user has one for each item of the next basket.
+        ranks: [M].
+        k: the cut-off.
+    """
+    if not len(users):
+        return float("nan")
+    _, of_user = np.unique(users, return_inverse=True)
+    found = np.zeros(of_user.max() + 1)
+    np.maximum.at(found, of_user, hits(ranks, k))
+    return float(found.mean())
+
+
 def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
     """Return [M] 1 / log2(rank + 2) if the target is among the first k, else 0; mean: NDCG@k.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -75,17 +76,30 @@ def prediction_task(log: Interactions, cases: Holdout | None = None) -> Predicti
     return PredictionTask(next_basket, repeats)
 
 
+HoldOut = Callable[[Interactions], tuple[Interactions, Holdout]]
+
+
 def hold_out(log: Interactions) -> tuple[Interactions, Holdout]:
-    """Split a log into training events and validation cases by the default protocol.
+    """Split a log into training events and validation cases by its own `hold_out_rule`."""
+    return hold_out_rule(log)(log)
+
+
+def hold_out_rule(log: Interactions) -> HoldOut:
+    """Choose how events of a log are held out: the question that its service will be asked.
 
     The cases are each user's last event, or their last basket in a log of baskets. If most users
-    have only one basket, as in a log without times, the last event is taken.
+    have only one basket, as in a log without times, the last event is taken. What is left of a log
+    has fewer baskets: it is split by the same rule, so that validation and test ask the same.
     """
-    test = leave_one_out(log).test
     if tied_share(log) >= _BASKET_SHARE:
-        rest, cases = leave_last_basket_out(log)
-        if 2 * len(np.unique(cases.users)) >= len(test):
-            return rest, cases
+        _, cases = leave_last_basket_out(log)
+        if 2 * len(np.unique(cases.users)) >= len(leave_one_out(log).test):
+            return leave_last_basket_out
+    return _leave_last_event_out
+
+
+def _leave_last_event_out(log: Interactions) -> tuple[Interactions, Holdout]:
+    test = leave_one_out(log).test
     return test.history, test
 
 

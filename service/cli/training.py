@@ -76,7 +76,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train on all stored events, and publish the model if it beats popularity.
+    """Train on all stored events, and publish what ranks held-out events best.
 
     A model is served only with the text encoder that it was trained with.
 
@@ -87,6 +87,7 @@ def train(
     use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
+    from service.evaluation.sentence import sentence
     from service.snapshots.registry import Registry
     from service.training import process_group, train_and_publish, training_corpus
 
@@ -123,12 +124,14 @@ def train(
     if json_progress:
         progress_bars.print_message({"result": result})
         return
-    metrics = result["metrics"]
+    metrics, baselines, best = result["metrics"], result["baselines"], result["best_baseline"]
     out.print(
         f"[bold]{result['version']}[/]: validation NDCG@10 {metrics['ndcg']:.4f} "
-        f"(popularity {metrics['popularity_ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
-        f"(popularity {metrics['popularity_hr']:.4f}), {result['seconds']:.0f} s"
+        f"({best} {baselines[best]['ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
+        f"({best} {baselines[best]['hr']:.4f}), {result['seconds']:.0f} s"
     )
+    shares = {name: row["user_hr"] for name, row in baselines.items()}
+    out.print(sentence(metrics["user_hr"], shares, is_basket=result["next_basket"]))
 
 
 def evaluate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,19 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import (
-    EASE,
-    MAX_EASE_ITEMS,
-    ItemTransitions,
-    Popularity,
-    Repeats,
-    WeekPopularity,
-)
+from models.evaluation.baselines import WeekPopularity, baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.protocols import EvaluationTask, global_time, newest
 from models.evaluation.splits import Holdout
-from models.training.log_profile import has_repeat_consumption, hold_out
+from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
 from models.training.training_run import TrainingResult
 from service.domain.errors import ModelRejected
@@ -67,7 +60,7 @@ def split_newest(log: Interactions) -> list[EvaluationTask]:
         ModelRejected: there is nothing to train, to validate or to test on.
     """
     new_only = not has_repeat_consumption(log)
-    return split(log, partial(newest, hold_out=hold_out, exclude_seen=new_only))
+    return split(log, partial(newest, hold_out=hold_out_rule(log), exclude_seen=new_only))
 
 
 def split_at(log: Interactions, date: int | None = None, seed: int = 0) -> list[EvaluationTask]:
@@ -113,7 +106,7 @@ def compare(
         progress: called as the trainings proceed.
     """
     table: Comparison = {}
-    baselines = _baselines(task)
+    baselines = baseline_makers(task.log, exclude_seen=task.exclude_seen)
     for at, (name, make) in enumerate(baselines.items()):
         if progress is not None:
             progress(f"baseline: {name}", at, len(baselines), None)
@@ -149,17 +142,6 @@ def _fit(
     return fit_model(
         task.train, content, task.validation, preset, seed, progress, every_event=every_event
     )
-
-
-def _baselines(task: EvaluationTask) -> Mapping[str, Callable[[Interactions], Ranker]]:
-    makers: dict[str, Callable[[Interactions], Ranker]] = {"popularity": Popularity.fit}
-    if np.ptp(task.log.timestamps) > 0:
-        makers["popularity of 7 days"] = partial(WeekPopularity.fit, log=task.log)
-    if not task.exclude_seen:
-        makers["repeats"] = Repeats.fit
-    if task.train.n_items <= MAX_EASE_ITEMS:
-        makers["EASE"] = EASE.fit
-    return makers | {"transition counts": ItemTransitions.fit}
 
 
 def _ablations(

@@ -18,11 +18,13 @@ from models.evaluation.metrics import (
     bootstrap,
     hits,
     ndcg_gains,
+    share_of_users,
 )
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.slices import Slice, slice_cases
 from service.domain.timestamps import to_rfc3339
 from service.evaluation.compare_models import HEED, Comparison, ModelResults
+from service.evaluation.sentence import sentence
 
 # HR@10 and NDCG@10 as published in papers and repositories, by data set and protocol.
 PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
@@ -66,7 +68,7 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
     date = "" if task.date is None else f", trained before {to_rfc3339(task.date)}"
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
-        f"{len(task.log):,} events; task {task.name}, {len(task.test):,} cases{date}, "
+        f"{len(task.log):,} events; {task.name}, {len(task.test):,} cases{date}, "
         "the whole catalogue ranked"
     )
     grid.add_column("model")
@@ -96,23 +98,14 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
 
 
 def summarise(task: EvaluationTask, table: Comparison) -> str:
-    """Say in a sentence for how many of 100 users Heed and the best baseline find something."""
-    users, of_user = np.unique(task.test.users, return_inverse=True)
-    found = {}
-    for name, row in table.items():
-        shares = []
-        for metrics in row.test:
-            hit = np.zeros(len(users))
-            np.maximum.at(hit, of_user, hits(metrics.ranks))
-            shares.append(hit.mean())
-        found[name] = 100 * float(np.mean(shares))
-    baselines = {name: n for name, n in found.items() if not name.startswith(HEED)}
-    best = max(baselines, key=baselines.__getitem__)
-    target = "something of their next basket" if len(task.test) > len(users) else "their next item"
-    return (
-        f"Of 100 users, {found[HEED]:.0f} find {target} among ten items that Heed recommends, and "
-        f"{baselines[best]:.0f} among those of the best baseline, {best}."
-    )
+    """Say in a sentence for how many of 100 customers Heed and the best baseline are right."""
+    users = task.test.users
+    found = {
+        name: float(np.mean([share_of_users(users, each.ranks) for each in row.test]))
+        for name, row in table.items()
+        if name == HEED or not name.startswith(HEED)
+    }
+    return sentence(found.pop(HEED), found, is_basket=len(np.unique(users)) < len(users))
 
 
 def differences(

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from models.compute.data_parallel import DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.baselines import Popularity
-from models.evaluation.full_ranking import evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
@@ -27,6 +25,7 @@ from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
 from service.snapshots.registry import Registry
+from service.training.judgement import judge
 from service.training.process_group import is_rank_zero, process_count, process_group
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
@@ -48,7 +47,7 @@ def train(
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> dict[str, Any]:
-    """Fit on all but each user's last events, evaluate on these, publish what beats popularity.
+    """Fit on all but each user's last events, evaluate on these, publish what beats the baselines.
 
     What is published has been trained on these events too, in the training's final epochs: they
     are the newest that there are, and of a short history many.
@@ -66,11 +65,12 @@ def train(
         processes: number of processes that share the work; by default the fastest number.
 
     Returns:
-        dict: the version and its metrics; empty in processes other than rank 0.
+        dict: the version, its metrics and those of the baselines; empty in processes other than
+            rank 0.
 
     Raises:
-        ModelRejected: there are too few events, or the model does not beat popularity; nothing is
-            published.
+        ModelRejected: there are too few events, or popularity, which is served without a model
+            too, ranks as well; nothing is published.
     """
     if len(corpus.log) < MIN_EVENTS:
         raise ModelRejected(
@@ -93,23 +93,20 @@ def train(
     )
     if not is_rank_zero():
         return {}
-    new = not fitted.model.config.repeat_consumption  # as in the choice of the epoch
-    popularity = evaluate(Popularity.fit(history), cases, exclude_seen=new)
-    found = evaluate(ModelRanker(fitted.validated, corpus.content), cases, exclude_seen=new)
-    metrics = {
-        "hr": found.hr,
-        "ndcg": found.ndcg,
-        "mrr": found.mrr,
-        "coverage": found.coverage,
-        "cases": float(found.n_cases),
-        "popularity_ndcg": popularity.ndcg,
-        "popularity_hr": popularity.hr,
-    }
-    if found.ndcg <= popularity.ndcg:
+    # Seen items are candidates as in the choice of the epoch.
+    found = judge(
+        ModelRanker(fitted.validated, corpus.content),
+        history,
+        corpus.log,
+        cases,
+        exclude_seen=not fitted.model.config.repeat_consumption,
+        progress=progress,
+    )
+    if found.popular_is_best:
         _remove_checkpoint(checkpoint)
         raise ModelRejected(
-            f"the model reaches NDCG@10 {found.ndcg:.4f} on validation, popularity "
-            f"{popularity.ndcg:.4f}: it is not published"
+            f"the model reaches NDCG@10 {found.heed.ndcg:.4f} on validation, {found.best} "
+            f"{found.baselines[found.best].ndcg:.4f}: it is not published"
         )
     metadata = {
         "preset": preset.name,
@@ -128,12 +125,12 @@ def train(
     )
     size = {"items": len(corpus.item_ids), "events": len(corpus.log)}
     version = registry.publish(
-        trained.to_files(), {"metrics": metrics, **size, **metadata}, activate=activate
+        trained.to_files(), {**found.as_dict(), **size, **metadata}, activate=activate
     )
     _remove_checkpoint(checkpoint)
     return {
         "version": version,
-        "metrics": metrics,
+        **found.as_dict(),
         "seconds": fitted.seconds,
         "preset": str(preset),
     }

@@ -52,7 +52,7 @@ class TestEASE(RankerContract):
 
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
-        return EASE.fit(log, lam=1.0)
+        return EASE.fit(log, ridge=1.0)
 
 
 def small(n_items: int = 4) -> Interactions:
@@ -200,7 +200,7 @@ def test_ease_equals_the_closed_form(lam: float) -> None:
     inverse = np.linalg.inv(taken.T @ taken + lam * np.eye(15))
     weights = np.eye(15) - inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0)
-    ranker = EASE.fit(log, lam=lam)
+    ranker = EASE.fit(log, ridge=lam)
     np.testing.assert_allclose(ranker.weights, weights, rtol=1e-5, atol=1e-6)
     users = np.array([4, 9], dtype=np.int32)
     np.testing.assert_allclose(ranker.scores(log, users), taken[users] @ weights, atol=1e-5)
@@ -211,7 +211,7 @@ def test_ease_is_the_optimum_it_claims() -> None:
     log, lam = random_log(6, events=150), 3.0
     taken = np.zeros((25, 15))
     taken[log.users, log.items] = 1
-    weights = EASE.fit(log, lam=lam).weights.astype(np.float64)
+    weights = EASE.fit(log, ridge=lam).weights.astype(np.float64)
 
     def loss(candidate: NDArray[np.float64]) -> float:
         return float(((taken - taken @ candidate) ** 2).sum() + lam * (candidate**2).sum())

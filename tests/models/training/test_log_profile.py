@@ -15,6 +15,7 @@ from models.training.log_profile import (
     first_interactions,
     has_repeat_consumption,
     hold_out,
+    hold_out_rule,
     prediction_task,
     repeat_share,
     target_weights,
@@ -122,6 +123,17 @@ def test_empty_log_has_the_default_task() -> None:
         == prediction_task(log)
         == PredictionTask(next_basket=False, repeat_consumption=False)
     )
+
+
+def test_a_log_is_held_out_by_one_rule() -> None:
+    """What is left without the last baskets is split by baskets too, though most have one left."""
+    log = shop(apart=0)
+    rest, _ = hold_out(log)
+    few = rest.where(rest.positions < np.where(rest.users % 3 == 0, len(rest), 4))
+    assert set(hold_out(few)[1].gaps().tolist()) == {0}  # alone it would be split by events
+    _, cases = hold_out_rule(log)(few)
+    assert (cases.gaps() > 0).all()
+    assert set(cases.users.tolist()) == set(range(0, 480, 3))
 
 
 def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
+from models.evaluation import baselines
 from models.evaluation.protocols import leave_one_out_5_core
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import ModelRejected
@@ -101,7 +102,7 @@ def test_recent_popularity_needs_times_and_ease_a_small_catalogue(
     log = replace(corpus.log, timestamps=np.zeros_like(corpus.log.timestamps))
     task = leave_one_out_5_core(log)
     short = replace(FAST, train_config=replace(FAST.train_config, epochs=1, attention_epochs=0))
-    monkeypatch.setattr(compare_models, "MAX_EASE_ITEMS", task.train.n_items - 1)
+    monkeypatch.setattr(baselines, "MAX_EASE_ITEMS", task.train.n_items - 1)
     table = compare_models.compare(task, corpus.content[task.items], short)
     assert list(table) == ["popularity", "transition counts", "heed", "heed without final epochs"]
 

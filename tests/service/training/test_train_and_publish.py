@@ -248,6 +248,11 @@ def test_published_metadata_describe_the_model(world: World) -> None:
     assert metrics["ndcg"] > metrics["popularity_ndcg"]
     assert metrics["hr"] > metrics["popularity_hr"]
     assert metrics["cases"] == 40
+    assert metrics["user_hr"] == metrics["hr"]  # one case each
+    names = ["popularity", "popularity of 7 days", "EASE", "transition counts"]
+    assert sorted(metadata["baselines"]) == sorted(names)
+    best = max(names, key=lambda name: metadata["baselines"][name]["ndcg"])
+    assert metadata["best_baseline"] == best
     model = TrainedModel.from_files(registry.load(world.first))
     assert set(model.item_ids) == {item.item_id for item in items()}
     assert model.text_encoder == StaticEncoder.name
@@ -307,6 +312,8 @@ def test_the_seed_decides_the_model(
     assert weights[0] == weights[1] != weights[2]
     assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
         "reading events", "reading items", "encoding texts", "training",
+        "baseline: popularity", "baseline: popularity of 7 days", "baseline: EASE",
+        "baseline: transition counts",
     ]  # fmt: skip
     one = [(done, total) for stage, done, total in stages if stage == "training"][
         : len(epochs) // 3
