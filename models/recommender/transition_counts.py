@@ -91,9 +91,14 @@ class TransitionCounts(NamedTuple):
         """Return what each recent item adds to F of targets, int64 [T]: [T, min(n, depth)]."""
         recent, decay = self._weighted(recent)
         rows = recent.clamp(min=0)
-        # -1, a target outside the table, is no item of it.
-        matches = self.items[rows] == targets[:, None, None]  # (T, n, K)
-        return (matches * self.counts[rows]).sum(2) * (decay * (recent >= 0))
+        # The column of each item among the targets; the last is of all others. -1, a target outside
+        # the table, shares its entry with the items that fill the table up, whose counts are 0.
+        columns = torch.full((len(self.items) + 1,), len(targets))
+        columns[targets] = torch.arange(len(targets))
+        shares = self.counts.new_zeros(len(rows), len(targets) + 1)
+        items, counts = self.items.index_select(0, rows), self.counts.index_select(0, rows)
+        shares.scatter_add_(1, columns[items], counts)
+        return (shares * (decay * (recent >= 0))[:, None]).T[columns[targets]]
 
     def _weighted(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Return the recent items that count, and their weights."""

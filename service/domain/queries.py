@@ -187,14 +187,21 @@ class AttendQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
-    """Contribution of one memory row to one target's score."""
+class MemoryRow:
+    """The event or profile entry that a row of a memory stands for."""
 
     event_id: str | None  # None for inline events and profile entries
     item_id: str | None
     title: str
     type: str
     timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """Contribution of one memory row to one target's score."""
+
+    row: MemoryRow  # one object for all contributions of a row
     weight: float  # mean over heads of the softmax weight
     contribution: float  # signed; all rows' contributions and the prior sum to the score
     effect: float | None = None  # what the score loses without this row; None: not requested

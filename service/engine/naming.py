@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from models.catalogue.snapshot import Snapshot
 from models.ranking.explain import Reason
-from service.domain.queries import Contribution
+from service.domain.queries import Contribution, MemoryRow
 from service.histories.event_columns import EventColumns
 from service.stores.base import Store
 
@@ -15,17 +15,21 @@ async def name_reasons(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
 ) -> list[tuple[Contribution, ...]]:
     """Name the requester's events and interests behind the reasons of each of some items."""
-    sources = [reason.source for each in reasons for reason in each]
+    sources = dict.fromkeys(reason.source for each in reasons for reason in each)
     event_ids = await _event_ids(store, events, sources)
+    rows = {source: _memory_row(snapshot, events, source, event_ids) for source in sources}
     return [
-        tuple(_contribution(snapshot, events, reason, event_ids) for reason in each)
+        tuple(
+            Contribution(rows[source], weight, contribution, effect, is_exact)
+            for source, weight, contribution, effect, is_exact in each
+        )
         for each in reasons
     ]
 
 
 async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> tuple[str, ...]:
     """The ids of memory rows by their sources: of events, and the interests of profile entries."""
-    event_ids = await _event_ids(store, events, sources)
+    event_ids = await _event_ids(store, events, dict.fromkeys(sources))
     return tuple(
         events.interests[-1 - source] if source < 0 else event_ids.get(source) or ""
         for source in sources
@@ -33,10 +37,10 @@ async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) 
 
 
 async def _event_ids(
-    store: Store, events: EventColumns, sources: Sequence[int]
+    store: Store, events: EventColumns, sources: Iterable[int]
 ) -> Mapping[int, str | None]:
     """Ids of those events that are stored, by their place in the columns."""
-    stored = [at for at in dict.fromkeys(sources) if at >= 0 and events.seqs[at] > 0]
+    stored = [at for at in sources if at >= 0 and events.seqs[at] > 0]
     if not stored:
         return {}
     ids = await store.event_ids(
@@ -47,23 +51,21 @@ async def _event_ids(
     return dict(zip(stored, ids, strict=True))
 
 
-def _contribution(
-    snapshot: Snapshot, events: EventColumns, reason: Reason, event_ids: Mapping[int, str | None]
-) -> Contribution:
-    numbers = (reason.weight, reason.contribution, reason.effect, reason.effect_is_exact)
+def _memory_row(
+    snapshot: Snapshot, events: EventColumns, source: int, event_ids: Mapping[int, str | None]
+) -> MemoryRow:
     titles = snapshot.catalogue.titles
-    if reason.source < 0:
-        interest = events.interests[-1 - reason.source]
+    if source < 0:
+        interest = events.interests[-1 - source]
         row = snapshot.catalogue.row(interest)
         if row < 0:
-            return Contribution(None, None, interest, "profile", None, *numbers)
-        return Contribution(None, interest, titles[row], "profile", None, *numbers)
-    row = int(events.rows[reason.source])
-    return Contribution(
-        event_ids.get(reason.source),
+            return MemoryRow(None, None, interest, "profile", None)
+        return MemoryRow(None, interest, titles[row], "profile", None)
+    row = int(events.rows[source])
+    return MemoryRow(
+        event_ids.get(source),
         snapshot.catalogue.vocabulary.id(row),
         titles[row] if row < len(titles) else "",
-        events.type_names[events.types[reason.source]],
-        int(events.timestamps[reason.source]),
-        *numbers,
+        events.type_names[events.types[source]],
+        int(events.timestamps[source]),
     )

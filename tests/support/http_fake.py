@@ -19,6 +19,7 @@ from service.domain.queries import (
     AttendQuery,
     AttendResult,
     Contribution,
+    MemoryRow,
     RecommendQuery,
     ScoreQuery,
     SearchQuery,
@@ -201,7 +202,7 @@ class FakeEngine:
         return AttendResult((1, 0), None, ((0.75, 0.25),), (0.5, -1.0), (1.0,), "exact", None)
 
     def _answer(self, ids: Sequence[str], explain: int) -> Answer:
-        row = Contribution("e0", "a", "A", "view", 1, 0.5, -0.25, 1.25)
+        row = Contribution(MemoryRow("e0", "a", "A", "view", 1), 0.5, -0.25, 1.25)
         items = [
             AnswerItem(item_id=i, score=1.0, title="", parts={"attention": 0.75, "prior": 0.25})
             for i in ids

@@ -190,10 +190,11 @@ class AttendedOut(BaseModel):
 def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
     check_finite("scores", [item["score"] for item in answer.items if "score" in item])
+    rows: dict[int, dict[str, Any]] = {}
     items = [
         item
         if "explanation" not in item
-        else {**item, "explanation": [_contribution(row) for row in item["explanation"]]}
+        else {**item, "explanation": [_contribution(each, rows) for each in item["explanation"]]}
         for item in answer.items
     ]
     out = fields_out(answer, items=items, corrections=answer.corrections or None)
@@ -210,9 +211,14 @@ def _facet(facet: FacetResult) -> dict[str, Any]:
     return out
 
 
-def _contribution(row: Contribution) -> dict[str, Any]:
-    check_finite("an explanation", (row.weight, row.contribution, row.effect or 0.0))
-    out = fields_out(row, timestamp=written_time(row.timestamp))
-    if row.effect is None:
-        del out["effect"], out["effect_is_exact"]
+def _contribution(of: Contribution, rows: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Write a contribution; `rows` holds the written rows of this answer, by `id`."""
+    check_finite("an explanation", (of.weight, of.contribution, of.effect or 0.0))
+    row = rows.get(id(of.row))
+    if row is None:
+        row = fields_out(of.row, timestamp=written_time(of.row.timestamp))
+        rows[id(of.row)] = row
+    out = {**row, "weight": of.weight, "contribution": of.contribution}
+    if of.effect is not None:
+        out |= {"effect": of.effect, "effect_is_exact": of.effect_is_exact}
     return out

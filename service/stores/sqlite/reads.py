@@ -165,15 +165,15 @@ class Reads:
         seqs: Sequence[int],
         timestamps: Sequence[int],
     ) -> list[str | None]:
-        find = "SELECT event_id FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?"
+        find = "SELECT seq, event_id FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?"
         with read_transaction(connection):
             user_no = connection.execute(
                 "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
             ).get
-            return [
-                connection.execute(find, (user_no, timestamp, seq)).get
-                for timestamp, seq in zip(timestamps, seqs, strict=True)
-            ]
+            wanted = ((user_no, *key) for key in zip(timestamps, seqs, strict=True))
+            rows: list[Any] = connection.executemany(find, wanted).fetchall()
+        found: dict[int, str] = dict(rows)
+        return [found.get(seq) for seq in seqs]
 
     def user(self, connection: apsw.Connection, user_id: str) -> User | None:
         row = connection.execute(

@@ -8,7 +8,7 @@ import pytest
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
-from service.domain.queries import Answer, Contribution, Requester, SearchQuery
+from service.domain.queries import Answer, Contribution, MemoryRow, Requester, SearchQuery
 from service.engine.questions import search
 from service.engine.questions.search import SearchOutcome, search_answer, search_items
 from tests.support.small import encode, past, random_past, snapshot
@@ -36,7 +36,7 @@ def find(
 def answer(found: SearchOutcome, requester: Requester) -> Answer:
     """The answer, with a reason's numbers for its name."""
     named = [
-        tuple(Contribution(None, None, "", "", None, *reason[1:]) for reason in each)
+        tuple(Contribution(MemoryRow(None, None, "", "", None), *reason[1:]) for reason in each)
         for each in found.reasons
     ]
     return search_answer(requester, SERVED, found, named)

@@ -74,10 +74,10 @@ async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
             sum(x.contribution for x in other["explanation"]), abs=5 * tolerance
         )
         if tolerance < 1e-3:
-            named = {x.event_id: x.effect for x in other["explanation"]}
+            named = {x.row.event_id: x.effect for x in other["explanation"]}
             for reason in one["explanation"]:
-                if reason.event_id in named:
-                    assert reason.effect == pytest.approx(named[reason.event_id], abs=1e-4)
+                if reason.row.event_id in named:
+                    assert reason.effect == pytest.approx(named[reason.row.event_id], abs=1e-4)
     return found
 
 

@@ -181,8 +181,8 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
         reasons = item.get("explanation", ())
         told = sum(reason.contribution for reason in reasons)
         assert told == pytest.approx(parts["attention"] + parts["transitions"], abs=1e-4)
-        assert all(reason.type == kinds[reason.item_id or ""] for reason in reasons)
-        said |= {reason.type for reason in reasons}
+        assert all(reason.row.type == kinds[reason.row.item_id or ""] for reason in reasons)
+        said |= {reason.row.type for reason in reasons}
         assert all(reason.effect is not None and reason.effect_is_exact for reason in reasons)
     assert said == set(KINDS)
 
