@@ -66,13 +66,18 @@ def contributions(
         temperature=options.temperature,
         hard=options.hard,
     ).weights
-    part = weights * gain
-    mean = part.sum(-1, keepdim=True)
-    # The remainder of a long history stands for many rows, of small weight each.
-    is_remainder = torch.from_numpy(user.source == REMAINDER)
-    others = (1 - weights).masked_fill_(is_remainder, 1.0)
-    apart = weights * (gain - mean) / others.clamp(min=_ALL)
-    each = torch.where(others > _ALL, apart, part).sum(0)
+    mean = torch.linalg.vecdot(weights, gain)[..., None]
+    others = 1 - weights
+    if user.collapsed is not None:
+        # The remainder of a long history stands for many rows, of small weight each.
+        others.masked_fill_(torch.from_numpy(user.source == REMAINDER), 1.0)
+    apart = (gain - mean).mul_(weights)
+    has_all = others <= _ALL
+    if bool(has_all.any()):
+        apart = torch.where(has_all, weights * gain, apart.div_(others.clamp_(min=_ALL)))
+    else:
+        apart.div_(others)
+    each = apart.sum(0)
     left = mean.sum(0) - each.sum(1, keepdim=True)  # (T, 1)
     recent = torch.arange(len(user.recent))
     for scale, shares in zip(
@@ -81,9 +86,8 @@ def contributions(
         strict=False,  # without transitions there are no shares
     ):
         total = shares.sum(1, keepdim=True)
-        each[:, user.recent[: shares.shape[1]]] += (
-            scale * torch.log1p(total) / total.clamp(min=1e-30) * shares
-        )
+        scaled = shares * (scale * torch.log1p(total) / total.clamp(min=1e-30))
+        each.index_add_(1, user.recent[: shares.shape[1]], scaled)
     each += left * _equal_shares(user, each, weights, left)
     return Contributions(user, targets, gain, weights, each)
 
@@ -98,8 +102,10 @@ def _equal_shares(user: UserMemory, each: Tensor, weights: Tensor, left: Tensor)
         left: [T, 1] what is shared.
     """
     sharing = (each * left > 0).float()
-    raising, lowering = user.remainder
-    sharing[:, user.source == REMAINDER] = torch.where(left > 0, float(raising), float(lowering))
+    if user.collapsed is not None:
+        raising, lowering = user.remainder
+        of_remainder = torch.where(left > 0, float(raising), float(lowering))
+        sharing[:, user.source == REMAINDER] = of_remainder
     attended = (weights.sum(0) > 0).float()
     sharing = torch.where(sharing.any(1, keepdim=True), sharing, attended)
     return sharing / sharing.sum(1, keepdim=True).clamp(min=1)

@@ -96,11 +96,14 @@ def _foremost(found: Contributions, top: int) -> list[NDArray[np.int64]]:
     nameable = ((found.weights.sum(0) > 0).numpy() | (each != 0)) & (found.user.source != REMAINDER)
     # What cannot be named counts as 0, which comes last.
     orders = rank_contributions(np.where(nameable, each, 0.0))
-    out = []
-    for own, order, can in zip(each, orders, nameable, strict=True):
-        chosen = order[can[order]][:top]
-        out.append(chosen[np.argsort(-own[chosen], kind="stable")])
-    return out
+    if not nameable.all():
+        orders = np.take_along_axis(
+            orders, np.argsort(~np.take_along_axis(nameable, orders, 1), axis=1, kind="stable"), 1
+        )
+    orders = orders[:, :top]
+    own = np.take_along_axis(each, orders, 1)
+    by_value = np.take_along_axis(orders, np.argsort(-own, axis=1, kind="stable"), 1)
+    return [rows[can[rows]] for rows, can in zip(by_value, nameable, strict=True)]
 
 
 def _reasons(found: Contributions, named: Sequence[NDArray[np.int64]]) -> list[list[Reason]]:

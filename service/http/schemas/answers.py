@@ -190,6 +190,10 @@ class AttendedOut(BaseModel):
 def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
     check_finite("scores", [item["score"] for item in answer.items if "score" in item])
+    explained = [each for item in answer.items for each in item.get("explanation", ())]
+    check_finite("weights", [each.weight for each in explained])
+    check_finite("contributions", [each.contribution for each in explained])
+    check_finite("effects", [each.effect for each in explained if each.effect is not None])
     rows: dict[int, dict[str, Any]] = {}
     items = [
         item
@@ -213,7 +217,6 @@ def _facet(facet: FacetResult) -> dict[str, Any]:
 
 def _contribution(of: Contribution, rows: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Write a contribution; `rows` holds the written rows of this answer, by `id`."""
-    check_finite("an explanation", (of.weight, of.contribution, of.effect or 0.0))
     row = rows.get(id(of.row))
     if row is None:
         row = fields_out(of.row, timestamp=written_time(of.row.timestamp))
