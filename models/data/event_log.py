@@ -87,6 +87,19 @@ class EventLog:
         ends = np.concatenate([times[valid[:1]], times[valid[-1:]], self._recent.timestamps])
         return (int(ends.min()), int(ends.max())) if len(ends) else None
 
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """The number of users with events, and of their baskets: distinct times of a user."""
+        void = self._void
+        gone = self._indexed.events.users[:0] if void is None else self._indexed.events.users[void]
+        changed = np.union1d(gone, self._recent.users)
+        users, baskets = self._indexed.sizes
+        users_before, baskets_before = log_sizes(
+            self._indexed.events.take(self._indexed.by_user.places(changed))
+        )
+        users_now, baskets_now = log_sizes(self.of_users(changed))
+        return users - users_before + users_now, baskets - baskets_before + baskets_now
+
     def between(self, since: int | None, until: int | None) -> LoggedEvents:
         """Return the events with since < time <= until, microseconds UTC; None = no bound."""
         indexed, recent = self._indexed.events, self._recent
@@ -151,6 +164,25 @@ class _IndexedEvents:
     @cached_property
     def by_user(self) -> _Index:
         return _Index.of(self.events.users)
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        order = self.by_user.order  # the events of one user stay in the order of their times
+        return _sizes_in_order(self.events.users[order], self.events.timestamps[order])
+
+
+def log_sizes(events: LoggedEvents) -> tuple[int, int]:
+    """Count the users of events, and their baskets: distinct times of a user."""
+    order = np.lexsort((events.timestamps, events.users))
+    return _sizes_in_order(events.users[order], events.timestamps[order])
+
+
+def _sizes_in_order(users: NDArray[np.int32], timestamps: NDArray[np.int64]) -> tuple[int, int]:
+    if not len(users):
+        return 0, 0
+    other_user = users[1:] != users[:-1]
+    other_basket = other_user | (timestamps[1:] != timestamps[:-1])
+    return 1 + int(np.count_nonzero(other_user)), 1 + int(np.count_nonzero(other_basket))
 
 
 def of_types(events: LoggedEvents, types: NDArray[np.integer]) -> LoggedEvents:

@@ -230,6 +230,9 @@ class AnswerItem(TypedDict, total=False):
     reason: str  # personal | popular | content, or what a ready question ranks by
     explanation: tuple[Contribution, ...]
     events: int  # ready questions: number of events that count
+    support: int  # together: users, or baskets, with both items
+    lift: float  # together: how many times as often as by chance
+    significance: float  # together: log-likelihood ratio G²
     weight: float  # search, similar: softmax weight summed over the item's keys
     matched: dict[str, float]  # search: field -> its share of that weight
     highlights: Mapping[str, tuple[HighlightSpan, ...]]  # search: field -> spans of its text

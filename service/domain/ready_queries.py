@@ -15,6 +15,7 @@ _HOUR = 3_600_000_000
 TREND_HALF_LIFE = 6 * _HOUR  # by default
 TREND_WINDOW = 28 * 24 * _HOUR  # by default
 
+TogetherRelation = Literal["after", "basket"]
 PopularityKind = Literal["popular", "trending", "newest", "rated"]
 
 
@@ -32,4 +33,17 @@ class PopularQuery:
     exclude_seen: bool = False
     exclude: frozenset[str] = frozenset()
     facets: tuple[FacetRequest, ...] = ()  # over all items that are ranked
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TogetherQuery:
+    """Find the items that users take after one, or at the same time."""
+
+    item_id: str
+    relation: TogetherRelation = "after"
+    limit: int = 20
+    types: frozenset[str] | None = None  # of events; None = all but dislikes
+    filter: Filter = NO_FILTER
+    at: int | None = None
     fields: tuple[str, ...] = ()

@@ -11,11 +11,12 @@ from typing import TypeVar
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from service.domain.queries import Answer
-from service.domain.ready_queries import PopularQuery
+from service.domain.ready_queries import PopularQuery, TogetherQuery
 from service.domain.stage_clock import StageClock
 from service.engine.compose import Parts
 from service.engine.questions.popular import popular_items
 from service.engine.questions.recommend import excluded_rows
+from service.engine.questions.together import together
 from service.engine.selection.answer_fields import add_fields
 from service.engine.selection.item_selection import select_items
 from service.histories.event_columns import EMPTY
@@ -43,6 +44,19 @@ class ReadyAnswers:
             selection = select_items(snapshot, query.filter, query.facets)
             excluded = excluded_rows(query, snapshot, events)
             return popular_items(query, snapshot, log, types, selection, excluded, at)
+
+        answer = await self._compute("count", rank, stages)
+        return await self._completed(answer, query.fields, stages)
+
+    async def together(self, query: TogetherQuery, stages: StageClock) -> Answer:
+        """Rank the items that are taken with one. Raises `NotFound`."""
+        with stages("store"):
+            log, snapshot = await self._open()
+        types = self._parts.event_log.type_codes(query.types)
+
+        def rank() -> Answer:
+            selection = select_items(snapshot, query.filter)
+            return together(query, snapshot, log, types, selection, _time(query.at))
 
         answer = await self._compute("count", rank, stages)
         return await self._completed(answer, query.fields, stages)

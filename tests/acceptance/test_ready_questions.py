@@ -79,3 +79,25 @@ def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], pointe
     answer = http.post("/v1/popular", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"].startswith(pointer)
+
+
+def test_items_taken_together_have_support_and_lift(http: httpx.Client) -> None:
+    """What follows an item has its numbers, by either method and in a batch; content fills up."""
+    path = f"/v1/items/{tiny.item_id(0, 3)}/together"
+    answer = http.get(path, params={"limit": 9})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["items"]
+    assert len(found) == 9
+    assert found[0]["reason"] == "after"
+    for item in found:
+        assert sum(item["parts"].values()) == pytest.approx(item["score"])
+        assert ("support" in item) == ("lift" in item) == (item["reason"] == "after")
+    assert http.post(path, json={"limit": 9}).json()["items"] == found
+    batch = {"requests": [{"path": path, "body": {"limit": 9}}]}
+    (batched,) = http.post("/v1/batch", json=batch).json()["responses"]
+    assert batched["body"]["items"] == found
+    even = {"filter": {"field": "categories", "eq": "even"}, "fields": ["categories"]}
+    some = http.post(path, json=even).json()["items"]
+    assert all("even" in item["fields"]["categories"] for item in some)
+    assert http.get("/v1/items/nothing/together").status_code == 404
+    assert http.get(path, params={"relation": "beside"}).status_code == 422

@@ -25,7 +25,7 @@ from service.domain.queries import (
     SearchQuery,
     SimilarQuery,
 )
-from service.domain.ready_queries import PopularQuery
+from service.domain.ready_queries import PopularQuery, TogetherQuery
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -195,6 +195,9 @@ class FakeEngine:
         with stages("count"):
             await self._work(query)
         return self._answer(list(self.items)[: query.limit], 0)
+
+    async def together(self, query: TogetherQuery, stages: StageClock) -> Answer:
+        return await self.similar(SimilarQuery(query.item_id, query.limit), stages)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         with stages("attend"):

@@ -24,12 +24,18 @@ from service.http.schemas.questions.attend import AttendIn
 from service.http.schemas.questions.batch import BatchedIn, BatchIn, BatchOut
 from service.http.schemas.questions.popular import PopularIn
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
+from service.http.schemas.questions.together import TogetherIn
 from service.http.schemas.rendering import Json
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
 _ITEM = re.compile(r"/v1/items/([^/]+)")
 _SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
+_ABOUT = re.compile(r"/v1/(items|users)/([^/]+)/([a-z]+)")
+# By what the question is about, and the last part of its path.
+_ABOUT_HANDLERS: Mapping[
+    tuple[str, str], tuple[type[Body], Callable[[str, Any, Context], Awaitable[Response]]]
+] = {("items", "together"): (TogetherIn, ready.filtered_items_together)}
 _HANDLERS: Mapping[str, tuple[type[Body], Callable[[Any, Context], Awaitable[Response]]]] = {
     "/v1/score": (ScoreIn, ask.score),
     "/v1/recommend": (RecommendIn, ask.recommend),
@@ -72,10 +78,15 @@ async def _handle(question: BatchedIn, context: Context) -> Response:
             return await items.similar_items(item_id, params, context)
         body = SimilarIn.model_validate(question.body)
         return await items.filtered_similar_items(item_id, body, context)
+    if (about := _ABOUT.fullmatch(question.path)) and (about[1], about[3]) in _ABOUT_HANDLERS:
+        of_one, answer = _ABOUT_HANDLERS[about[1], about[3]]
+        id_ = check_id(unquote(about[2]))
+        return await answer(id_, of_one.model_validate(question.body), context)
     if item := _ITEM.fullmatch(question.path):
         return await items.get_item(check_id(unquote(item[1])), context)
     if question.path not in _HANDLERS:
-        paths = ", ".join([*_HANDLERS, "/v1/items/ID", "/v1/items/ID/similar"])
+        about_one = [f"/v1/{kind}/ID/{name}" for kind, name in _ABOUT_HANDLERS]
+        paths = ", ".join([*_HANDLERS, "/v1/items/ID", "/v1/items/ID/similar", *about_one])
         raise NotFound(f"a batch takes no {question.path!r}; allowed are {paths}")
     model, handler = _HANDLERS[question.path]
     return await handler(model.model_validate(question.body), context)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.answers import AnswerOut, answer_out
 from service.http.schemas.questions.popular import PopularIn
+from service.http.schemas.questions.together import TogetherIn, TogetherParams
 from service.http.schemas.rendering import Json
+from service.http.schemas.scalars import PathId
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
@@ -20,5 +25,34 @@ async def popular(body: PopularIn, context: Context) -> Response:
     Every event that was acknowledged counts, also right after a restart; forgotten ones do not.
     """
     answer = await context.engine.ready_answers.popular(body.to_query(), context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))
+
+
+@router.get(
+    "/v1/items/{item_id}/together", responses={200: {"model": AnswerOut}, **documented(404)}
+)
+async def items_together(
+    item_id: PathId, params: Annotated[TogetherParams, Query()], context: Context
+) -> Response:
+    """Rank what users take after an item, or at the same time, more often than by chance.
+
+    Items follow by the trained model's transition counts, or by those of the log where it has
+    none; `support` and `lift` are counted in the log. Items of similar content fill the list up,
+    with the reason `content`.
+    """
+    query = params.to_query(item_id)
+    answer = await context.engine.ready_answers.together(query, context.stages)
+    with context.stages("render"):
+        return Json(answer_out(answer))
+
+
+@router.post(
+    "/v1/items/{item_id}/together", responses={200: {"model": AnswerOut}, **documented(404)}
+)
+async def filtered_items_together(item_id: PathId, body: TogetherIn, context: Context) -> Response:
+    """Rank what users take after an item, or at the same time, with a filter and fields."""
+    query = body.to_query(item_id)
+    answer = await context.engine.ready_answers.together(query, context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))

@@ -66,7 +66,8 @@ class AnsweredItemOut(BaseModel):
     reason: str | None = Field(
         None,
         description="`personal`: from a history, by the trained model; `content`: from a history, "
-        "without a model; `popular`: without a history. In /v1/popular, what it ranks by.",
+        "without a model; `popular`: without a history. In /v1/popular, what it ranks by; in items "
+        "taken together, `after` or `basket`, and `content` for an item that is only similar.",
     )
     events: int | None = Field(
         None, description="Of a ready question: the number of events that count."
@@ -77,6 +78,18 @@ class AnsweredItemOut(BaseModel):
         "come first, and events that lower it are listed only after all that raise it. In a search "
         "they explain the score that re-ranks, which is the one of /v1/score. Empty without a "
         "memory, and for items too far down to be re-ranked.",
+    )
+    support: int | None = Field(
+        None, description="Users who took the item after the other one, or baskets with both."
+    )
+    lift: float | None = Field(
+        None,
+        description="How many times as many these are as if both items were taken independently.",
+    )
+    significance: float | None = Field(
+        None,
+        description="Log-likelihood ratio G² of both items: items below 6.63, which one in a "
+        "hundred pairs reaches by chance, are left out.",
     )
     weight: float | None = Field(None, description="The softmax weight over the item's keys.")
     matched: dict[str, float] | None = Field(

@@ -57,6 +57,7 @@ def test_every_selection_is_that_of_a_list(monkeypatch: pytest.MonkeyPatch, leas
         assert rows_of(log.between(since, until)) == sorted(between)
         assert rows_of(log.between(None, None)) == sorted(rows)
         assert rows_of(log.of_item(3)) == sorted(row for row in rows if row[1] == 3)
+        assert log.sizes == (len({row[0] for row in rows}), len({(row[0], row[3]) for row in rows}))
         some = np.array([1, 7, 99])
         assert rows_of(log.of_users(some)) == sorted(row for row in rows if row[0] in some)
         typed = of_types(log.between(None, None), np.array([0, 2, 50]))

@@ -21,6 +21,16 @@ from service.http.schemas.scalars import Duration, EventType, Id, Timestamp
 
 MAX_TYPES = 100
 
+CountedTypes = Annotated[
+    EventType | Annotated[list[EventType], Field(max_length=MAX_TYPES)] | None,
+    Field(description="The type, or types, of the events that count: by default all but dislikes."),
+]
+
+
+def types_of(given: str | list[str] | None) -> frozenset[str] | None:
+    """Return the event types of a `CountedTypes`; None = all but dislikes."""
+    return None if given is None else frozenset([given] if isinstance(given, str) else given)
+
 
 class PopularIn(Body):
     """A request for the items that everybody takes, by what the service counts."""
@@ -49,10 +59,7 @@ class PopularIn(Body):
         description="An event of this age counts half: of `popular` and `trending`. By default "
         "nothing decays in `popular`, and `trending` has 6 hours.",
     )
-    type: EventType | Annotated[list[EventType], Field(max_length=MAX_TYPES)] | None = Field(
-        None,
-        description="The type, or types, of the events that count: by default all but dislikes.",
-    )
+    type: CountedTypes = None
     filter: FilterField = FilterIn()
     limit: Limit = 20
     user_id: Id | None = Field(None, description="A user, for `exclude_seen`.")
@@ -75,13 +82,12 @@ class PopularIn(Body):
                 raise Invalid(pointer, "the past must be at least as long as the half-life")
         if self.exclude_seen and self.user_id is None:
             raise Invalid("/exclude_seen", "needs a `user_id`")
-        types = [self.type] if isinstance(self.type, str) else self.type
         return PopularQuery(
             Requester(user_id=self.user_id, at=self.at),
             self.by,
             self.window,
             self.half_life,
-            None if types is None else frozenset(types),
+            types_of(self.type),
             self.limit,
             self.filter.to_filter(),
             self.exclude_seen,

@@ -1,0 +1,206 @@
+"""Items taken together against loops over the events of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import chi2_contingency
+
+from models.ranking.ready.together import MIN_SIGNIFICANCE
+from service.domain.errors import NotFound
+from service.domain.item_selection import FieldCondition
+from service.domain.queries import Answer
+from service.domain.ready_queries import TogetherQuery, TogetherRelation
+from service.domain.records import Event, Item
+from service.domain.settings import Settings
+from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine, open_engine
+from service.snapshots.registry import Registry
+from service.stores.base import Store
+from tests.support import tiny
+
+HOUR = 3_600_000_000
+NOW = 1_767_268_800_000_000
+RELATIONS: tuple[TogetherRelation, ...] = ("after", "basket")
+
+
+def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    """Run a story on an engine over a data directory."""
+
+    async def main() -> None:
+        engine = await open_engine(Settings(data=data))
+        try:
+            await story(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def ask(engine: Engine, item_id: str, **fields: Any) -> Answer:
+    """The answer of an engine as of `at`."""
+    query = TogetherQuery(item_id, **{"at": NOW, "limit": 100} | fields)
+    return await engine.ready_answers.together(query, StageClock())
+
+
+def baskets(store: Store, at: int) -> dict[str, list[set[str]]]:
+    """The items of each user's baskets, oldest first."""
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for event in store.scan_events():
+        if event.timestamp is not None and event.timestamp <= at:
+            found[event.user_id][event.timestamp].add(event.item_id)
+    return {user: [own[time] for time in sorted(own)] for user, own in found.items()}
+
+
+def expected(
+    store: Store, item: str, relation: TogetherRelation, at: int
+) -> dict[str, tuple[float, int, float]]:
+    """Score, support and lift of every item, by loops over users and their baskets."""
+    taken = baskets(store, at)
+    weights: dict[str, float] = defaultdict(float)
+    support: dict[str, set[Any]] = defaultdict(set)
+    units: dict[str, set[Any]] = defaultdict(set)
+    every = set[Any]()
+    for user, own in taken.items():
+        for place, basket in enumerate(own):
+            unit = user if relation == "after" else (user, place)
+            every.add(unit)
+            for other in basket:
+                units[other].add(unit)
+            if item not in basket:
+                continue
+            if relation == "basket":
+                for other in basket - {item}:
+                    support[other].add(unit)
+            else:
+                for distance, later in enumerate(own[place + 1 : place + 21], 1):
+                    for other in later - {item}:
+                        support[other].add(user)
+                        weights[other] += 1 / distance**2
+    found = {}
+    for other, both in support.items():
+        a, b, n = len(units[item]), len(units[other]), len(every)
+        lift = len(both) / (a * b / n)
+        table = [[len(both), a - len(both)], [b - len(both), max(0, n - a - b + len(both))]]
+        if len(both) < 2 or lift <= 1:
+            continue
+        if 0 in (sum(table[1]), table[0][1] + table[1][1]):
+            continue  # it is in every one
+        g2 = float(chi2_contingency(table, correction=False, lambda_="log-likelihood")[0])
+        if g2 >= MIN_SIGNIFICANCE:
+            found[other] = (weights[other] if relation == "after" else g2, len(both), lift)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_companions_are_those_of_loops_over_the_log(tmp_path: Path, seed: int) -> None:
+    """Score, support and lift of what is taken together are exact, at any time."""
+    rng = random.Random(seed)
+    times = [NOW - n * HOUR for n in range(60)]
+
+    def drawn(count: int) -> list[Event]:
+        # Items of one kind are taken together, and mostly by users of that kind.
+        made = []
+        for _ in range(count):
+            user, time = rng.randrange(40), rng.choice(times)
+            kind = user % 4 if rng.random() < 0.9 else rng.randrange(4)
+            made += [
+                Event(f"u{user}", f"i{kind * 5 + rng.randrange(5)}", timestamp=time)
+                for _ in range(rng.randrange(1, 4))
+            ]
+        return made
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(
+            [Item(f"i{n}", hidden=n == 7, categories=(f"k{n % 2}",)) for n in range(20)]
+        )
+        met = 0
+        for step in range(4):
+            await engine.store.append(drawn(100))
+            if step == 2:
+                await engine.store.forget("u3")
+            for relation in RELATIONS * 4:
+                item, at = f"i{rng.randrange(20)}", rng.choice(times[:30])
+                wanted = expected(engine.store, item, relation, at)
+                wanted.pop("i7", None)
+                answer = await ask(engine, item, relation=relation, at=at)
+                found = {
+                    each["item_id"]: (each["score"], each["support"], each["lift"])
+                    for each in answer.items
+                    if each["reason"] == relation
+                }
+                assert found.keys() == wanted.keys()
+                for other, numbers in found.items():
+                    assert numbers == pytest.approx(wanted[other], rel=1e-9)
+                scores = [numbers[0] for numbers in found.values()]
+                assert scores == sorted(scores, reverse=True)
+                met += len(found)
+                odd = FieldCondition("categories", {"eq": "k1"})
+                some = await ask(engine, item, relation=relation, at=at, filter=odd)
+                assert all(int(each["item_id"][1:]) % 2 for each in some.items)
+                assert {each["item_id"] for each in some.items if "lift" in each} == {
+                    other for other in wanted if int(other[1:]) % 2
+                }
+        assert met > 10
+
+    run(tmp_path, story)
+
+
+def test_a_trained_model_says_what_follows(world: tiny.World, tmp_path: Path) -> None:
+    """With a model, items follow by its transition counts, and similar ones fill the list up."""
+    data = world.copy(tmp_path / "data")
+    item = tiny.item_id(0, 3)
+
+    async def story(engine: Engine) -> None:
+        answer = await ask(engine, item, limit=10)
+        follow = [each for each in answer.items if each["reason"] == "after"]
+        rest = list(answer.items)[len(follow) :]
+        assert follow
+        assert {each["reason"] for each in rest} == {"content"}
+        assert len(answer.items) == 10
+        assert follow[0]["item_id"] == tiny.item_id(0, 4)  # the next of the walk
+        snapshot = engine.live.snapshot
+        counted = snapshot.model.statistics.transition_counts
+        own = int(snapshot.trained_rows[snapshot.catalogue.row(item)])
+        for each in follow:
+            other = int(snapshot.trained_rows[snapshot.catalogue.row(each["item_id"])])
+            place = counted.items[own].tolist().index(other)
+            assert each["score"] == pytest.approx(float(counted.counts[own, place]))
+        wanted = expected(engine.store, item, "after", NOW)
+        assert {each["item_id"] for each in follow} <= wanted.keys()
+        for each in follow:
+            assert (each["support"], each["lift"]) == pytest.approx(wanted[each["item_id"]][1:])
+
+    assert Registry(data / "models").current() is not None
+    run(data, story)
+
+
+def test_an_item_without_events_has_similar_ones(tmp_path: Path) -> None:
+    """Without events the list is by content; an unknown item has none, a hidden one is in none."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(
+            [
+                Item("a", "a rocket to the moon"),
+                Item("b", "a rocket and a comet"),
+                Item("c", "bread from the oven"),
+                Item("d", "a rocket", hidden=True),
+            ]
+        )
+        answer = await ask(engine, "a", relation="basket")
+        assert [(each["item_id"], each["reason"]) for each in answer.items] == [
+            ("b", "content"),
+            ("c", "content"),
+        ]
+        assert all(math.isclose(each["score"], each["parts"]["content"]) for each in answer.items)
+        with pytest.raises(NotFound, match="unknown"):
+            await ask(engine, "unknown")
+
+    run(tmp_path, story)
