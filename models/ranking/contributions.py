@@ -68,9 +68,9 @@ def contributions(
     ).weights
     mean = torch.linalg.vecdot(weights, gain)[..., None]
     others = 1 - weights
-    if user.collapsed is not None:
-        # The remainder of a long history stands for many rows, of small weight each.
-        others.masked_fill_(torch.from_numpy(user.source == REMAINDER), 1.0)
+    is_remainder = user.source == REMAINDER
+    if is_remainder.any():  # it stands for many rows of a long history, of small weight each
+        others.masked_fill_(torch.from_numpy(is_remainder), 1.0)
     apart = (gain - mean).mul_(weights)
     has_all = others <= _ALL
     if bool(has_all.any()):
@@ -102,10 +102,10 @@ def _equal_shares(user: UserMemory, each: Tensor, weights: Tensor, left: Tensor)
         left: [T, 1] what is shared.
     """
     sharing = (each * left > 0).float()
-    if user.collapsed is not None:
+    is_remainder = user.source == REMAINDER
+    if is_remainder.any():
         raising, lowering = user.remainder
-        of_remainder = torch.where(left > 0, float(raising), float(lowering))
-        sharing[:, user.source == REMAINDER] = of_remainder
+        sharing[:, is_remainder] = torch.where(left > 0, float(raising), float(lowering))
     attended = (weights.sum(0) > 0).float()
     sharing = torch.where(sharing.any(1, keepdim=True), sharing, attended)
     return sharing / sharing.sum(1, keepdim=True).clamp(min=1)

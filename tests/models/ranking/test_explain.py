@@ -170,7 +170,8 @@ def test_reasons_equal_the_loop(
     for reason in reasons:
         at = place[reason.source]
         assert reason.weight == pytest.approx(alpha[:, at].mean(), abs=1e-5)
-        assert reason.contribution == pytest.approx(each[at], abs=1e-4)
+        # 1 - α, by which is divided, may be 1e-3: float32 knows it to four digits then.
+        assert reason.contribution == pytest.approx(each[at], abs=1e-4, rel=1e-4)
     named = [reason.contribution for reason in reasons]
     assert named == sorted(named, reverse=True)
     missing = set(place.values()) - {place[reason.source] for reason in reasons}
