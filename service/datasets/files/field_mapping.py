@@ -117,10 +117,12 @@ class FieldMapping:
             _check_field(target, allowed)
             if target in columns:
                 raise Invalid("", f"{target} has both a column and a constant")
+        mapped = {name for bound in columns.values() for name in bound}
         for target in allowed:
             if target not in columns and target not in self.constants:
                 name = target if target in names else by_name.get(target)
-                if name is not None:
+                # A column that was given to one field is not another's for its name.
+                if name is not None and name not in mapped:
                     columns[target] = (name,)
         weight = self.weight
         if weight is not None:

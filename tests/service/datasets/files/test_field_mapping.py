@@ -49,6 +49,18 @@ def test_columns_and_constants_become_fields(orders: Path) -> None:
     assert file.survey.mapping.unread == ["Invoice"]
 
 
+def test_a_mapped_column_is_no_other_field(tmp_path: Path) -> None:
+    """A column that is named like a field, and mapped to another, is read once."""
+    path = tmp_path / "products.csv"
+    path.write_text("item_id,Description\n85123A,T-LIGHT HOLDER\n")
+    file = ItemsFile(path, mapped({"title": "Description"}))
+    assert list(file.records()) == [Item("85123A", title="T-LIGHT HOLDER")]
+    both = ItemsFile(path, mapped({"title": "Description", "description": "Description"}))
+    assert list(both.records()) == [
+        Item("85123A", title="T-LIGHT HOLDER", description="T-LIGHT HOLDER")
+    ]
+
+
 def test_weights_are_logarithms_and_negative_rows_may_be_skipped(orders: Path) -> None:
     """A quantity of n weighs 1 + ln n; what is skipped is counted and no bad row."""
     file = EventsFile(orders, mapped(IDS, weight="Qty:log", negative="skip"))
