@@ -73,6 +73,29 @@ def count_values(
     return FacetCounts(tuple(listed), other, minimum, maximum)
 
 
+def values_of_rows(
+    fields: ItemFields, name: str, rows: NDArray[np.int64]
+) -> list[tuple[int, FacetValue]]:
+    """Return the values of a field of some items: the place of the item among them, and the value.
+
+    Args:
+        fields: of the catalogue.
+        name: of a field other than `item_id`.
+        rows: of the items, ascending and distinct [n].
+    """
+    columns = fields.columns_of(name)
+    found: list[tuple[int, FacetValue]] = []
+    if (keywords := columns.keywords) is not None:
+        places, codes = keywords.codes.pairs_of(rows)
+        is_value = codes != Special.OBJECT.value
+        places, codes = places[is_value], codes[is_value]
+        found += zip(places.tolist(), _json_values(keywords, codes.astype(np.int64)), strict=True)
+    if (numbers := columns.numbers) is not None:
+        places, values = numbers.pairs_of(rows)
+        found += zip(places.tolist(), map(_plain, values), strict=True)
+    return found
+
+
 def _largest(
     counts: NDArray[np.int64], limit: int, keywords: KeywordColumn | None = None
 ) -> NDArray[np.int64]:

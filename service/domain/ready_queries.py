@@ -5,17 +5,19 @@ Times and durations are integer microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from service.domain.item_selection import NO_FILTER, FacetRequest, Filter
-from service.domain.queries import Requester
+from service.domain.item_selection import NO_FILTER, FacetRequest, Filter, FilterWarning
+from service.domain.queries import AnswerItem, Requester
 
 _HOUR = 3_600_000_000
 TREND_HALF_LIFE = 6 * _HOUR  # by default
 TREND_WINDOW = 28 * 24 * _HOUR  # by default
 
 TogetherRelation = Literal["after", "basket"]
+RowKind = Literal["because", "trending", "newest", "again", "recommended", "popular"]
 PopularityKind = Literal["popular", "trending", "newest", "rated"]
 
 
@@ -47,3 +49,44 @@ class TogetherQuery:
     filter: Filter = NO_FILTER
     at: int | None = None
     fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsQuery:
+    """Make the rows of a home page for a requester."""
+
+    requester: Requester
+    rows: int = 6
+    limit: int = 10  # items of a row
+    filter: Filter = NO_FILTER
+    exclude: frozenset[str] = frozenset()
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowReason:
+    """Why a row is on the page: a sentence, and what it says as data."""
+
+    kind: RowKind
+    text: str
+    item_id: str | None = None  # because: of this item of the history
+    event_ids: tuple[str, ...] = ()  # because: of these events, those that are stored
+    categories: tuple[str, ...] = ()  # newest: the user's
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRow:
+    """One row of a page."""
+
+    reason: RowReason
+    items: Sequence[AnswerItem]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAnswer:
+    """Rows of a page, from one model version; no item is in two of them."""
+
+    rows: Sequence[AnswerRow]
+    model_version: str
+    degraded: bool = False
+    warnings: tuple[FilterWarning, ...] | None = None

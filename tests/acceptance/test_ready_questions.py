@@ -101,3 +101,30 @@ def test_items_taken_together_have_support_and_lift(http: httpx.Client) -> None:
     assert all("even" in item["fields"]["categories"] for item in some)
     assert http.get("/v1/items/nothing/together").status_code == 404
     assert http.get(path, params={"relation": "beside"}).status_code == 422
+
+
+def test_a_home_page_says_why_each_row_is_there(http: httpx.Client) -> None:
+    """Rows come with a sentence and its data, in a batch too, and wrong fields are named."""
+    body = {"user_id": "u1", "rows": 3, "limit": 4, "at": tiny.AT, "fields": ["categories"]}
+    answer = http.post("/v1/rows", json=body)
+    assert answer.status_code == 200, answer.text
+    rows = answer.json()["rows"]
+    assert len(rows) == 3
+    shown = [item["item_id"] for row in rows for item in row["items"]]
+    assert len(shown) == len(set(shown))
+    reason = rows[0]["reason"]
+    title = http.get(f"/v1/items/{reason['item_id']}").json()["title"]
+    assert (reason["kind"], reason["text"]) == ("because", f"Because you viewed {title}")
+    history = http.get("/v1/users/u1/history").json()["events"]
+    named = {event["event_id"]: event["item_id"] for event in history}
+    assert {named[event] for event in reason["event_ids"]} == {reason["item_id"]}
+    for row in rows:
+        assert row["reason"]["text"]
+        assert all(item["fields"]["categories"] for item in row["items"])
+    batch = {"requests": [{"path": "/v1/rows", "body": body}]}
+    (batched,) = http.post("/v1/batch", json=batch).json()["responses"]
+    assert batched["body"]["rows"] == rows
+    for name, wrong in (("rows", 0), ("limit", 51), ("explain", 1), ("user_id", "")):
+        refused = http.post("/v1/rows", json=body | {name: wrong})
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["pointer"] == f"/{name}"

@@ -25,7 +25,14 @@ from service.domain.queries import (
     SearchQuery,
     SimilarQuery,
 )
-from service.domain.ready_queries import PopularQuery, TogetherQuery
+from service.domain.ready_queries import (
+    AnswerRow,
+    PopularQuery,
+    RowReason,
+    RowsAnswer,
+    RowsQuery,
+    TogetherQuery,
+)
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -195,6 +202,13 @@ class FakeEngine:
         with stages("count"):
             await self._work(query)
         return self._answer(list(self.items)[: query.limit], 0)
+
+    async def rows(self, query: RowsQuery, stages: StageClock) -> RowsAnswer:
+        with stages("attend"):
+            await self._work(query)
+        items = self._answer(list(self.items)[: query.limit], 1).items
+        reason = RowReason("because", "Because you viewed A", "a", ("e0",))
+        return RowsAnswer([AnswerRow(reason, items)], self.model_version)
 
     async def together(self, query: TogetherQuery, stages: StageClock) -> Answer:
         return await self.similar(SimilarQuery(query.item_id, query.limit), stages)

@@ -86,6 +86,22 @@ class ValueColumn(Generic[T]):
         sought[rows] = True
         return np.flatnonzero(sought[extra_rows])
 
+    def pairs_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[T]]:
+        """Return all values of some rows, ascending and distinct: the place of its row, the value.
+
+        Args:
+            rows: [n].
+        """
+        extras = self.extras_of(rows)
+        places = [np.searchsorted(rows, self.extra_rows.array[extras])]
+        values = [self.extra_values.array[extras]]
+        for own in self.dense:
+            places.append(np.arange(int(np.searchsorted(rows, len(own)))))
+            values.append(own.array[rows[places[-1]]])
+        place, value = np.concatenate(places), np.concatenate(values)
+        filled = self.filled(value)
+        return place[filled], value[filled]
+
     def updated(
         self,
         rows: NDArray[np.int64],

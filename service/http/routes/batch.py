@@ -23,6 +23,7 @@ from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.questions.attend import AttendIn
 from service.http.schemas.questions.batch import BatchedIn, BatchIn, BatchOut
 from service.http.schemas.questions.popular import PopularIn
+from service.http.schemas.questions.rows import RowsIn
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.questions.together import TogetherIn
 from service.http.schemas.rendering import Json
@@ -42,6 +43,7 @@ _HANDLERS: Mapping[str, tuple[type[Body], Callable[[Any, Context], Awaitable[Res
     "/v1/search": (SearchIn, ask.search),
     "/v1/attend": (AttendIn, attend.attend),
     "/v1/popular": (PopularIn, ready.popular),
+    "/v1/rows": (RowsIn, ready.rows),
 }
 
 

@@ -11,8 +11,10 @@ from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.answers import AnswerOut, answer_out
 from service.http.schemas.questions.popular import PopularIn
+from service.http.schemas.questions.rows import RowsIn
 from service.http.schemas.questions.together import TogetherIn, TogetherParams
 from service.http.schemas.rendering import Json
+from service.http.schemas.row_answers import RowsOut, rows_out
 from service.http.schemas.scalars import PathId
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
@@ -27,6 +29,20 @@ async def popular(body: PopularIn, context: Context) -> Response:
     answer = await context.engine.ready_answers.popular(body.to_query(), context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
+
+
+@router.post("/v1/rows", responses={200: {"model": RowsOut}})
+async def rows(body: RowsIn, context: Context) -> Response:
+    """Make the rows of a home page: no item comes twice, and each row says why it is there.
+
+    Half of a user's rows are due to one item of their history each, chosen with the row's items by
+    what the item contributes to their scores, which `explanation` shows. Among them come what is
+    trending, what is new in the user's categories, and what they take again. Strangers get what is
+    popular, trending and new. A row that would have too few items is left out.
+    """
+    answer = await context.engine.ready_answers.rows(body.to_query(), context.stages)
+    with context.stages("render"):
+        return Json(rows_out(answer))
 
 
 @router.get(

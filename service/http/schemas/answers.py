@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from service.domain.item_selection import FacetResult
-from service.domain.queries import Answer, Contribution
+from service.domain.queries import Answer, AnswerItem, Contribution
 from service.http.schemas.questions.ask import EFFECTS_UP_TO
 from service.http.schemas.rendering import check_finite, fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
@@ -202,22 +203,26 @@ class AttendedOut(BaseModel):
 
 def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
-    check_finite("scores", [item["score"] for item in answer.items if "score" in item])
-    explained = [each for item in answer.items for each in item.get("explanation", ())]
+    out = fields_out(answer, items=items_out(answer.items), corrections=answer.corrections or None)
+    if answer.facets is not None:
+        out["facets"] = [_facet(facet) for facet in answer.facets]
+    return {name: value for name, value in out.items() if value is not None}
+
+
+def items_out(answered: Sequence[AnswerItem]) -> list[Any]:
+    """Return the values of `AnsweredItemOut`s. Raises `ArithmeticError` for a score of NaN."""
+    check_finite("scores", [item["score"] for item in answered if "score" in item])
+    explained = [each for item in answered for each in item.get("explanation", ())]
     check_finite("weights", [each.weight for each in explained])
     check_finite("contributions", [each.contribution for each in explained])
     check_finite("effects", [each.effect for each in explained if each.effect is not None])
     rows: dict[int, dict[str, Any]] = {}
-    items = [
+    return [
         item
         if "explanation" not in item
         else {**item, "explanation": [_contribution(each, rows) for each in item["explanation"]]}
-        for item in answer.items
+        for item in answered
     ]
-    out = fields_out(answer, items=items, corrections=answer.corrections or None)
-    if answer.facets is not None:
-        out["facets"] = [_facet(facet) for facet in answer.facets]
-    return {name: value for name, value in out.items() if value is not None}
 
 
 def _facet(facet: FacetResult) -> dict[str, Any]:

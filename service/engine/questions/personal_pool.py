@@ -1,0 +1,90 @@
+"""Recommendations of a requester with the items of the history that they are due to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.history.attention_options import AttentionOptions
+from models.history.user_memory import UserMemory
+from models.ranking.explain import Reason, explain
+from models.ranking.recommend import Ranked, recommend
+from service.domain.records import DISLIKE
+from service.histories.event_columns import EventColumns
+
+REASONS = 5  # of each recommended item
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PersonalPool:
+    """Ranked items of a requester: new ones with their reasons, and those that come back."""
+
+    fresh: Ranked  # items that the requester has not had, best first
+    reasons: Sequence[Sequence[Reason]]  # of each of these
+    again: Ranked  # items that the requester took at several times
+
+
+def personal_pool(
+    snapshot: Snapshot,
+    user: UserMemory,
+    events: EventColumns,
+    options: AttentionOptions,
+    *,
+    allowed: NDArray[np.bool_],
+    excluded: NDArray[np.int64],
+    size: int,
+    limit: int,
+) -> PersonalPool:
+    """Rank up to `size` new items and up to `limit` items that come back.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory` with the same snapshot.
+        events: the requester's.
+        options: as the memory is attended.
+        allowed: bool [N], items that may be answered.
+        excluded: item rows that may not.
+        size: the most new items.
+        limit: the most items that come back.
+    """
+    seen = events.items[events.items < len(allowed)]
+    fresh = recommend(
+        snapshot,
+        user,
+        limit=size,
+        allowed=allowed,
+        excluded=np.concatenate([excluded, seen]),
+        options=options,
+    )
+    reasons = explain(snapshot, user, fresh.rows, REASONS, options, partial=fresh.scores.partial)
+    repeated = np.zeros_like(allowed)
+    repeated[repeated_items(events, len(allowed))] = True
+    again = recommend(
+        snapshot,
+        user,
+        limit=limit,
+        allowed=allowed & repeated,
+        excluded=excluded,
+        options=options,
+    )
+    return PersonalPool(fresh, reasons, again)
+
+
+def liked_events(events: EventColumns, size: int) -> NDArray[np.int64]:
+    """Return the places of events on the first `size` items that are no dislikes."""
+    disliked = np.array([name == DISLIKE for name in events.type_names] or [False], np.bool_)
+    is_liked = ~disliked[events.types] & (events.rows >= 0) & (events.rows < size)
+    return np.flatnonzero(is_liked)
+
+
+def repeated_items(events: EventColumns, size: int) -> NDArray[np.int64]:
+    """Return the rows of the items that were taken at two times or more."""
+    places = liked_events(events, size)
+    order = np.lexsort((events.timestamps[places], events.rows[places]))
+    rows, times = events.rows[places][order], events.timestamps[places][order]
+    another = (rows[1:] == rows[:-1]) & (times[1:] != times[:-1])
+    return np.unique(rows[1:][another]).astype(np.int64)

@@ -1,0 +1,58 @@
+"""Body of the rows of a home page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from service.domain.queries import InlineEvent, Requester
+from service.domain.ready_queries import RowsQuery
+from service.http.schemas.base import Body, Ids, example
+from service.http.schemas.questions.ask import MAX_HISTORY, InlineEventIn
+from service.http.schemas.questions.filters import FilterField, FilterIn
+from service.http.schemas.questions.selection import AnswerFields, VisibleIn
+from service.http.schemas.scalars import Id, Integer, Timestamp
+
+MAX_ROWS = 20
+MAX_ROW_ITEMS = 50
+
+
+class RowsIn(Body):
+    """A request for the rows of a home page."""
+
+    model_config = example(
+        user_id="ada",
+        rows=3,
+        limit=5,
+        filter={"none": [{"field": "attributes.language", "eq": "de"}]},
+        fields=["categories"],
+    )
+
+    user_id: Id | None = Field(None, description="The user whose page it is; a stranger without.")
+    history: Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)] | None = Field(
+        None, description="Events of this session; with `user_id`, laid over the stored ones."
+    )
+    visible: VisibleIn = VisibleIn()
+    rows: Annotated[Integer, Field(ge=1, le=MAX_ROWS)] = Field(6, description="The most rows.")
+    limit: Annotated[Integer, Field(ge=1, le=MAX_ROW_ITEMS)] = Field(
+        10, description="The most items of a row. A row has at least three, or as many as this."
+    )
+    filter: FilterField = FilterIn()
+    exclude: Ids = Field([], description="Items to leave out.")
+    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    fields: AnswerFields = Field([])
+
+    def to_query(self) -> RowsQuery:
+        """Return the domain's value."""
+        history = None
+        if self.history is not None:
+            history = tuple(InlineEvent(**vars(event)) for event in self.history)
+        return RowsQuery(
+            Requester(self.user_id, history, self.visible.to_visible(), at=self.at),
+            self.rows,
+            self.limit,
+            self.filter.to_filter(),
+            frozenset(self.exclude),
+            tuple(self.fields),
+        )

@@ -1,0 +1,209 @@
+"""The rows of a home page: their items, their reasons, and what is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.domain.item_selection import FieldCondition
+from service.domain.queries import InlineEvent, Requester, ScoreQuery
+from service.domain.ready_queries import RowsAnswer, RowsQuery
+from service.domain.records import Event, Item, User
+from service.domain.settings import Settings
+from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine, open_engine
+from tests.support import tiny
+from tests.support.tiny import DAY, NOON, SECOND, item_id
+
+AT = NOON - 33 * DAY  # some days into the history of the small world
+
+
+@pytest.fixture(params=[True, False], ids=["trained", "untrained"])
+def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
+    """The small world, with a model or without."""
+    return world.copy(tmp_path / "data", trained=request.param)
+
+
+def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    """Run a story on an engine over a data directory."""
+
+    async def main() -> None:
+        engine = await open_engine(Settings(data=data))
+        try:
+            await story(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def ask(engine: Engine, user_id: str | None = "u1", **fields: Any) -> RowsAnswer:
+    """The rows of a user's page."""
+    requester = fields.pop("requester", None) or Requester(user_id=user_id, at=AT)
+    query = RowsQuery(requester, **{"limit": 4} | fields)
+    return await engine.ready_answers.rows(query, StageClock())
+
+
+def ids(answer: RowsAnswer) -> list[str]:
+    """All items of a page."""
+    return [item["item_id"] for row in answer.rows for item in row.items]
+
+
+def test_no_item_comes_twice_and_every_row_has_its_reason(data: Path) -> None:
+    """Every user's page has rows with reasons that hold, without items that they know."""
+
+    async def story(engine: Engine) -> None:
+        kinds = set()
+        for user in range(8):
+            events, _ = await engine.store.page(f"u{user}", limit=100)
+            by_id = {event.event_id: event for event in events}
+            known = {event.item_id for event in events}
+            answer = await ask(engine, f"u{user}")
+            assert 3 <= len(answer.rows) <= 6
+            assert len(ids(answer)) == len(set(ids(answer)))
+            for row in answer.rows:
+                assert 3 <= len(row.items) <= 4
+                kinds.add(row.reason.kind)
+                if row.reason.kind != "again":
+                    assert known.isdisjoint(item["item_id"] for item in row.items)
+                if row.reason.kind != "because":
+                    continue
+                cause = row.reason.item_id
+                assert cause in known
+                assert row.reason.event_ids
+                assert {by_id[event].item_id for event in row.reason.event_ids} == {cause}
+                (item,) = await engine.store.get_items([str(cause)])
+                assert item is not None
+                assert row.reason.text == f"Because you viewed {item.title}"
+                for each in row.items:
+                    assert each["explanation"]
+                    for reason in each["explanation"]:
+                        assert reason.row.item_id == cause
+                        assert reason.contribution > 0
+        assert {"because", "trending"} <= kinds
+
+    run(data, story)
+
+
+def test_scores_of_a_row_are_those_of_score(data: Path) -> None:
+    """Items that are due to an item have the scores and parts of a request for their scores."""
+
+    async def story(engine: Engine) -> None:
+        row = (await ask(engine)).rows[0]
+        assert row.reason.kind == "because"
+        names = tuple(item["item_id"] for item in row.items)
+        query = ScoreQuery(Requester(user_id="u1", at=AT), names)
+        scored = await engine.answers.score(query, StageClock())
+        for item, other in zip(row.items, scored.items, strict=True):
+            assert item["score"] == pytest.approx(other["score"], abs=1e-4)
+            assert item["parts"] == pytest.approx(other["parts"], abs=1e-4)
+        scores = [item["score"] for item in row.items]
+        assert scores == sorted(scores, reverse=True)
+
+    run(data, story)
+
+
+def test_filters_hidden_items_and_exclusions_hold_in_every_row(data: Path) -> None:
+    """What does not pass is in no row, and a hidden item is no reason either."""
+
+    async def story(engine: Engine) -> None:
+        before = await ask(engine)
+        cause, first = before.rows[0].reason.item_id, ids(before)[0]
+        assert cause is not None
+        (item,) = await engine.store.get_items([cause])
+        assert item is not None
+        await engine.live.catalogue.put_items(
+            [Item(cause, item.title, item.description, item.tags, item.categories, hidden=True)]
+        )
+        answer = await ask(engine, exclude=frozenset({first}))
+        assert first not in ids(answer)
+        assert cause not in ids(answer)
+        assert cause not in [row.reason.item_id for row in answer.rows]
+        even = FieldCondition("categories", {"eq": "even"})
+        some = await ask(engine, filter=even, fields=("categories",), limit=3)
+        assert some.rows
+        for row in some.rows:
+            for each in row.items:
+                assert "even" in each["fields"]["categories"]
+
+    run(data, story)
+
+
+def test_what_is_new_is_in_the_users_categories(data: Path) -> None:
+    """The row of new items has the newest ones of the genre that the user walks through."""
+
+    async def story(engine: Engine) -> None:
+        events = [Event("fan", item_id(3, n), timestamp=AT - n * SECOND) for n in (5, 7, 8)]
+        await engine.store.append(events)
+        fresh = [
+            Item(f"fresh-{n}", f"violin {n}", categories=("music",), published_at=AT - 1 - n)
+            for n in range(6)
+        ]
+        await engine.live.catalogue.put_items(fresh)
+        answer = await ask(engine, "fan", rows=20)
+        (row,) = [row for row in answer.rows if row.reason.kind == "newest"]
+        assert "music" in row.reason.categories
+        assert "New in" in row.reason.text
+        times = [item["score"] for item in row.items]
+        assert times == sorted(times, reverse=True)
+
+    run(data, story)
+
+
+def test_items_that_come_back_have_a_row(data: Path) -> None:
+    """Items that a user took at several times are to be taken again; others are not."""
+
+    async def story(engine: Engine) -> None:
+        often = [item_id(0, n) for n in range(4)]
+        events = [
+            Event("regular", item, timestamp=AT - (1 + place + 9 * turn) * DAY)
+            for turn in range(3)
+            for place, item in enumerate(often)
+        ]
+        once = [Event("regular", item_id(1, n), timestamp=AT - DAY) for n in range(5)]
+        await engine.store.append([*events, *once, once[0]])
+        answer = await ask(engine, "regular")
+        (row,) = [row for row in answer.rows if row.reason.kind == "again"]
+        assert {item["item_id"] for item in row.items} == {*often}
+        assert not {*often} & {
+            item["item_id"] for other in answer.rows if other is not row for item in other.items
+        }
+
+    run(data, story)
+
+
+def test_strangers_see_what_everybody_takes(data: Path) -> None:
+    """Without events there are popular and trending items; a session is enough for more."""
+
+    async def story(engine: Engine) -> None:
+        for user_id in (None, "nobody"):
+            answer = await ask(engine, user_id)
+            assert [row.reason.kind for row in answer.rows][:2] == ["popular", "trending"]
+            assert len(ids(answer)) == len(set(ids(answer)))
+        session = Requester(history=(InlineEvent(item_id(2, 3), "purchase"),), at=AT)
+        row = (await ask(engine, requester=session)).rows[0]
+        assert (row.reason.kind, row.reason.item_id) == ("because", item_id(2, 3))
+        assert row.reason.text.startswith("Because you bought ")
+        assert row.reason.event_ids == ()  # it is not stored
+        await engine.store.put_user(User("curious", interests=("music",)))
+        told = (await ask(engine, "curious")).rows[0].reason
+        assert (told.kind, told.text) == ("because", "Because you are interested in music")
+
+    run(data, story)
+
+
+def test_a_page_without_items_is_empty(tmp_path: Path) -> None:
+    """An empty store has no rows, and one row is one."""
+
+    async def story(engine: Engine) -> None:
+        assert list((await ask(engine)).rows) == []
+        await engine.live.catalogue.put_items([Item(f"i{n}", f"rocket {n}") for n in range(9)])
+        await engine.store.append([Event("u1", "i0", timestamp=AT)])
+        answer = await ask(engine, rows=1)
+        assert [row.reason.kind for row in answer.rows] == ["because"]
+
+    run(tmp_path, story)
