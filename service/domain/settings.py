@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.domain import page_fields
 from service.domain.errors import Invalid
 
 PREFIX = "HEED_"
@@ -57,6 +58,14 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest severity that is logged."
+    )
+
+    # ---- page
+    page_fields: str = Field(
+        page_fields.DEFAULT,
+        description="Fields of items that the page at `/` shows, as `role=field` separated by "
+        "commas. Roles are `image`, `url`, `price`, `currency` and `subtitle`; any other name is "
+        "shown as a label. With `image` the page loads pictures from other hosts.",
     )
 
     # ---- model and memory
@@ -159,6 +168,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Seconds that requests in flight have to finish at shutdown.",
     )
+
+    @field_validator("page_fields")
+    @classmethod
+    def _check_page_fields(cls, text: str) -> str:
+        page_fields.parse(text)
+        return text
 
     @classmethod
     def read(cls, overrides: Mapping[str, Any] | None = None) -> Self:

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.support.driving import choose, recommended, results
+from tests.support.driving import (
+    attempt,
+    choose,
+    recommended,
+    results,
+    search,
+    stored_events,
+    trials,
+)
 from tests.support.server import Server
 
 READS, WRITES = "reads-only", "reads-and-writes"
@@ -65,20 +73,21 @@ def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None
     expect(page.get_by_role("region", name="The key was not accepted")).to_be_visible()
 
     give(page, READS)
-    expect(page.locator("#models tbody tr").first).to_be_visible()
-    expect(page.locator("#key")).to_be_hidden()
-    page.get_by_role("searchbox").fill("rocket")
+    search(page, "rocket")
     expect(results(page).first).to_be_visible()
+    expect(page.locator("#key")).to_be_hidden()
+    page.get_by_role("searchbox").fill("")
     choose(page, "u3")
-    recommended(page).first.get_by_role("button").first.click()  # watch
+    page.get_by_label("Record what I try as events").check()
+    attempt(recommended(page).first)
     expect(page.get_by_role("region", name="The key is not enough")).to_be_visible()
 
     page.get_by_role("button", name="Change key").click()
     give(page, WRITES)
     choose(page, "u3")
-    events = page.locator("#history > li").count()
-    recommended(page).first.get_by_role("button").first.click()
-    expect(page.locator("#history > li")).to_have_count(events + 1)
+    page.get_by_role("button", name="Record as events").click()  # the trial is still there
+    expect(trials(page)).to_have_count(0)
+    expect(stored_events(page)).to_have_count(13)
     expect(page.locator("#key")).to_be_hidden()
 
 
@@ -89,7 +98,7 @@ def test_api_key_is_stored_per_tab_and_never_in_a_url(guarded: Page) -> None:
     page.on("request", lambda request: asked.append(request.url))
     give(page, WRITES)
     page.reload()
-    expect(page.locator("#models tbody tr").first).to_be_visible()
+    expect(recommended(page).first).to_be_visible()
     expect(page.locator("#key")).to_be_hidden()
     assert asked
     assert not any(WRITES in url for url in [*asked, page.url])
@@ -98,4 +107,4 @@ def test_api_key_is_stored_per_tab_and_never_in_a_url(guarded: Page) -> None:
     with page.expect_navigation():
         page.get_by_role("button", name="Forget it").click()
     expect(page.get_by_role("region", name="A key is needed")).to_be_visible()
-    assert page.evaluate("sessionStorage.length") == 0
+    assert WRITES not in page.evaluate("JSON.stringify(sessionStorage)")

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
+from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open one of the tabs."""
+    page.get_by_role("tab", name=name, exact=True).click()
 
 
 def results(page: Page) -> Locator:
@@ -17,12 +24,34 @@ def recommended(page: Page) -> Locator:
     return page.locator("#recommended > li")
 
 
+def stored_events(page: Page) -> Locator:
+    """The events of the user, without trials."""
+    return page.locator("#history > li:not(.trial)")
+
+
+def trials(page: Page) -> Locator:
+    """What was tried for the user and is not stored."""
+    return page.locator("#history > li.trial")
+
+
 def choose(page: Page, user: str) -> None:
     """Show a user and wait until everything about them is there."""
     page.get_by_label("User", exact=True).fill(user)
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("#person")).to_have_attribute("data-shown", user)
+    expect(page.get_by_role("heading", name=f"Recommended for {user}", exact=True)).to_be_visible()
     expect(recommended(page).first).to_be_visible()
+
+
+def search(page: Page, query: str) -> None:
+    """Search, and wait for the results."""
+    page.get_by_role("searchbox").fill(query)
+    expect(page.get_by_role("heading", name=f"Results for “{query.strip()}”")).to_be_visible()
+
+
+def attempt(card: Locator) -> None:
+    """Press the button of a card that tries its item."""
+    card.get_by_role("button", name=re.compile("^Try ")).click()
 
 
 def ask_why(page: Page) -> None:
@@ -41,3 +70,23 @@ def score(page: Page) -> float:
     """The score that the service gave."""
     total = page.locator("#contributions tr.total td[data-score]")
     return float(total.get_attribute("data-score") or "nan")
+
+
+def audit(page: Page) -> list[Any]:
+    """What axe-core finds wrong; the page's context must bypass its Content-Security-Policy."""
+    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
+    found = page.evaluate("axe.run()")
+    assert len(found["passes"]) > 20
+    return [
+        (wrong["id"], [node["html"] for node in wrong["nodes"]]) for wrong in found["violations"]
+    ]
+
+
+def assert_fits(page: Page, width: int) -> None:
+    """The page needs no horizontal scrolling, and shows its buttons whole."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for button in page.get_by_role("button").all():
+        box = button.bounding_box()
+        if box is not None:  # of a closed part
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width

@@ -1,42 +1,23 @@
-// The page: each part tells the others what changed.
+// The page: each tab is opened when it is first wanted.
 
-import { el } from "./dom.js";
-import * as key from "./key.js";
-import * as person from "./person.js";
-import * as running from "./running.js";
-import * as search from "./search.js";
-import * as stored from "./stored.js";
-import * as why from "./why.js";
+import * as dialogs from "./lib/dialogs.js";
+import { trouble } from "./lib/dom.js";
+import * as fields from "./lib/fields.js";
+import * as explore from "./explore/explore.js";
+import * as session from "./explore/session.js";
+import * as models from "./models/models.js";
+import * as people from "./people/people.js";
+import * as figures from "./shell/figures.js";
+import * as key from "./shell/key.js";
+import * as pulse from "./shell/pulse.js";
+import * as requests from "./shell/requests.js";
+import * as tabs from "./shell/tabs.js";
 
 key.begin();
-const explained = why.begin({ user: person.user, about: person.about });
-let look = () => {};
-
-// An item with what can be done about it.
-function card(item, { title, details }) {
-  const name = item.title || item.item_id;
-  return el(
-    "li",
-    { "data-item": item.item_id },
-    el("h3", {}, ...title),
-    ...details,
-    el(
-      "div",
-      { class: "actions" },
-      el("button", { type: "button", "aria-label": `Watch ${name}`, onclick: () => someone.watch(item) }, "Watch"),
-      el("button", { type: "button", "aria-label": `Why ${name}`, onclick: () => explained.open(item) }, "Why"),
-    ),
-  );
-}
-
-const someone = person.begin({
-  card,
-  changed: () => {
-    look();
-    explained.again();
-    stored.refresh();
-  },
-});
-stored.refresh();
-look = search.begin({ user: person.user, card });
-running.begin({ changed: () => someone.refresh() });
+dialogs.begin();
+requests.begin();
+pulse.begin();
+figures.refresh();
+await fields.load().catch(trouble);
+tabs.begin({ explore: explore.open, people: people.open, models: models.open });
+session.onChange(pulse.soon);

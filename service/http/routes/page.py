@@ -1,6 +1,7 @@
 """The page at `/`: files that a browser runs, speaking the public API and nothing else.
 
-There is no build step, and nothing comes from elsewhere: the page works without a network.
+There is no build step, and scripts, styles and requests are this service's own: the page works
+without a network. Pictures of items come from wherever the catalogue says, if they are mapped.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-router = APIRouter(include_in_schema=False)
+from service.domain import page_fields
+from service.domain.settings import Settings
+from service.http.routes.context import Context, JsonRoute
+from service.http.schemas.rendering import Json
+
+router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 _files = StaticFiles(directory=Path(__file__).parents[1] / "playground")
 # Scripts, styles and requests are this service's own alone: what a title or a description holds
 # can run nothing, whatever it looks like.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; img-src 'self'"
+)
+_ELSEWHERE = " https: http:"  # where pictures of a catalogue are
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # asked for anew each time, and answered with 304 while the same
@@ -32,9 +40,18 @@ async def page(request: Request) -> Response:
     return await file("index.html", request)
 
 
-@router.get("/playground/{name}")
+@router.get("/playground/settings.json")
+async def page_settings(context: Context) -> Response:
+    """The settings of the page."""
+    return Json({"fields": page_fields.parse(context.settings.page_fields)}, headers=_HEADERS)
+
+
+@router.get("/playground/{name:path}")
 async def file(name: str, request: Request) -> Response:
     """One of its files."""
     response = await _files.get_response(name, request.scope)
-    response.headers.update(_HEADERS)
+    settings: Settings = request.app.state.settings
+    pictured = page_fields.IMAGE in page_fields.parse(settings.page_fields)
+    policy = _POLICY + _ELSEWHERE * pictured
+    response.headers.update({**_HEADERS, "Content-Security-Policy": policy})
     return response

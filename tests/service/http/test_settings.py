@@ -41,6 +41,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("HEED_MAX_IN_FLIGHT", "0"),
         ("HEED_LOG_LEVEL", "loud"),
         ("HEED_EMBEDDING_DIM", "-1"),
+        ("HEED_PAGE_FIELDS", "image=picture"),
     ],
 )
 def test_a_wrong_setting_is_named(

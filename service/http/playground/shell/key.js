@@ -1,6 +1,6 @@
 // The key that whatever guards the service asks for: sent with each request, and kept until the tab is closed.
 
-import { $ } from "./dom.js";
+import { $ } from "../lib/dom.js";
 
 const NAME = "heed-key";
 const kept = () => sessionStorage.getItem(NAME);

@@ -1,16 +1,24 @@
 // The public API, and how long its answers took.
 
-import { given, refused } from "./key.js";
+import { given, refused } from "../shell/key.js";
 
 export const timings = []; // the latest first: {path, total, stages: {name: milliseconds}}
 const KEPT = 12;
 const watchers = [];
 
 export class Problem extends Error {
-  constructor(status, document) {
-    super(document.detail ?? `The service answered ${status}.`);
+  constructor(status, document, wait) {
+    super(sentence(status, document, wait));
     this.status = status;
+    this.errors = document.errors ?? []; // of a 422: [{pointer, detail}]
   }
+}
+
+// Past a bound the service refuses at once and says when to come back.
+function sentence(status, document, wait) {
+  const told = document.detail ?? `The service answered ${status}.`;
+  if (status !== 429 && status !== 503) return told;
+  return `The service is busy: ${told} Try again${wait ? ` in ${wait} s` : ""}.`;
 }
 
 export function onTiming(watch) {
@@ -20,12 +28,16 @@ export function onTiming(watch) {
 export async function ask(method, path, body, { signal } = {}) {
   const headers = { ...given(), ...(method === "GET" ? {} : { "content-type": "application/json" }) };
   const begun = performance.now();
-  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
+  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal }).catch(unreachable);
   const text = await answer.text();
   remember(`${method} /${path}`, performance.now() - begun, answer.headers.get("server-timing"));
   if (answer.ok) return text ? JSON.parse(text) : {};
   refused(answer.status);
-  throw new Problem(answer.status, problem(answer, text));
+  throw new Problem(answer.status, problem(answer, text), answer.headers.get("retry-after"));
+}
+
+function unreachable(error) {
+  throw error.name === "AbortError" ? error : new Error("The service cannot be reached. Is it running?");
 }
 
 // What stands between may answer with something else than a problem document.
@@ -33,6 +45,16 @@ const problem = (answer, text) => (/\bjson\b/.test(answer.headers.get("content-t
 
 export const post = (path, body, more) => ask("POST", path, body, more);
 export const get = (path, more) => ask("GET", path, undefined, more);
+
+export const userPath = (id) => `v1/users/${encodeURIComponent(id)}`;
+export const itemPath = (id) => `v1/items/${encodeURIComponent(id)}`;
+
+// The answers of a list of batched questions, in their order; null for each that failed.
+export async function batch(requests) {
+  if (!requests.length) return [];
+  const { responses } = await post("v1/batch", { requests });
+  return responses.map(({ status, body }) => (status < 400 ? body : null));
+}
 
 function remember(path, total, header) {
   const stages = {};

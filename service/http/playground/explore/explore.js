@@ -1,0 +1,142 @@
+// Explore: what is recommended to the person, what a search finds for them, and what is similar to an item.
+
+import { itemPath, post } from "../lib/api.js";
+import { $, button, debounced, el, trouble } from "../lib/dom.js";
+import { wanted } from "../lib/fields.js";
+import { count, marked, percent } from "../lib/format.js";
+import { learn, name } from "../lib/titles.js";
+import { card } from "./card.js";
+import { Filters, fields } from "./facets.js";
+import * as person from "./person.js";
+import { figures, matches, raising, sentence, weights } from "./reasons.js";
+import * as session from "./session.js";
+import * as why from "./why.js";
+
+const QUIET = 25; // milliseconds without a key: few type so fast, and a search takes about as long
+const LIMIT = 12;
+let filters;
+let running;
+let origin = null; // the item whose like is shown
+
+// Opened by its tab; `user` is who the address names, if anybody.
+export async function open(user) {
+  if (!filters) await begin(user);
+  else if (user && user !== session.current()) await person.choose(user);
+}
+
+async function begin(user) {
+  filters = new Filters($("chips"), ask);
+  why.begin();
+  const later = debounced(ask, QUIET);
+  $("query").addEventListener("input", () => {
+    origin = null;
+    later();
+  });
+  $("personal").addEventListener("change", ask);
+  $("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask();
+  });
+  session.onChange(ask);
+  await person.begin(user);
+}
+
+// Ask anew what the page shows: the latest question is answered, whatever comes in late.
+export async function ask() {
+  running?.abort();
+  running = new AbortController();
+  const { signal } = running;
+  $("personal").disabled = !session.current();
+  const query = $("query").value;
+  const kind = origin ? similar : query.trim() ? search : recommend;
+  try {
+    await kind(query, { filter: filters.filter, facets: await fields(), fields: wanted(), limit: LIMIT }, signal);
+    if (!signal.aborted) why.again();
+  } catch (error) {
+    trouble(error);
+  }
+}
+
+function show(list, title, note, answer, cards) {
+  for (const each of ["recommended", "results", "similar"]) {
+    $(each).hidden = each !== list;
+    if (each !== list) $(each).replaceChildren();
+  }
+  $("stage-title").textContent = title;
+  const warnings = (answer.warnings ?? []).map(({ detail }) => detail);
+  $("search-note").textContent = [note, ...warnings].filter(Boolean).join(" ");
+  $("back").hidden = list === "recommended";
+  $("back").onclick = () => {
+    origin = null;
+    $("query").value = "";
+    ask();
+    $("query").focus();
+  };
+  filters.show(answer.facets);
+  $(list).replaceChildren(...cards);
+  trouble();
+}
+
+async function recommend(_query, asked, signal) {
+  const user = session.current();
+  const answer = await post("v1/recommend", { ...session.requester(), ...asked, explain: 2 }, { signal });
+  learn(answer.items);
+  await name(answer.items.flatMap((item) => raising(item).map((row) => row.item_id)));
+  if (signal.aborted) return;
+  const note = answer.items.length ? `The best ${answer.items.length} of ${count(answer.total)}.` : nothing("recommend");
+  show("recommended", user ? `Recommended for ${user}` : "Popular now", note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, sentence(item)), figures(item)])));
+}
+
+const nothing = (verb) => (filters.isEmpty ? `There is nothing to ${verb} yet: store some items first.` : "Nothing passes these filters: take one away.");
+
+async function search(query, asked, signal) {
+  const personal = session.current() && $("personal").checked;
+  const answer = await post("v1/search", { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) }, { signal });
+  learn(answer.items);
+  if (signal.aborted) return;
+  const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `“${word}” is taken for “${words.join("”, “")}”.`);
+  const compared = `${count(answer.keys_attended)} titles, descriptions and tags were compared${answer.retrieval === "exact" ? "" : `, which hold ${percent(answer.mass)}`}.`;
+  const note = answer.items.length ? `${count(answer.total)} match. ${compared}` : "Nothing was found.";
+  show("results", `Results for “${query.trim()}”`, [...corrections, note].join(" "), answer, answer.items.map(result));
+}
+
+function result(item) {
+  const texts = item.highlights ?? {};
+  return made(
+    item,
+    [texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item)],
+    marked(texts.title, item.title || item.item_id),
+  );
+}
+
+async function similar(_query, asked, signal) {
+  const answer = await post(`${itemPath(origin.item_id)}/similar`, asked, { signal });
+  learn(answer.items);
+  if (signal.aborted) return;
+  const note = answer.items.length ? `Compared in ${(answer.spaces ?? []).map((space) => (space === "content" ? "their texts" : "what was learned from events")).join(" and ")}.` : "Nothing is similar to it.";
+  show("similar", `Similar to ${origin.title || origin.item_id}`, note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, likeness(item))])));
+}
+
+function likeness(item) {
+  const spaces = Object.entries(item.spaces ?? {}).filter(([, { share: part }]) => part >= 0.05);
+  const words = spaces.map(([space, { cosine }]) => `${space === "content" ? "alike in text" : "taken by the same people"} (cosine ${cosine.toFixed(2)})`);
+  const told = words.join(", ");
+  return told && `${told[0].toUpperCase()}${told.slice(1)}.`;
+}
+
+function made(item, details, title) {
+  const like = () => {
+    origin = item;
+    ask();
+    $("stage-title").focus();
+  };
+  return card(item, {
+    title,
+    details,
+    actions: [
+      ["Try", () => person.attempt(item)],
+      ["Why", () => why.open(item)],
+      ["Similar to", like],
+    ],
+  });
+}

@@ -1,0 +1,105 @@
+// Filters as chips: the values that a catalogue's fields have, from the facets of an answer.
+
+import { post } from "../lib/api.js";
+import { el, remembered } from "../lib/dom.js";
+import { compact, count } from "../lib/format.js";
+
+const SAMPLE = 100; // items whose attributes are looked at
+const VALUES = 6; // chips of a field
+const FIELDS = 5;
+
+// Fields of few values, which are worth a chip: ids and addresses have as many as there are items.
+export const fields = remembered(async () => {
+  const sample = await post("v1/search", { limit: SAMPLE, fields: ["attributes"] });
+  const names = new Set();
+  for (const item of sample.items)
+    for (const [name, value] of Object.entries(item.fields?.attributes ?? {})) if (isPlain(value)) names.add(`attributes.${name}`);
+  const asked = ["categories", "tags", ...[...names].slice(0, 12)].map((field) => ({ field, limit: VALUES }));
+  const { facets, total } = await post("v1/search", { limit: 1, facets: asked });
+  return facets.filter((facet) => isRange(facet) || isCommon(facet, total)).slice(0, FIELDS).map(({ field }) => ({ field, limit: VALUES }));
+});
+
+const isPlain = (value) => value !== null && (typeof value !== "object" || (Array.isArray(value) && value.every(isPlain)));
+const isRange = ({ min, values, other }) => typeof min === "number" && (other > 0 || values.length >= VALUES);
+const isCommon = ({ values, other }, total) => values.length > 0 && (values.length < VALUES || values[1].count >= total / 500) && values.some(({ count: of }) => of < total || other);
+
+// Chips beneath `place`; `changed` is called when one is pressed.
+export class Filters {
+  constructor(place, changed) {
+    this.place = place;
+    this.changed = changed;
+    this.chosen = new Map(); // field -> values as JSON
+    this.ranges = new Map(); // field -> {gte, lte}
+  }
+
+  get filter() {
+    const conditions = [...this.chosen].map(([field, values]) => ({ field, in: [...values].map((value) => JSON.parse(value)) }));
+    for (const [field, bounds] of this.ranges) conditions.push({ field, ...bounds });
+    return conditions.length ? { all: conditions } : {};
+  }
+
+  get isEmpty() {
+    return !this.chosen.size && !this.ranges.size;
+  }
+
+  show(facets) {
+    const focused = this.place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const groups = (facets ?? []).map((facet) => (isRange(facet) ? this.range(facet) : this.group(facet)));
+    const clear = el("button", { type: "button", class: "clear", "data-key": "clear", onclick: () => this.clear() }, "Clear filters");
+    this.place.replaceChildren(...groups.filter(Boolean), ...(this.isEmpty ? [] : [clear]));
+    if (focused) [...this.place.querySelectorAll("[data-key]")].find((one) => one.dataset.key === focused)?.focus();
+  }
+
+  clear() {
+    this.chosen.clear();
+    this.ranges.clear();
+    this.changed();
+  }
+
+  group({ field, values }) {
+    const own = this.chosen.get(field) ?? new Set();
+    const listed = values.map(({ value, count: of }) => [JSON.stringify(value), of]);
+    const missing = [...own].filter((value) => !listed.some(([one]) => one === value)).map((value) => [value, 0]);
+    const all = [...missing, ...listed];
+    if (!all.length) return null;
+    return el("div", { class: "facet", role: "group", "aria-label": label(field) }, el("span", { class: "name" }, label(field)), all.map(([value, of]) => this.chip(field, value, of)));
+  }
+
+  chip(field, value, of) {
+    const pressed = this.chosen.get(field)?.has(value) ?? false;
+    const told = JSON.parse(value);
+    const toggle = () => {
+      const values = this.chosen.get(field) ?? new Set();
+      if (pressed) values.delete(value);
+      else values.add(value);
+      if (values.size) this.chosen.set(field, values);
+      else this.chosen.delete(field);
+      this.changed();
+    };
+    return el(
+      "button",
+      { type: "button", class: "chip", "aria-pressed": `${pressed}`, "data-key": `${field} ${value}`, onclick: toggle },
+      `${told === null ? "none" : told}`.slice(0, 60),
+      el("span", { class: "count" }, count(of)),
+    );
+  }
+
+  range({ field, min, max }) {
+    const bounds = this.ranges.get(field) ?? {};
+    const input = (name, word, hint) =>
+      el("input", {
+        type: "number", step: "any", "aria-label": `${label(field)} ${word}`, placeholder: `${word} ${compact(hint)}`, value: bounds[name] ?? "", "data-key": `${field} ${name}`,
+        onchange: (event) => {
+          const given = { ...(this.ranges.get(field) ?? {}) };
+          if (event.target.value === "") delete given[name];
+          else given[name] = Number(event.target.value);
+          if (Object.keys(given).length) this.ranges.set(field, given);
+          else this.ranges.delete(field);
+          this.changed();
+        },
+      });
+    return el("div", { class: "facet", role: "group", "aria-label": label(field) }, el("span", { class: "name" }, label(field)), input("gte", "from", min), input("lte", "to", max));
+  }
+}
+
+export const label = (field) => field.replace(/^attributes\./, "").replaceAll("_", " ");

@@ -1,0 +1,63 @@
+// The text format of Prometheus, as far as the page reads it: rates and quantiles between two readings.
+
+const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+
+function parsed(text) {
+  return text.split("\n").flatMap((line) => {
+    const found = LINE.exec(line);
+    if (!found) return [];
+    const labels = Object.fromEntries([...(found[2] ?? "").matchAll(LABEL)].map(([, name, value]) => [name, value]));
+    return [{ name: found[1], labels, value: Number(found[3]) }];
+  });
+}
+
+// What the page draws of one reading. Workers count apart: counters are added, and gauges are the same in each.
+export function reading(text) {
+  const rows = parsed(text);
+  const gauge = (name) => {
+    const values = rows.filter((row) => row.name === `heed_${name}`).map((row) => row.value);
+    return values.length ? Math.max(...values) : null;
+  };
+  const asked = (row) => (row.labels.route ?? "").startsWith("/v1/");
+  const requests = rows.filter((row) => row.name === "heed_http_requests_total" && asked(row));
+  const failed = requests.filter((row) => row.labels.status >= "500" || row.labels.status === "429");
+  const buckets = {};
+  for (const row of rows)
+    if (row.name === "heed_http_request_duration_seconds_bucket" && asked(row))
+      buckets[row.labels.le] = (buckets[row.labels.le] ?? 0) + row.value;
+  const total = (list) => list.reduce((sum, row) => sum + row.value, 0);
+  return {
+    at: Date.now() / 1000,
+    items: gauge("items"),
+    events: gauge("events"),
+    users: gauge("users"),
+    requests: total(requests),
+    failed: total(failed),
+    buckets,
+  };
+}
+
+const NOTHING = { at: 0, requests: 0, failed: 0, buckets: {} };
+
+// What was counted between two readings; from the start of the service where the first is missing.
+export function between(before, after) {
+  const from = before && before.requests <= after.requests ? before : NOTHING; // else it was started again
+  const seconds = from.at ? after.at - from.at : null;
+  const requests = after.requests - from.requests;
+  const bounds = Object.entries(after.buckets).map(([le, value]) => [Number(le.replace("+Inf", "Infinity")), value - (from.buckets[le] ?? 0)]);
+  bounds.sort((one, other) => one[0] - other[0]);
+  return { seconds, requests, failed: after.failed - from.failed, rate: seconds ? requests / seconds : null, bounds };
+}
+
+// The quantile of a histogram, by linear interpolation inside its bucket; NaN of none.
+export function quantile(bounds, q) {
+  const wanted = q * (bounds.at(-1)?.[1] ?? 0);
+  if (!wanted) return NaN;
+  let [low, below] = [0, 0];
+  for (const [high, sum] of bounds) {
+    if (sum >= wanted) return high === Infinity ? low : low + ((high - low) * (wanted - below)) / Math.max(sum - below, 1e-9);
+    [low, below] = [high, sum];
+  }
+  return low;
+}

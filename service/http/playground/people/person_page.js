@@ -1,0 +1,107 @@
+// One person: profile, history page by page, and forgetting.
+
+import { ask, get, userPath } from "../lib/api.js";
+import { confirmed } from "../lib/dialogs.js";
+import { $, button, el, say, trouble } from "../lib/dom.js";
+import { counted, when } from "../lib/format.js";
+import { jsonEditor } from "../lib/json_editor.js";
+import { name, titleOf } from "../lib/titles.js";
+import { go, link } from "../shell/tabs.js";
+
+const PAGE = 50;
+let current = "";
+let cursor = null;
+
+// `changed` is called when the list of people is another.
+export async function showPerson(user, changed) {
+  current = user;
+  cursor = null;
+  const place = $("people-one");
+  place.replaceChildren(
+    el("p", { class: "back" }, el("a", { href: "#/people" }, "All people")),
+    el("h2", { tabindex: "-1", id: "people-title" }, el("span", { class: "avatar", "aria-hidden": "true" }, [...user][0].toUpperCase()), user),
+    el("p", { class: "note", id: "people-summary" }),
+    el(
+      "div",
+      { class: "actions" },
+      el("a", { class: "action", href: link("explore", user) }, "Explore as this user"),
+      button("Forget this user", () => forget(user, changed), { class: "danger" }),
+    ),
+    el("div", { id: "people-profile" }),
+    el("h3", {}, "History"),
+    el("ol", { id: "people-history", class: "timeline" }),
+    button("Show earlier events", () => older(user).catch(trouble), { id: "older", hidden: true }),
+  );
+  await Promise.all([profile(user), older(user)]);
+}
+
+async function profile(user) {
+  const { attributes, interests } = await get(userPath(user)).catch((error) => {
+    if (error.status === 404) return { attributes: {}, interests: [] };
+    throw error;
+  });
+  if (user !== current) return;
+  const known = Object.entries(attributes).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)]);
+  const save = async (value) => {
+    await ask("PUT", userPath(user), value);
+    say("The profile is saved.");
+    await profile(user);
+  };
+  $("people-profile").replaceChildren(
+    el("h3", {}, "Profile"),
+    known.length || interests.length
+      ? el("dl", { class: "labels" }, [["interests", interests.join(", ") || "none"], ...known].map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value))))
+      : el("p", { class: "note" }, "No profile. Interests, categories or item ids, count like events: also for those who have none."),
+    el("details", {}, el("summary", {}, "Edit the profile"), jsonEditor({ label: "Profile as JSON", value: { attributes, interests }, save, rows: 8 })),
+  );
+}
+
+async function older(user) {
+  const page = await get(`${userPath(user)}/history?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
+  await name(page.events.map((event) => event.item_id));
+  if (user !== current) return;
+  ({ cursor } = page);
+  $("people-history").append(...page.events.map((event) => row(user, event)));
+  $("older").hidden = !cursor;
+  summarize();
+}
+
+function summarize() {
+  const shown = $("people-history").children.length;
+  $("people-summary").textContent = shown ? `${cursor ? "The newest " : ""}${counted(shown, "event")}.` : "No event is stored.";
+}
+
+function row(user, event) {
+  const title = titleOf(event.item_id);
+  const drop = async () => {
+    if (!(await confirmed("Forget this event?", `${event.type} ${title}. It cannot be brought back.`, "Forget it"))) return;
+    try {
+      await ask("DELETE", `${userPath(user)}/history/${encodeURIComponent(event.event_id)}`);
+      made.remove();
+      summarize();
+    } catch (error) {
+      trouble(error);
+    }
+  };
+  const made = el(
+    "li",
+    {},
+    el("span", { class: "what" }, el("span", { class: "type" }, event.type), " ", title),
+    when(event.timestamp),
+    button("×", drop, { "aria-label": `Forget ${event.type} ${title}` }),
+  );
+  return made;
+}
+
+async function forget(user, changed) {
+  const text = `All events and the profile of ${user} are deleted, for good. A model that was trained on them stays as it is until the next training.`;
+  if (!(await confirmed(`Forget ${user}?`, text, "Forget everything"))) return;
+  try {
+    const { forgotten } = await ask("DELETE", userPath(user));
+    say(`${user} is forgotten: ${counted(forgotten, "event")} deleted.`);
+    go("people");
+    await changed();
+  } catch (error) {
+    trouble(error);
+  }
+}

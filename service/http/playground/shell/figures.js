@@ -1,0 +1,46 @@
+// The served model's figures beside those of its rivals.
+
+import { get } from "../lib/api.js";
+import { share } from "../lib/charts.js";
+import { $, el, trouble } from "../lib/dom.js";
+import { number } from "../lib/format.js";
+
+export const NAMES = { hr: "HR@10", ndcg: "NDCG@10" };
+const RIVALS = 3; // rows beside the live figures
+
+// Rows of {name, hr, ndcg}: the model first, then every rival that it was measured against, best first.
+function rivals({ metrics, metadata }) {
+  if (typeof metrics?.ndcg !== "number") return [];
+  const popularity = { popularity: { hr: metrics.popularity_hr, ndcg: metrics.popularity_ndcg } };
+  const baselines = Object.entries(metadata?.baselines ?? popularity).map(([name, row]) => ({ name, ...row }));
+  return [{ ...metrics, name: "Heed" }, ...baselines.sort((one, other) => other.ndcg - one.ndcg)];
+}
+
+// A bar for each of the rows, of one metric.
+export function bars(model, metric) {
+  const rows = rivals(model).filter((row) => typeof row[metric] === "number");
+  const most = Math.max(...rows.map((row) => row[metric]), 1e-9);
+  return rows.map((row) => el("div", { class: "rival" }, el("span", {}, row.name), share(row[metric] / most, `${row.name}, ${NAMES[metric]}`, number(row[metric]))));
+}
+
+// For how many of 100 users something they take next is among ten recommended.
+export function sentence(model) {
+  const [heed, best] = rivals(model);
+  if (typeof heed?.user_hr !== "number" || typeof best?.user_hr !== "number") return "";
+  const taken = model.metadata.next_basket ? "something of the next basket" : "the next item";
+  const of = (row) => `for ${number(100 * row.user_hr, 0)} of 100 users`;
+  return `Ten recommendations hold ${taken} ${of(heed)}, and ${of(best)} by the best rival, ${best.name}.`;
+}
+
+export async function refresh() {
+  try {
+    const [{ models }, ready] = await Promise.all([get("v1/models"), get("health/ready")]);
+    const served = ready.checks?.model ?? "";
+    const model = models.find(({ version }) => version === served);
+    $("version").textContent = served;
+    $("model-note").textContent = model ? sentence(model) || "HR@10: the next item is among ten." : "None is trained: answers come from content and popularity.";
+    $("model-bars").replaceChildren(...(model ? bars(model, "hr").slice(0, RIVALS) : []));
+  } catch (error) {
+    trouble(error);
+  }
+}

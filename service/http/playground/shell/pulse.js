@@ -1,0 +1,92 @@
+// The service alive: what is stored and how fast it grows, requests, latency and errors, from /metrics.
+
+import { sparkline } from "../lib/charts.js";
+import { $, debounced } from "../lib/dom.js";
+import { count, counted, milliseconds, number, percent } from "../lib/format.js";
+import { between, quantile, reading } from "../lib/prometheus.js";
+import { given } from "./key.js";
+
+const EVERY = 3000; // milliseconds between two readings
+const AT_FIRST = 700; // so that there is something to draw
+const FEW = 6; // readings
+const KEPT = 120; // readings: six minutes
+const NAME = "heed-readings";
+const readings = restored();
+let busy = false;
+
+export function begin() {
+  for (const place of document.querySelectorAll(".origin")) place.textContent = new URL(".", location).href.replace(/\/$/, "");
+  const wide = matchMedia("(min-width: 60rem)"); // on a phone one opens what one wants to see
+  const fold = () => ["pulse", "past", "filters"].forEach((name) => ($(name).open = wide.matches));
+  wide.addEventListener("change", fold);
+  fold();
+  follow();
+}
+
+async function follow() {
+  if (document.visibilityState === "visible") await refresh();
+  setTimeout(follow, readings.length < FEW ? AT_FIRST : EVERY);
+}
+
+export const soon = debounced(() => refresh(), 100);
+
+// A guard may keep /metrics to itself: then nothing is known.
+async function refresh() {
+  if (busy) return;
+  busy = true;
+  try {
+    const answer = await fetch("metrics", { headers: given() }).catch(() => null);
+    if (!answer?.ok) return;
+    readings.push(reading(await answer.text()));
+    readings.splice(0, readings.length - KEPT);
+    sessionStorage.setItem(NAME, JSON.stringify(readings));
+    draw();
+  } finally {
+    busy = false;
+  }
+}
+
+function restored() {
+  try {
+    const kept = JSON.parse(sessionStorage.getItem(NAME)) ?? [];
+    return kept.filter((one) => Date.now() / 1000 - one.at < (KEPT * EVERY) / 1000);
+  } catch {
+    return [];
+  }
+}
+
+function draw() {
+  const now = readings.at(-1);
+  const first = readings[0];
+  const steps = readings.slice(1).map((one, at) => between(readings[at], one));
+  const since = between(null, now);
+  const recent = between(first, now);
+  const lately = recent.requests && recent.seconds ? recent : since;
+  const span = lately === since ? "since the start" : "in the last minutes";
+
+  for (const name of ["items", "events", "users"]) $(`stored-${name}`).textContent = count(now[name]);
+  $("empty").hidden = now.items !== 0 || now.events !== 0;
+  const grown = now.events - first.events;
+  const minutes = (now.at - first.at) / 60;
+  const growth = grown > 0 ? `+${counted(grown, "event")} here, ${number(grown / Math.max(minutes, EVERY / 60000), 1)} a minute` : "no new events in the last minutes";
+  tell("growth", growth, readings.map((one) => one.events), "Events stored over the last minutes", first.events);
+
+  const rate = steps.length ? steps.slice(-5).reduce((sum, one) => sum + one.requests, 0) / steps.slice(-5).reduce((sum, one) => sum + one.seconds, 0) : NaN;
+  $("rate").textContent = Number.isFinite(rate) ? `${number(rate, 1)}/s` : count(since.requests);
+  tell("traffic", `${counted(since.requests, "request")} since the start`, steps.map((one) => one.rate ?? 0), "Requests a second over the last minutes");
+
+  const middle = quantile(lately.bounds, 0.5);
+  const slow = quantile(lately.bounds, 0.95);
+  $("median").textContent = milliseconds(middle);
+  const waits = steps.filter((one) => one.requests).map((one) => quantile(one.bounds, 0.5));
+  tell("waiting", Number.isFinite(slow) ? `19 of 20 within ${milliseconds(slow)} ${span}` : "no request yet", waits, "Median latency over the last minutes");
+
+  $("failing").textContent = lately.requests ? percent(lately.failed / lately.requests) : "–";
+  tell("failures", `${count(lately.failed)} of ${count(lately.requests)} ${span}`, steps.map((one) => one.failed), "Failed requests over the last minutes");
+  $("pulse-line").textContent = `${count(now.items)} items · ${count(now.events)} events · ${milliseconds(middle)}`;
+}
+
+function tell(name, text, values, label, low = 0) {
+  $(`${name}-note`).textContent = text;
+  $(`${name}-line`).replaceChildren(sparkline(values, `${label}: ${text}`, low));
+}
