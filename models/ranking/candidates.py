@@ -18,7 +18,10 @@ from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices, sorted_union
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
+from models.index.ann_index import CoarseIndex
 from models.ranking.scoring import transition_scores
+
+_COMPARED = 20_000  # items of one boost, up to which they are compared without an index
 
 
 def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
@@ -42,6 +45,7 @@ def candidates(
     allowed: NDArray[np.bool_],
     count: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
+    boost: NDArray[np.float32] | None = None,
 ) -> RowIndices:
     """Return the allowed items of the largest approximate scores, ascending.
 
@@ -50,12 +54,17 @@ def candidates(
     compared exactly, and `count` items with the largest transition counts are added, and for
     repeat consumption the user's newest items.
 
+    Boosts are no part of an index either. Items of one boost are in the order of their scores, so
+    an index is searched for each boost that many items have; items of the others are compared
+    exactly.
+
     Args:
         snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
         allowed: bool [N].
         count: number of items.
         options: as in `score`.
+        boost: [N] added to the scores.
     """
     readout = user_readout(snapshot, user)
     tables, first = snapshot.tables, snapshot.indexed_items  # 0 without an index
@@ -65,13 +74,51 @@ def candidates(
         if not first:
             every = torch.arange(len(near))
             near += transition_scores(snapshot, user, every, again=not options.exclude_self)
+        if boost is not None:
+            near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
         open_rows = torch.topk(near, count).indices.numpy() + first
     if snapshot.index is None:
         return np.sort(open_rows)
-    found = snapshot.index.search(readout[None].numpy(), count, allow=allowed[:first])[0]
+    found = _indexed(snapshot.index, snapshot, readout, allowed[:first], count, boost)
     counted = _counted(snapshot, user, count)
-    return sorted_union(found[found >= 0], open_rows, counted[allowed[counted]])
+    return sorted_union(found, open_rows, counted[allowed[counted]])
+
+
+def _indexed(
+    index: CoarseIndex,
+    snapshot: Snapshot,
+    readout: Tensor,
+    allowed: NDArray[np.bool_],
+    count: int,
+    boost: NDArray[np.float32] | None,
+) -> RowIndices:
+    """Return the `count` best of the indexed items that are allowed, of each boost."""
+    query = readout[None].numpy()
+    if boost is None:
+        return _found(index, query, count, allowed)
+    own = boost[: len(allowed)]
+    parts = [_found(index, query, count, allowed & (own == 0))]
+    moved = np.flatnonzero(allowed & (own != 0))
+    if len(moved) > _COMPARED:  # an index for what many items share
+        for level, many in zip(*np.unique(own[moved], return_counts=True), strict=True):
+            if many > _COMPARED:
+                parts.append(_found(index, query, count, allowed & (own == level)))
+                moved = moved[own[moved] != level]
+    if len(moved) > count:
+        at = torch.from_numpy(moved)
+        near = snapshot.tables.vectors[at] @ readout + snapshot.tables.prior[at]
+        near += torch.from_numpy(own[moved])
+        moved = moved[torch.topk(near, count).indices.numpy()]
+    return np.concatenate([*parts, moved])
+
+
+def _found(
+    index: CoarseIndex, query: NDArray[np.float32], count: int, allowed: NDArray[np.bool_]
+) -> RowIndices:
+    """Return the `count` best of the allowed items of an index."""
+    found: RowIndices = index.search(query, count, allow=allowed)[0]
+    return found[found >= 0]
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:

@@ -1,22 +1,24 @@
-"""Recommendation: candidates, exact target attention over them, diversity, popularity."""
+"""Recommendation: candidates, exact target attention over them, popularity, steering."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot, popular_first
-from models.data.row_sets import RowIndices
+from models.data.row_sets import RowIndices, sorted_union
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.candidates import candidates
 from models.ranking.scoring import Scores, score
+from models.ranking.steering.exploration import EXPLORED
+from models.ranking.steering.item_steering import FEW_EVENTS, NO_STEERING, ItemSteering
+from models.ranking.steering.lineup import SPREAD, Moved, Pool, line_up
+from models.ranking.steering.quota_counts import QuotaCounts
 
 # Without an encoder the user's part of the queries is zero, and candidates are no more than near.
 # Every item is then scored while targets × rows stay below this: measured by `make bench`, about
@@ -26,6 +28,10 @@ EXACT_WORK = 2_000_000
 # 20 of all items were among 200 candidates by exact inner products; an index has errors of its own.
 CANDIDATES = 300
 INDEXED_CANDIDATES = 500
+# Share of the candidates down to which quotas may be filled before there are more candidates, and
+# how many times as many there may be before this is deep enough.
+_DEEP = 0.5
+_DEEPEST = 4
 _SHARE = 400  # one in so many does: of a million near copies, the best 20 are spread that far
 
 
@@ -37,6 +43,8 @@ class Ranked:
     scores: Scores  # of these rows, in this order
     personal: bool  # False: by popularity, without a memory to attend to
     mode: Literal["exact", "coarse"]  # coarse where any stage was approximate
+    moved: tuple[Moved | None, ...]  # [L] why an item does not stand where its score puts it
+    propensities: NDArray[np.float32] | None = None  # [L] of being shown; None = nothing explored
 
 
 @torch.inference_mode()
@@ -49,43 +57,128 @@ def recommend(
     excluded: RowIndices,
     diversity: float = 0.0,
     options: AttentionOptions = DEFAULT_OPTIONS,
+    steering: ItemSteering = NO_STEERING,
 ) -> Ranked:
     """Rank the items of the catalogue for a user.
 
+    Quotas are filled from the top of the ranking, as deep as it takes: an item is left out only
+    where better ones leave no room for it.
+
     Args:
         snapshot: the model and the catalogue.
-        user: from `build_memory`; empty gives the popular items.
+        user: from `build_memory`; empty gives the popular items, or where items are boosted those
+            of the largest score.
         limit: the most items.
         allowed: bool [N], the items that may be returned.
         excluded: item rows that may not be returned, even if allowed.
         diversity: 0 ranks by score alone, 1 by dissimilarity to the items above (MMR).
         options: the softmax and the retrieval of rows; `exact` scores every item.
+        steering: of the same catalogue; its pins are returned even where they are not allowed.
     """
     allowed = allowed.copy()
     allowed[excluded] = False
+    allowed[steering.pinned] = False
+    work = _Ranking(snapshot, user, allowed, options, steering)
     count = int(np.count_nonzero(allowed))
+    wanted = candidate_count(snapshot, user, limit, count, options)
     if not len(user):
-        ranked = popular_first(snapshot, np.flatnonzero(allowed))
-        rows = ranked[: max(limit, CANDIDATES if diversity else limit)]
+        rows = popular_first(snapshot, np.flatnonzero(allowed))
+        if not (steering.reorders or steering.boost is not None):
+            rows = rows[: max(limit, SPREAD if diversity else limit)]
+    elif options.mode == "exact" or work.is_small(count) or count <= wanted:
+        rows = np.flatnonzero(allowed)
     else:
-        wanted = candidate_count(snapshot, user, limit, count, options)
-        small = snapshot.model.encoder is None and count * _cost(user, options) <= EXACT_WORK
-        if options.mode == "exact" or small or count <= wanted:
-            rows = np.flatnonzero(allowed)
-        else:
-            rows = candidates(snapshot, user, allowed, wanted, options)
-    exact = not len(user) or len(rows) == count
-    scores = score(snapshot, user, rows, options)
-    # Without a memory the rows are in order of popularity, from which a trained prior may differ.
-    worth = scores.total if len(user) else -torch.arange(len(rows)).float()
-    order = torch.argsort(worth, descending=True, stable=True)
-    if diversity > 0:
-        pool = order[: max(CANDIDATES, 4 * limit)]
-        vectors = snapshot.tables.vectors[torch.from_numpy(rows)[pool]]
-        order = pool[_diverse(worth[pool], vectors, limit, diversity)]
-    order = order[:limit]
-    mode = scores.mode if exact else "coarse"
-    return Ranked(rows[order.numpy()], _take(scores, order), personal=len(user) > 0, mode=mode)
+        rows = work.candidates(allowed, wanted)
+    scores = work.score(rows)
+    while True:
+        exact = not len(user) or len(rows) == count
+        counts = QuotaCounts.over(
+            snapshot.catalogue.fields, steering.quotas, np.concatenate([rows, steering.pinned])
+        )
+        lineup = line_up(
+            work.pool(rows, scores), counts, steering, limit=limit, diversity=diversity
+        )
+        # The candidates are the best ones by an approximation, of which the lower half is slack.
+        is_full = len(lineup.places) == limit and (
+            lineup.depth <= _DEEP or len(rows) >= _DEEPEST * wanted
+        )
+        if exact or is_full or not counts.constrains:
+            break
+        rest = allowed & ~counts.closed_rows(len(allowed))
+        rest[rows] = False
+        if not rest.any():
+            break
+        more = work.candidates(rest, len(rows))
+        scores = work.score(more, before=(len(rows), scores))
+        rows = np.concatenate([rows, more])
+    every = np.concatenate([rows, steering.pinned])
+    return Ranked(
+        every[lineup.places],
+        scores.take(torch.from_numpy(lineup.places)),
+        personal=len(user) > 0,
+        mode=scores.mode if exact else "coarse",
+        moved=lineup.moved,
+        propensities=lineup.propensities,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ranking:
+    """Candidates and scores of one recommendation; pins are scored behind the candidates."""
+
+    snapshot: Snapshot
+    user: UserMemory
+    allowed: NDArray[np.bool_]  # [N] without pins
+    options: AttentionOptions
+    steering: ItemSteering
+
+    def is_small(self, items: int) -> bool:
+        """Whether so many items are all scored, because candidates would be no more than near."""
+        work = items * _cost(self.user, self.options)
+        return self.snapshot.model.encoder is None and work <= EXACT_WORK
+
+    def candidates(self, among: NDArray[np.bool_], wanted: int) -> RowIndices:
+        """Return candidates of a mask [N]: buried ones where others are few, some to explore."""
+        buried = self.steering.buried
+        ahead = among if buried is None else among & ~buried
+        found = self._nearest(ahead, wanted)
+        if buried is not None and len(found) < wanted:
+            found = sorted_union(found, self._nearest(among & buried, wanted - len(found)))
+        if self.steering.explore > 0:
+            few = ahead & (self.snapshot.counts < FEW_EVENTS)
+            found = sorted_union(found, self._nearest(few, min(wanted, EXPLORED)))
+        return found
+
+    def _nearest(self, among: NDArray[np.bool_], wanted: int) -> RowIndices:
+        if np.count_nonzero(among) <= wanted:
+            return np.flatnonzero(among)
+        boost = self.steering.boost
+        return candidates(self.snapshot, self.user, among, wanted, self.options, boost)
+
+    def score(self, rows: RowIndices, before: tuple[int, Scores] | None = None) -> Scores:
+        """Return the scores of rows and of the pins; `before` are rows and pins already scored."""
+        boost, pinned = self.steering.boost, self.steering.pinned
+        every = np.concatenate([rows, pinned])
+        scores = score(self.snapshot, self.user, every, self.options)
+        if boost is not None:
+            scores = scores.with_boost(boost[every])
+        if before is None:
+            return scores
+        count, old = before
+        return old.take(torch.arange(count)).concat(scores)
+
+    def pool(self, rows: RowIndices, scores: Scores) -> Pool:
+        """Return the pool of candidates and pins."""
+        boost = self.steering.boost
+        every = np.concatenate([rows, self.steering.pinned])
+        # Without a memory the rows are in order of popularity, from which a trained prior may
+        # differ; where a boost moves an item, its score says how far.
+        by_score = len(self.user) or (boost is not None and bool(boost[every].any()))
+        worth = scores.total if by_score else -torch.arange(len(every)).float()
+        vectors, at = self.snapshot.tables.vectors, torch.from_numpy(every)
+        return Pool(
+            every, worth, scores.total, self.snapshot.counts[every], lambda some: vectors[at[some]]
+        )
 
 
 def candidate_count(
@@ -105,36 +198,3 @@ def _cost(user: UserMemory, options: AttentionOptions) -> float:
     """Return the cost of attending for one target, in rows."""
     older = 0 if user.collapsed is None else min(len(user.collapsed), options.crossover.many)
     return len(user.memory) + older
-
-
-def _diverse(worth: Tensor, vectors: Tensor, limit: int, diversity: float) -> Tensor:
-    """Choose places in order by maximal marginal relevance (Carbonell & Goldstein 1998).
-
-    Each step takes the largest (1 - λ)·relevance - λ·(largest cosine to a chosen item), relevance
-    scaled to [0, 1] so that both terms are of one size.
-    """
-    if not len(worth):
-        return torch.zeros(0, dtype=torch.int64)
-    span = (worth.max() - worth.min()).clamp(min=1e-9)
-    relevance = (worth - worth.min()) / span
-    unit = torch.nn.functional.normalize(vectors, dim=1)
-    closest = torch.zeros_like(relevance)
-    open_ = torch.ones_like(relevance, dtype=torch.bool)
-    taken: list[int] = []
-    for _ in range(min(limit, len(worth))):
-        value = (1 - diversity) * relevance - diversity * closest
-        best = int(value.masked_fill(~open_, -torch.inf).argmax())
-        open_[best] = False
-        closest = torch.maximum(closest, unit @ unit[best]) if taken else unit @ unit[best]
-        taken.append(best)
-    return torch.tensor(taken, dtype=torch.int64)
-
-
-def _take(scores: Scores, order: Tensor) -> Scores:
-    """Return the scores of some targets."""
-    parts: dict[str, Any] = {
-        name: part[order] for name, part in scores._asdict().items() if isinstance(part, Tensor)
-    }
-    if scores.partial is not None:
-        parts["partial"] = PartialSoftmax(*(part[:, order] for part in scores.partial))
-    return scores._replace(**parts)

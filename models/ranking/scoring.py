@@ -1,11 +1,13 @@
 """Score targets as the sum of three parts: attention over the user's memory, transitions, prior.
 
+Boosts of rules are a fourth part, which `with_boost` adds.
+
 `models.training.losses` forms the same sum when it trains.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured
 
 
 class Scores(NamedTuple):
-    """Scores of T targets: total = attention + transitions + prior."""
+    """Scores of T targets: total = attention + transitions + prior + rules."""
 
     total: Tensor  # [T]
     attention: Tensor  # [T]
@@ -39,6 +41,39 @@ class Scores(NamedTuple):
     # Rows attended one by one, mean of targets and heads; None = all.
     rows_scanned: float | None = None
     partial: PartialSoftmax | None = None  # long history: attention of all heads and targets
+    rules: Tensor | None = None  # [T] boosts; None = 0
+
+    def with_boost(self, boost: NDArray[np.float32]) -> Scores:
+        """Return these scores with a boost [T] of each target in the total."""
+        rules = torch.from_numpy(boost)
+        return self._replace(total=self.total + rules, rules=rules)
+
+    def take(self, order: Tensor) -> Scores:
+        """Return the scores of some of the targets."""
+        parts: dict[str, Any] = {
+            name: part[order] for name, part in self._asdict().items() if isinstance(part, Tensor)
+        }
+        if self.partial is not None:
+            parts["partial"] = PartialSoftmax(*(part[:, order] for part in self.partial))
+        return self._replace(**parts)
+
+    def concat(self, more: Scores) -> Scores:
+        """Return the scores of these targets and more, of the same memory and boosted alike."""
+        parts: dict[str, Any] = {
+            name: torch.cat([part, getattr(more, name)])
+            for name, part in self._asdict().items()
+            if isinstance(part, Tensor)
+        }
+        if self.partial is not None and more.partial is not None:
+            pairs = zip(self.partial, more.partial, strict=True)
+            parts["partial"] = PartialSoftmax(*(torch.cat(pair, 1) for pair in pairs))
+        if self.rows_scanned is not None and more.rows_scanned is not None:
+            own, others = len(self.total), len(more.total)
+            scanned = self.rows_scanned * own + more.rows_scanned * others
+            parts["rows_scanned"] = scanned / (own + others)
+        if more.mode == "coarse":
+            parts["mode"] = "coarse"
+        return self._replace(**parts)
 
 
 @torch.inference_mode()

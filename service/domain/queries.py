@@ -21,6 +21,7 @@ from service.domain.item_selection import (
     FilterWarning,
     SortField,
 )
+from service.domain.steering import NO_STEERING, Rule, Steering
 
 RetrievalMode = Literal["auto", "exact", "coarse"]
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
@@ -89,6 +90,7 @@ class ScoreQuery:
     requester: Requester
     item_ids: tuple[str, ...]
     fields: tuple[str, ...] = ()  # of each item, beside its score
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class RecommendQuery:
     diversity: float = 0.0
     facets: tuple[FacetRequest, ...] = ()  # over all items that may be recommended
     fields: tuple[str, ...] = ()
+    steering: Steering = NO_STEERING
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,14 @@ class HighlightSpan:
     match: bool
 
 
+class AppliedRule(TypedDict, total=False):
+    """A rule that moved an item: its boost, or `bury`."""
+
+    name: Required[str]
+    boost: float
+    bury: bool
+
+
 class AnswerItem(TypedDict, total=False):
     """One item of an answer; fields that a query does not produce are left out.
 
@@ -241,6 +252,9 @@ class AnswerItem(TypedDict, total=False):
     # similar: `cosine` and `share` of the item's weight, in each space in which it has a key
     spaces: Mapping[Space, Mapping[str, float]]
     fields: Mapping[str, Any]  # as far as the item has them
+    rules: list[AppliedRule]  # that hold for the item
+    moved: str  # pinned | explored | buried: why it does not stand where its score puts it
+    propensity: float  # with `explore`: probability of being in the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +275,7 @@ class Answer:
     cursor: str | None = None  # of the next page of a list
     facets: tuple[FacetResult, ...] | None = None
     warnings: tuple[FilterWarning, ...] | None = None
+    seed: int | None = None  # of the draws of `explore`
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
+from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
 from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import NO_FILTER
@@ -33,6 +34,7 @@ from service.domain.queries import (
     VectorMemory,
 )
 from service.domain.stage_clock import StageClock
+from service.domain.steering import NO_STEERING
 from service.engine.compose import Parts
 from service.engine.explain import explain_items
 from service.engine.highlight import add_highlights
@@ -55,6 +57,7 @@ from service.engine.selection.item_selection import (
     count_items,
     select_items,
 )
+from service.engine.selection.steering import apply_rules, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import LONG
 
@@ -92,10 +95,18 @@ class Answers:
             place = int(np.argmin(scorable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
 
+        rules = await self._filtered(
+            snapshot, partial(apply_rules, snapshot, query.rules), stages, bool(query.rules)
+        )
+        boost = rules.boost
+
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
-            return targets, score(snapshot, user, targets, request.options)
+            scores = score(snapshot, user, targets, request.options)
+            return targets, scores if boost is None else scores.with_boost(boost[targets])
 
         answer = await self._ranked(request, stages, rank, _attended(request, len(targets)))
+        rules.describe(answer, targets)
+        answer = replace(answer, warnings=rules.warnings or None)
         return await self._completed(answer, query.fields, stages)
 
     async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
@@ -104,9 +115,29 @@ class Answers:
         snapshot, events = request.snapshot, request.events
         selection = await self._select(snapshot, query, stages)
 
+        steer = partial(
+            steer_items,
+            snapshot,
+            query.steering,
+            allowed=selection.allowed,
+            exclude=query.exclude,
+            limit=query.limit,
+        )
+        steered = await self._filtered(snapshot, steer, stages, query.steering != NO_STEERING)
+        selection = selection.with_warnings(steered.warnings)
+        outcome: list[Ranked] = []
+
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
-            allowed = selection.allowed
-            ranked = recommend_items(query, snapshot, user, events, request.options, allowed)
+            ranked = recommend_items(
+                query,
+                snapshot,
+                user,
+                events,
+                request.options,
+                selection.allowed,
+                steered.steering,
+            )
+            outcome.append(ranked)
             return ranked.rows, ranked.scores._replace(mode=ranked.mode)
 
         def count() -> Counted | None:
@@ -115,6 +146,7 @@ class Answers:
             return count_items(snapshot, mask, query.facets)
 
         answer = await self._ranked(request, stages, rank)
+        answer = steered.describe(answer, outcome[0])
         counted = await self._compute(stages, count) if query.facets else None
         return await self._completed(selection.described(answer, counted), query.fields, stages)
 
@@ -235,7 +267,13 @@ class Answers:
     ) -> ItemSelection:
         sort = query.sort if isinstance(query, SearchQuery) else ()
         work = partial(select_items, snapshot, query.filter, query.facets, sort)
-        if query.filter == NO_FILTER:
+        return await self._filtered(snapshot, work, stages, query.filter != NO_FILTER)
+
+    async def _filtered(
+        self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, evaluates: bool
+    ) -> T:
+        """Do work that evaluates filters, on a thread where there are many items."""
+        if not evaluates:
             return work()
         with stages("filter"):
             if len(snapshot.catalogue) <= _ON_LOOP:

@@ -10,18 +10,25 @@ from service.domain.queries import Contribution, MemoryRow
 from service.histories.event_columns import EventColumns
 from service.stores.base import Store
 
+_HIDDEN = MemoryRow(None, None, "", "hidden", None)  # of every item that must not be named
+
 
 async def name_reasons(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
 ) -> list[tuple[Contribution, ...]]:
-    """Name the requester's events and interests behind the reasons of each of some items."""
+    """Name the requester's events and interests behind the reasons of each of some items.
+
+    Those of hidden and deleted items are not named: one contribution is the sum of theirs.
+    """
     sources = dict.fromkeys(reason.source for each in reasons for reason in each)
     event_ids = await _event_ids(store, events, sources)
     rows = {source: _memory_row(snapshot, events, source, event_ids) for source in sources}
     return [
-        tuple(
-            Contribution(rows[source], weight, contribution, effect, is_exact)
-            for source, weight, contribution, effect, is_exact in each
+        _without_hidden(
+            [
+                Contribution(rows[source], weight, contribution, effect, is_exact)
+                for source, weight, contribution, effect, is_exact in each
+            ]
         )
         for each in reasons
     ]
@@ -51,6 +58,20 @@ async def _event_ids(
     return dict(zip(stored, ids, strict=True))
 
 
+def _without_hidden(contributions: Sequence[Contribution]) -> tuple[Contribution, ...]:
+    """Put one contribution in place of those of `_HIDDEN`, in the order of contributions."""
+    hidden = [each for each in contributions if each.row is _HIDDEN]
+    if not hidden:
+        return tuple(contributions)
+    named = [each for each in contributions if each.row is not _HIDDEN]
+    weight, contribution = (
+        sum(values)
+        for values in zip(*((each.weight, each.contribution) for each in hidden), strict=True)
+    )
+    named.append(Contribution(_HIDDEN, weight, contribution))
+    return tuple(sorted(named, key=lambda each: -each.contribution))
+
+
 def _memory_row(
     snapshot: Snapshot, events: EventColumns, source: int, event_ids: Mapping[int, str | None]
 ) -> MemoryRow:
@@ -58,10 +79,14 @@ def _memory_row(
     if source < 0:
         interest = events.interests[-1 - source]
         row = snapshot.catalogue.row(interest)
+        if _is_hidden(snapshot, row):
+            return _HIDDEN
         if row < 0:
             return MemoryRow(None, None, interest, "profile", None)
         return MemoryRow(None, interest, titles[row], "profile", None)
     row = int(events.rows[source])
+    if _is_hidden(snapshot, row):
+        return _HIDDEN
     return MemoryRow(
         event_ids.get(source),
         snapshot.catalogue.vocabulary.id(row),
@@ -69,3 +94,11 @@ def _memory_row(
         events.type_names[events.types[source]],
         int(events.timestamps[source]),
     )
+
+
+def _is_hidden(snapshot: Snapshot, row: int) -> bool:
+    """Whether an item was hidden or deleted; one that is only known from events was not."""
+    catalogue = snapshot.catalogue
+    if not 0 <= row < len(catalogue):
+        return False
+    return bool(catalogue.deleted[row] or (catalogue.present[row] and not catalogue.visible[row]))

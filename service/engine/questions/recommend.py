@@ -9,6 +9,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from service.domain.queries import RecommendQuery
 from service.domain.ready_queries import PopularQuery
 from service.histories.event_columns import EventColumns
@@ -21,10 +22,11 @@ def recommend_items(
     events: EventColumns,
     options: AttentionOptions,
     allowed: NDArray[np.bool_],
+    steering: ItemSteering = NO_STEERING,
 ) -> Ranked:
     """Rank the best of the allowed items [N] for a requester, without the excluded ones.
 
-    The memory is from `build_memory` with the same snapshot.
+    The memory is from `build_memory` with the same snapshot, the steering is the query's own.
     """
     return recommend(
         snapshot,
@@ -34,6 +36,7 @@ def recommend_items(
         excluded=excluded_rows(query, snapshot, events),
         diversity=query.diversity,
         options=options,
+        steering=steering,
     )
 
 

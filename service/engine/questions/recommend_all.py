@@ -27,6 +27,7 @@ from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts, compose
 from service.engine.questions.recommend import recommend_items
 from service.engine.selection.item_selection import select_items
+from service.engine.selection.steering import SteeredItems, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.snapshots.text_encoders import open_encoder
@@ -92,7 +93,12 @@ async def write_lists(
         with open_table(path, _COLUMNS, metadata) as write:
             waiting: list[_Row] = []
             allowed = select_items(snapshot, query.filter).allowed
-            lists = partial(_lists, parts.memories, snapshot, query, allowed, at=at, sample=sample)
+            steered = steer_items(
+                snapshot, query.steering, allowed=allowed, exclude=query.exclude, limit=query.limit
+            )
+            lists = partial(
+                _lists, parts.memories, snapshot, query, allowed, steered, at=at, sample=sample
+            )
             async for rows, found in _in_order(parts, user_ids, at, lists):
                 waiting += rows
                 recalls += found
@@ -135,25 +141,27 @@ def _lists(
     snapshot: Snapshot,
     query: RecommendQuery,
     allowed: NDArray[np.bool_],
+    steered: SteeredItems,
     events: Mapping[str, EventColumns],
     *,
     at: int,
     sample: Set[str],
 ) -> _Part:
     """The lists of these users, one after the other."""
+    steering = steered.steering
     rows: list[_Row] = []
     recalls: list[float] = []
     item_id = snapshot.catalogue.vocabulary.id
     options = memories.options(query.requester)
     for user_id, each in events.items():
         with memories.memory(snapshot, query.requester, each, at) as user:
-            ranked = recommend_items(query, snapshot, user, each, options, allowed)
+            ranked = recommend_items(query, snapshot, user, each, options, allowed, steering)
             listed = zip(ranked.rows.tolist(), ranked.scores.total.tolist(), strict=True)
             rows += [
                 (user_id, rank, item_id(row), score) for rank, (row, score) in enumerate(listed, 1)
             ]
             if user_id in sample and ranked.mode == "coarse":
                 every = replace(options, mode="exact")
-                best = recommend_items(query, snapshot, user, each, every, allowed).rows
+                best = recommend_items(query, snapshot, user, each, every, allowed, steering).rows
                 recalls.append(float(np.isin(best, ranked.rows).mean()))
     return rows, recalls

@@ -57,6 +57,9 @@ def score_answer(
         }
         for item_id, total, title, attention, transitions, prior, mass in columns
     ]
+    if scores.rules is not None:
+        for item, boost in zip(items, scores.rules.tolist(), strict=True):
+            item["parts"]["rules"] = boost
     if requester.explain:
         for item, explanation in zip(items, explanations, strict=True):
             item["explanation"] = explanation

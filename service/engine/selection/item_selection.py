@@ -23,7 +23,7 @@ from service.domain.item_selection import (
 )
 from service.domain.queries import Answer
 from service.domain.timestamps import to_rfc3339
-from service.engine.selection.warnings import field_warnings, filter_warnings
+from service.engine.selection.warnings import attribute_warnings, filter_warnings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +32,10 @@ class ItemSelection:
 
     allowed: NDArray[np.bool_]  # [N]
     warnings: tuple[FilterWarning, ...] = ()
+
+    def with_warnings(self, more: tuple[FilterWarning, ...]) -> ItemSelection:
+        """Return this selection with more warnings."""
+        return replace(self, warnings=self.warnings + more)
 
     def described(self, answer: Answer, counted: Counted | None = None) -> Answer:
         """Return an answer with the warnings, and with counts where there are any."""
@@ -58,11 +62,20 @@ def select_items(
 ) -> ItemSelection:
     """Apply a filter to the catalogue, and look for fields in a question that no item has."""
     catalogue = snapshot.catalogue
-    warnings = field_warnings(catalogue.fields, facets, sort)
+    named = {f"/facets/{place}/field": facet.field for place, facet in enumerate(facets)}
+    named |= {f"/sort/{place}/field": key.field for place, key in enumerate(sort)}
+    warnings = attribute_warnings(catalogue.fields, named)
     if wanted == NO_FILTER:
         return ItemSelection(catalogue.servable, warnings)
-    allowed = catalogue.allowed(_item_filter(wanted))
+    allowed = catalogue.allowed(item_filter(wanted))
     return ItemSelection(allowed, filter_warnings(catalogue.fields, wanted) + warnings)
+
+
+def item_filter(wanted: Filter) -> ItemFilter:
+    """Return a filter as the catalogue takes it."""
+    if isinstance(wanted, FieldCondition):
+        return Condition(wanted.field, {str(name): own for name, own in wanted.comparisons.items()})
+    return Group(wanted.kind, tuple(map(item_filter, wanted.members)))
 
 
 def count_items(
@@ -89,10 +102,3 @@ def _facet_result(facet: FacetRequest, counts: FacetCounts) -> FacetResult:
 
 def _time(micros: Any) -> str | None:
     return None if micros is None else to_rfc3339(micros)
-
-
-def _item_filter(wanted: Filter) -> ItemFilter:
-    """Return a filter as the catalogue takes it."""
-    if isinstance(wanted, FieldCondition):
-        return Condition(wanted.field, {str(name): own for name, own in wanted.comparisons.items()})
-    return Group(wanted.kind, tuple(map(_item_filter, wanted.members)))

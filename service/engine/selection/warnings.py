@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from models.catalogue.fields.field_columns import FieldColumns
@@ -11,11 +11,9 @@ from models.catalogue.fields.item_fields import ItemFields
 from models.catalogue.fields.item_values import is_number, keyword_of
 from service.domain.item_selection import (
     ATTRIBUTES,
-    FacetRequest,
     FieldCondition,
     Filter,
     FilterWarning,
-    SortField,
 )
 
 MAX_WARNINGS = 10
@@ -36,12 +34,8 @@ def filter_warnings(fields: ItemFields, wanted: Filter) -> tuple[FilterWarning, 
     return tuple(islice(found, MAX_WARNINGS))
 
 
-def field_warnings(
-    fields: ItemFields, facets: Sequence[FacetRequest], sort: Sequence[SortField]
-) -> tuple[FilterWarning, ...]:
-    """Return warnings about attributes that are counted or sorted by, and that no item has."""
-    named = {f"/facets/{place}/field": facet.field for place, facet in enumerate(facets)}
-    named |= {f"/sort/{place}/field": key.field for place, key in enumerate(sort)}
+def attribute_warnings(fields: ItemFields, named: Mapping[str, str]) -> tuple[FilterWarning, ...]:
+    """Return warnings about attributes that no item has, among field names by JSON pointer."""
     found = (_unknown_attribute(fields, name, pointer) for pointer, name in named.items())
     return tuple(islice((warning for warning in found if warning is not None), MAX_WARNINGS))
 

@@ -20,7 +20,10 @@ class ContributionOut(BaseModel):
     event_id: str | None
     item_id: str | None
     title: str
-    type: str
+    type: str = Field(
+        description="Of the event, or `profile`. `hidden` is the sum of the events on items that "
+        "were hidden or deleted, which are not named."
+    )
     timestamp: Timestamp | None
     weight: float = Field(description="Its softmax weight, the mean over heads.")
     contribution: float = Field(
@@ -55,6 +58,14 @@ class LikenessOut(BaseModel):
 
     cosine: float
     share: float = Field(description="Share of the item's weight that this space holds.")
+
+
+class AppliedRuleOut(BaseModel):
+    """A rule of the question that holds for an item."""
+
+    name: str
+    boost: float | None = Field(None, description="Its addend of `parts.rules`.")
+    bury: bool | None = Field(None, description="True where it puts the item behind all others.")
 
 
 class AnsweredItemOut(BaseModel):
@@ -118,6 +129,17 @@ class AnsweredItemOut(BaseModel):
     fields: dict[str, Any] | None = Field(
         None, description="The fields that were asked for, as far as the item has them."
     )
+    rules: list[AppliedRuleOut] | None = Field(
+        None, description="The rules that hold for the item; left out where none does."
+    )
+    moved: Literal["pinned", "explored", "buried"] | None = Field(
+        None, description="Why the item does not stand where its score would put it."
+    )
+    propensity: float | None = Field(
+        None,
+        description="With `explore`: the probability of the item to be in the answer, 1 for what "
+        "is not left to chance.",
+    )
 
 
 class FacetValueOut(BaseModel):
@@ -138,7 +160,7 @@ class FacetOut(BaseModel):
 
 
 class WarningOut(BaseModel):
-    """A part of the filter that no item of the catalogue can meet."""
+    """A part of the question that no item of the catalogue meets, or a pin that is left out."""
 
     pointer: str = Field(examples=["/filter/all/0/in/0"], description="A JSON pointer (RFC 6901).")
     detail: str = Field(examples=["no item has the category 'comdy'; did you mean 'comedy'?"])
@@ -183,6 +205,7 @@ class AnswerOut(BaseModel):
     warnings: list[WarningOut] | None = Field(
         None, description="Left out where there is nothing to say."
     )
+    seed: int | None = Field(None, description="With `explore`: the seed of its draws.")
 
 
 class AttendedOut(BaseModel):

@@ -14,6 +14,7 @@ from service.domain.queries import (
     ScoreQuery,
     SearchQuery,
 )
+from service.domain.steering import Steering
 from service.http.schemas.base import Body, Ids, Limit, Weight, example
 from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.selection import (
@@ -23,6 +24,16 @@ from service.http.schemas.questions.selection import (
     SortIn,
     Temperature,
     VisibleIn,
+)
+from service.http.schemas.questions.steering import (
+    AtMosts,
+    Explore,
+    Pins,
+    Rules,
+    Seed,
+    to_at_most,
+    to_pins,
+    to_rules,
 )
 from service.http.schemas.scalars import EventType, Id, Integer, Timestamp
 
@@ -115,6 +126,7 @@ class ScoreIn(Question):
 
     item_ids: Ids = Field(description="The targets, at most HEED_MAX_TARGETS.")
     fields: AnswerFields = Field([])
+    rules: Rules = Field([])
 
     def to_query(self, max_targets: int) -> ScoreQuery:
         """Return the domain's value.
@@ -127,7 +139,7 @@ class ScoreIn(Question):
             )
         few = len(self.item_ids) <= EFFECTS_UP_TO
         requester = self.to_requester(len(self.item_ids), effects=few)
-        return ScoreQuery(requester, tuple(self.item_ids), tuple(self.fields))
+        return ScoreQuery(requester, tuple(self.item_ids), tuple(self.fields), to_rules(self.rules))
 
 
 class RecommendIn(Question):
@@ -145,6 +157,16 @@ class RecommendIn(Question):
         },
         facets=[{"field": "categories", "limit": 5}],
         fields=["categories", "attributes.price"],
+        rules=[
+            {"name": "new in", "when": {"field": "tags", "eq": "new"}, "boost": 0.5},
+            {
+                "name": "sold out",
+                "when": {"field": "attributes.stock", "lte": 0},
+                "bury": True,
+            },
+        ],
+        pin=[{"item_id": "talk-7", "position": 1}],
+        at_most=[{"field": "categories", "count": 2}],
         diversity=0.2,
     )
 
@@ -152,12 +174,27 @@ class RecommendIn(Question):
     filter: FilterField = FilterIn()
     exclude_seen: bool = Field(True, description="Leave out items of the history.")
     exclude: Ids = Field([], description="Items to leave out.")
-    diversity: float = Field(0.0, ge=0, le=1, description="0: by score alone; 1: most varied.")
+    diversity: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="0: by score alone; 1: most varied. Boosts are a part of the score, and "
+        "`at_most` holds for what is chosen.",
+    )
+    rules: Rules = Field([])
+    pin: Pins = Field([])
+    at_most: AtMosts = Field([])
+    explore: Explore = 0.0
+    seed: Seed = None
     facets: Facets = Field([])
     fields: AnswerFields = Field([])
 
     def to_query(self) -> RecommendQuery:
-        """Return the domain's value. Raises `Invalid` for too many items to compute effects."""
+        """Return the domain's value.
+
+        Raises `Invalid` for too many items to compute effects, and for rules, pins and quotas that
+        repeat one another.
+        """
         return RecommendQuery(
             self.to_requester(self.limit),
             self.limit,
@@ -167,6 +204,13 @@ class RecommendIn(Question):
             self.diversity,
             tuple(facet.to_facet() for facet in self.facets),
             tuple(self.fields),
+            Steering(
+                to_rules(self.rules),
+                to_pins(self.pin),
+                to_at_most(self.at_most),
+                self.explore,
+                self.seed,
+            ),
         )
 
 
@@ -229,6 +273,9 @@ class SearchIn(Question):
             tuple(self.fields),
         )
         if query.is_listing:
+            for name in ("visible", "at"):
+                if name in self.model_fields_set:
+                    raise Invalid(f"/{name}", "must be left out of a list, which attends no events")
             return query
         for name in ("offset", "cursor"):
             if name in self.model_fields_set:

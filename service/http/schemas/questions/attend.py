@@ -112,8 +112,17 @@ class AttendIn(Body):
     limit: Limit = 100
 
     def to_query(self) -> AttendQuery:
-        """Return the domain's value. Raises `Invalid` where the memory's arrays disagree."""
+        """Return the domain's value.
+
+        Raises `Invalid` where the memory's arrays disagree, and for `visible` and `at` beside a
+        memory without events.
+        """
         memory = self.memory.to_memory()
+        for name in ("visible", "at"):
+            if name in self.model_fields_set and not isinstance(memory, StoredUserMemory):
+                raise Invalid(
+                    f"/{name}", "needs the memory of a `user_id`, whose events have times"
+                )
         if isinstance(memory, VectorMemory) and not len(memory.keys):
             width = 0 if self.query.vector is None else len(self.query.vector)
             none = np.zeros((0, width), np.float32)
