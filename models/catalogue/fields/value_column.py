@@ -197,27 +197,6 @@ class ValueColumn(Generic[T]):
             values = self.extra_values.array[begin : begin + _BLOCK]
             yield np.where(marked, values, np.asarray(self.missing, values.dtype))
 
-    def pairs_of(self, rows: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[T]]:
-        """Return all values of distinct rows [n] as pairs of a place in `rows` and a value.
-
-        `size` is N, the number of rows of the catalogue.
-        """
-        places, values = [np.zeros(0, np.int64)], [np.zeros(0, self.dtype)]
-        for own in self.dense:
-            known = np.flatnonzero(rows < len(own))
-            found = own.array.take(rows[known])
-            filled = self.filled(found)
-            places.append(known[filled])
-            values.append(found[filled])
-        if len(self.extra_rows):
-            place_of = np.full(size, -1)
-            place_of[rows] = np.arange(len(rows))
-            place = place_of.take(self.extra_rows.array)
-            chosen = np.flatnonzero((place >= 0) & self.filled(self.extra_values.array))
-            places.append(place[chosen])
-            values.append(self.extra_values.array[chosen])
-        return np.concatenate(places), np.concatenate(values)
-
     def smallest(
         self, rows: NDArray[np.int64], key: Callable[[NDArray[T]], NDArray[np.float64]], size: int
     ) -> NDArray[np.float64]:

@@ -48,10 +48,11 @@ class QuotaCounts:
         """Return the counts of a pool of distinct item rows [P], none of which is taken yet."""
         owners, groups = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         left, columns = [np.zeros(0, np.int64)], list[_Column]()
-        first = 0
+        first, by_row = 0, np.argsort(rows)
         for quota in quotas:
             for column, ignored in _columns_of(fields, quota.field):
-                owner, value = column.pairs_of(rows, fields.size)
+                place, value = column.pairs_of(rows[by_row])
+                owner = by_row[place]
                 if ignored is not None:
                     owner, value = owner[value != ignored], value[value != ignored]
                 values, group = np.unique(value, return_inverse=True)
