@@ -13,8 +13,9 @@ import orjson
 ABSENT = frozenset({"", "-", "null", "none", "na", "n/a", "nan", r"\n"})
 _TRUE = frozenset({"true", "yes", "y", "1", "t"})
 _FALSE = frozenset({"false", "no", "n", "0", "f"})
-_CURRENCY = re.compile(r"^[£$€¥]\s?|\s?[£$€¥]$")
-_PLAIN = {
+Decimal = Literal[".", ","]
+_CURRENCY = re.compile(r"^([-+]?)\s?[£$€¥]\s?|\s?[£$€¥]$")
+_NUMBERS: Mapping[Decimal, re.Pattern[str]] = {
     ".": re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?([eE][-+]?\d+)?", re.ASCII),
     ",": re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)?(,\d+)?([eE][-+]?\d+)?", re.ASCII),
 }
@@ -25,7 +26,7 @@ _LEADING_ZERO = re.compile(r"0\d")
 class CellFormat:
     """Marks that have a meaning inside cells."""
 
-    decimal: str = "."
+    decimal: Decimal = "."
     list_separator: str = "|"
 
 
@@ -39,14 +40,31 @@ def number_cell(cell: str, form: CellFormat) -> float | None:
 
     Raises ValueError for other text.
     """
-    text = _CURRENCY.sub("", cell.strip().replace("\xa0", " "))
+    text = _without_currency(cell)
     if text.lower() in ABSENT:
         return None
-    if not _PLAIN[form.decimal].fullmatch(text) or not any(map(str.isdigit, text)):
+    if not _is_number(text, form.decimal):
         raise ValueError("must be a number")
     groups, mark = (",", ".") if form.decimal == "." else (".", ",")
     number = text.replace(groups, "").replace(" ", "").replace(mark, ".")
     return float(number) if "." in number or "e" in number.lower() else int(number)
+
+
+def decimal_mark(cell: str) -> Decimal | None:
+    """Return the decimal mark with which a cell is a number; None if none, or either, will do."""
+    text = _without_currency(cell)
+    point, comma = _is_number(text, "."), _is_number(text, ",")
+    if point == comma:
+        return None
+    return "." if point else ","
+
+
+def _without_currency(cell: str) -> str:
+    return _CURRENCY.sub(r"\1", cell.strip().replace("\xa0", " "))
+
+
+def _is_number(text: str, decimal: Decimal) -> bool:
+    return bool(_NUMBERS[decimal].fullmatch(text)) and any(map(str.isdigit, text))
 
 
 def time_cell(cell: str, _: CellFormat) -> str | None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import charset_normalizer
 
 from service.datasets.base import ReadProgress, open_compressed
+from service.datasets.files.cells import Decimal, decimal_mark
 from service.domain.errors import Invalid
 
-Decimal = Literal[".", ","]
 DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 18  # bytes from which the delimiter is found
 _FOREIGN = 1 << 16  # bytes of lines outside ASCII, from which the encoding is found
@@ -29,9 +28,6 @@ _BOMS = (
 )
 # Encodings in which shops export, the most common first.
 _ENCODINGS = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "shift_jis", "gb18030", "big5"]
-
-_POINT = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?", re.ASCII)
-_COMMA = re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)(,\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ def detect_delimiter(path: Path, encoding: str, preferred: str) -> str:
     with open_compressed(path, ReadProgress()) as file:
         text = _sample(file, encoding)
     scores = {}
-    for delimiter in (preferred, *DELIMITERS):
+    for delimiter in dict.fromkeys((preferred, *DELIMITERS)):
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         try:
             widths = [len(row) for row in reader if row]
@@ -124,11 +120,8 @@ def detect_decimal(cells: Iterable[str], delimiter: str) -> Decimal:
     """
     votes, texts = Counter[Decimal](), list(cells)
     for cell in texts:
-        point, comma = _POINT.fullmatch(cell), _COMMA.fullmatch(cell)
-        if point and not comma:
-            votes["."] += 1
-        elif comma and not point:
-            votes[","] += 1
+        if (mark := decimal_mark(cell)) is not None:
+            votes[mark] += 1
     if votes["."] == votes[","]:
         return "," if delimiter == ";" and any("," in text for text in texts) else "."
     return max(votes, key=votes.__getitem__)

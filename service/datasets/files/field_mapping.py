@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from service.datasets.files.cells import (
     ATTRIBUTE_CELLS,
     AttributeType,
     CellFormat,
     CellParser,
-    number_cell,
-    shortened,
     text_cell,
 )
+from service.datasets.files.row_reader import Negative, RowReader, WeightRule, column_value
 from service.domain.errors import Invalid
+from service.domain.item_selection import ATTRIBUTES
 
-Negative = Literal["skip", "return"]
 Texts = Literal["all", "typed", "mapped"]
 """Texts that are parsed: all, as in CSV; those of fields that are no texts, as in Parquet; those of
 such fields where the caller maps them, as in JSON."""
-
-RETURN = "return"  # the type of events of a negative quantity
-ATTRIBUTES = "attributes."
-_LISTS = ("tags", "categories", "interests")
-
-
-class SkippedRow(Exception):
-    """A row that the mapping leaves out on purpose."""
-
-
-class WeightRule(NamedTuple):
-    """Derivation of an event's weight from a column: the number itself, or 1 + ln of it."""
-
-    column: str
-    is_log: bool
-
-    @classmethod
-    def parse(cls, text: str) -> WeightRule:
-        """Parse `COLUMN` or `COLUMN:log`."""
-        column, colon, form = text.rpartition(":")
-        if not colon or form != "log":
-            return cls(text, is_log=False)
-        return cls(column, is_log=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +152,7 @@ class BoundMapping:
             except ValueError as error:
                 raise Invalid("", f"--constant {target}={text}: {error}") from None
         parsers = {target: self._parser(target, schema, texts) for target in self.columns}
-        return RowReader(self, form, parsers, constants)
+        return RowReader(self.columns, self.weight, self.mapping.negative, form, parsers, constants)
 
     def _parser(self, target: str, schema: Any, texts: Texts) -> CellParser | None:
         """Return the parser of the text of a field; None where text stays as it is."""
@@ -196,95 +171,6 @@ class BoundMapping:
             if (value := column_value(source, name)) is not None:
                 return value
         return None
-
-
-@dataclass(slots=True)
-class RowReader:
-    """Converts the rows of a file to those of a record's fields."""
-
-    bound: BoundMapping
-    form: CellFormat
-    parsers: Mapping[str, CellParser | None]  # of the text of each field
-    constants: Mapping[str, Any]
-
-    def __call__(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert a row: text by the type of its field; other values, as of JSON, stay.
-
-        Raises:
-            Invalid: at the field whose text cannot be parsed.
-            SkippedRow: the row is left out on purpose.
-        """
-        row: dict[str, Any] = {}
-        target = ""
-        try:
-            for target, names in self.bound.columns.items():
-                parse = self.parsers[target]
-                for name in names:
-                    value = source.get(name)
-                    if value is None and "." in name:
-                        value = column_value(source, name)
-                    if parse is not None and isinstance(value, str):
-                        value = parse(value, self.form)
-                    if value is None:
-                        continue
-                    if target not in row:
-                        row[target] = value
-                    elif target in _LISTS:
-                        row[target] = list(dict.fromkeys([*row[target], *value]))
-            row.update(self.constants)
-            target = "weight"
-            if self.bound.weight is not None:
-                self._set_weight(self.bound.weight, row, source)
-        except ValueError as error:
-            detail = error.detail if isinstance(error, Invalid) else str(error)
-            got = "" if isinstance(error, Invalid) else self._got(target, source)
-            raise Invalid(f"/{target.replace('.', '/', 1)}", detail + got) from None
-        attributes = {
-            name.removeprefix(ATTRIBUTES): row.pop(name)
-            for name in [name for name in row if name.startswith(ATTRIBUTES)]
-        }
-        if attributes:
-            base = row.get("attributes")
-            row["attributes"] = {**base, **attributes} if isinstance(base, dict) else attributes
-        return row
-
-    def _set_weight(self, rule: WeightRule, row: dict[str, Any], source: Mapping[str, Any]) -> None:
-        value = column_value(source, rule.column)
-        number = number_cell(value, self.form) if isinstance(value, str) else value
-        if number is None:
-            return
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ValueError("must be a number")
-        if number < 0:
-            negative = self.bound.mapping.negative
-            if negative == "skip":
-                raise SkippedRow
-            if negative is None:
-                raise ValueError("is negative; --negative skip or return says what becomes of it")
-            row["type"] = RETURN
-            number = -number
-        if rule.is_log:
-            if number < 1:
-                raise ValueError("must be at least 1 for its logarithm")
-            number = 1 + math.log(number)
-        row["weight"] = number
-
-    def _got(self, target: str, source: Mapping[str, Any]) -> str:
-        names = self.bound.columns.get(target, ())
-        if target == "weight" and self.bound.weight is not None:
-            names = (self.bound.weight.column,)
-        values = [value for name in names if (value := column_value(source, name)) is not None]
-        return f" (got {', '.join(map(shortened, values))})" if values else ""
-
-
-def column_value(source: Mapping[str, Any], name: str) -> Any:
-    """Return a column of a row; `a.b` is member b of the object a."""
-    value = source.get(name)
-    if value is None and "." in name and name not in source:
-        value = source
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def split_assignment(text: str, option: str, right: str) -> tuple[str, str]:

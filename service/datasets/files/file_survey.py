@@ -10,9 +10,8 @@ from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from service.datasets.base import ReadProgress, open_compressed
-from service.datasets.files.cells import ABSENT, CellFormat, attribute_type
+from service.datasets.files.cells import ABSENT, CellFormat, Decimal, attribute_type
 from service.datasets.files.csv_dialect import (
-    Decimal,
     Dialect,
     check_encoding,
     detect_decimal,
@@ -20,18 +19,17 @@ from service.datasets.files.csv_dialect import (
     detect_encoding,
 )
 from service.datasets.files.field_mapping import (
-    ATTRIBUTES,
     BoundMapping,
     FieldMapping,
-    RowReader,
     Texts,
-    column_value,
     plain_name,
 )
 from service.datasets.files.formats import Row, Rows, csv_rows, json_rows, parquet_rows
+from service.datasets.files.row_reader import RowReader, column_value
 from service.datasets.files.rows import NUMBER, RATING, TIME, RecordSchema
 from service.datasets.files.time_formats import TimeFormat, chosen_format, detect_format
 from service.domain.errors import Invalid
+from service.domain.item_selection import ATTRIBUTES
 
 _SAMPLE = 10_000  # rows
 

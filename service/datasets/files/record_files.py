@@ -17,7 +17,6 @@ import numpy as np
 
 from service.datasets.base import Dataset, SkippedRows, compressed, format_and_compression
 from service.datasets.files.cells import shortened
-from service.datasets.files.field_mapping import ATTRIBUTES, SkippedRow
 from service.datasets.files.file_survey import (
     Format,
     ReadOptions,
@@ -28,6 +27,7 @@ from service.datasets.files.file_survey import (
 )
 from service.datasets.files.formats import Row
 from service.datasets.files.occurrences import OccurrenceCounter
+from service.datasets.files.row_reader import SkippedRow
 from service.datasets.files.rows import (
     EVENT,
     ITEM,
@@ -41,6 +41,7 @@ from service.datasets.files.rows import (
 )
 from service.domain.errors import Invalid
 from service.domain.item_patch import ItemPatch
+from service.domain.item_selection import ATTRIBUTES
 from service.domain.records import Event, Item, Judgment, User
 from service.runtime.durable_files import open_replacement
 from service.stores.event_identity import content_digest, content_id

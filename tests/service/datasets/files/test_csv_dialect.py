@@ -78,6 +78,7 @@ def test_delimiters_are_those_of_the_cells(tmp_path: Path, text: str, delimiter:
     ("cells", "delimiter", "mark"),
     [
         (["3,50", "1"], ",", ","),
+        (["€ 3,50", "-£1,5"], ",", ","),
         (["3.50", "1,000.5", "7"], ";", "."),
         (["1.234,5", "2.000"], ",", ","),
         (["1,234"], ",", "."),

@@ -99,6 +99,23 @@ def test_attributes_have_types(tmp_path: Path) -> None:
     assert file.survey.mapping.types["attributes.price"] == "number"
 
 
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [("-£3.50", -3.5), ("£-3.50", -3.5), ("+$ 1,200", 1200), ("3 €", 3), ("- 3", None)],
+)
+def test_numbers_have_signs_and_currencies(tmp_path: Path, cell: str, number: Any) -> None:
+    """A sign stands before or behind the currency; a sign alone before a space is no number."""
+    path = tmp_path / "products.csv"
+    path.write_text(f'item_id,Price\na,"{cell}"\n')
+    file = ItemsFile(path, mapped({"attributes.price:number": "Price"}))
+    if number is None:
+        with pytest.raises(Invalid, match="must be a number"):
+            list(file.records())
+    else:
+        (item,) = file.records()
+        assert item.attributes == {"price": number}
+
+
 def test_a_text_among_numbers_is_a_bad_row(tmp_path: Path) -> None:
     """What was taken for a number must be one; absent ones may be written out."""
     path = tmp_path / "items.csv"
