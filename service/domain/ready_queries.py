@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Required, TypedDict
 
 from service.domain.item_selection import NO_FILTER, FacetRequest, Filter, FilterWarning
-from service.domain.queries import AnswerItem, Requester
+from service.domain.queries import AnswerItem, Contribution, Requester
 
 _HOUR = 3_600_000_000
 TREND_HALF_LIFE = 6 * _HOUR  # by default
@@ -90,3 +90,66 @@ class RowsAnswer:
     model_version: str
     degraded: bool = False
     warnings: tuple[FilterWarning, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AudienceQuery:
+    """Find the users for an item."""
+
+    item_id: str
+    limit: int = 20
+    exclude_seen: bool = True  # leave out users with events on the item
+    explain: int = 3  # events that are named for each user, at most
+    at: int | None = None
+
+
+class AudienceUser(TypedDict, total=False):
+    """One user of an audience."""
+
+    user_id: Required[str]
+    score: Required[float]
+    parts: Required[dict[str, float]]  # which the score is the sum of
+    reason: Required[str]  # personal | content
+    explanation: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AudienceAnswer:
+    """Users for an item, best first."""
+
+    users: Sequence[AudienceUser]
+    model_version: str
+    scored: int  # number of users whose scores were compared
+    candidates: int  # number of users who may be in the audience
+    retrieval: Literal["exact", "coarse"]  # exact: all of them were scored
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AffinitiesQuery:
+    """Find the values of a field that a user attends to."""
+
+    user_id: str
+    field: str = "categories"
+    limit: int = 20
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """One value of a field, as a user attends to it."""
+
+    value: str | float | bool | None
+    mass: float  # share of the attention on items with the value
+    score: float | None  # mean of items with the value, above the mean of all
+    events: int  # on items with the value
+
+
+@dataclass(frozen=True, slots=True)
+class AffinitiesAnswer:
+    """Values of a field, by falling attention."""
+
+    field: str
+    values: Sequence[Affinity]
+    model_version: str
+    degraded: bool = False

@@ -10,17 +10,38 @@ from typing import TypeVar
 
 import numpy as np
 
+from models.catalogue.facets import FacetValue
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
-from service.domain.queries import Answer
-from service.domain.ready_queries import PopularQuery, RowsAnswer, RowsQuery, TogetherQuery
+from models.history.user_memory import build_memory
+from models.ranking.ready.affinities import ValueAffinity, affinities
+from service.domain.queries import Answer, Requester
+from service.domain.ready_queries import (
+    AffinitiesAnswer,
+    AffinitiesQuery,
+    Affinity,
+    AudienceAnswer,
+    AudienceQuery,
+    PopularQuery,
+    RowsAnswer,
+    RowsQuery,
+    TogetherQuery,
+)
 from service.domain.stage_clock import StageClock
+from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts
 from service.engine.naming import name_reasons
+from service.engine.questions.audience import (
+    ScoredUser,
+    audience_user,
+    candidates,
+    score_users,
+)
 from service.engine.questions.personal_pool import PersonalPool, personal_pool
 from service.engine.questions.popular import popular_items
 from service.engine.questions.recommend import excluded_rows
 from service.engine.questions.rows import HomePage
+from service.engine.questions.score import item_row
 from service.engine.questions.together import together
 from service.engine.selection.answer_fields import add_fields
 from service.engine.selection.item_selection import select_items
@@ -109,6 +130,67 @@ class ReadyAnswers:
             rows, snapshot.version, self._parts.live.degraded, selection.warnings or None
         )
 
+    async def audience(self, query: AudienceQuery, stages: StageClock) -> AudienceAnswer:
+        """Rank users for an item. Raises `NotFound` where it cannot be scored."""
+        at, memories = _time(query.at), self._parts.memories
+        with stages("store"):
+            log, snapshot = await self._open()
+        row = item_row(snapshot, query.item_id)
+        found = await self._compute(
+            "count", lambda: candidates(query, snapshot, log, row, at), stages
+        )
+        with stages("store"):
+            names = await self._parts.store.user_ids(found.numbers.tolist())
+            requesters = [Requester(name, at=at) for name in names if name is not None]
+            histories = [await memories.load(requester, at) for requester in requesters]
+
+        def rank() -> list[ScoredUser]:
+            return score_users(
+                query,
+                snapshot,
+                row,
+                histories,
+                lambda events: memories.memory(snapshot, Requester(), events, at),
+                memories.options(Requester()),
+            )
+
+        scored = await self._compute("attend", rank, stages)
+        users = []
+        with stages("explain"):
+            for each in scored:
+                named = await name_reasons(self._parts.store, snapshot, each.events, [each.reasons])
+                users.append(audience_user(snapshot, each, named[0] if query.explain else None))
+        return AudienceAnswer(
+            users,
+            snapshot.version,
+            len(histories),
+            found.users,
+            "exact" if found.is_exact else "coarse",
+            self._parts.live.degraded,
+        )
+
+    async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
+        """Return the values of a field by the attention that a user's events on them have."""
+        at, memories = _time(query.at), self._parts.memories
+        requester = Requester(query.user_id, at=at)
+        with stages("store"):
+            events = await memories.load(requester, at)
+            snapshot = await self._parts.live.current()
+
+        def rank() -> list[ValueAffinity]:
+            # Every event is a row, in a long history too.
+            user = build_memory(snapshot, memories.history(snapshot, events, requester), at)
+            options = memories.options(requester)
+            return affinities(snapshot, user, query.field, query.limit, options)
+
+        found = await self._compute("attend", rank, stages)
+        values = [
+            Affinity(_json_value(query.field, each.value), each.mass, each.score, each.rows)
+            for each in found
+        ]
+        degraded = self._parts.live.degraded
+        return AffinitiesAnswer(query.field, values, snapshot.version, degraded)
+
     # ------------------------------------------------------------------ the parts
 
     async def _open(self) -> tuple[EventLog, Snapshot]:
@@ -134,6 +216,13 @@ class ReadyAnswers:
         with stages("store"):
             await add_fields(answer, self._parts.store, fields)
         return replace(answer, degraded=self._parts.live.degraded)
+
+
+def _json_value(field: str, value: FacetValue) -> FacetValue:
+    """Return a value as it is answered: times are not numbers there."""
+    if field == "published_at" and isinstance(value, int):
+        return to_rfc3339(value)
+    return value
 
 
 def _time(at: int | None) -> int:

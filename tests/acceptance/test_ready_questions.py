@@ -128,3 +128,33 @@ def test_a_home_page_says_why_each_row_is_there(http: httpx.Client) -> None:
         refused = http.post("/v1/rows", json=body | {name: wrong})
         assert refused.status_code == 422
         assert refused.json()["errors"][0]["pointer"] == f"/{name}"
+
+
+def test_audiences_and_affinities_in_a_batch_are_those_of_their_routes(http: httpx.Client) -> None:
+    """Users for an item have reasons, and values of a field masses; wrong parameters are named."""
+    item = tiny.item_id(1, 4)
+    params: dict[str, str | int] = {"limit": 3, "at": tiny.AT}
+    audience = http.get(f"/v1/items/{item}/audience", params=params)
+    assert audience.status_code == 200, audience.text
+    found = audience.json()
+    assert len(found["users"]) == 3
+    for user in found["users"]:
+        assert sum(user["parts"].values()) == pytest.approx(user["score"], abs=1e-4)
+        assert user["explanation"]
+    affinities = http.get("/v1/users/u1/affinities", params=params | {"field": "categories"})
+    values = affinities.json()["values"]
+    assert values[0]["mass"] >= values[-1]["mass"] > 0
+    paths = (f"/v1/items/{item}/audience", "/v1/users/u1/affinities")
+    batch = {"requests": [{"path": path, "body": params} for path in paths]}
+    bodies = [one["body"] for one in http.post("/v1/batch", json=batch).json()["responses"]]
+    assert bodies == [found, affinities.json()]
+    for path, wrong in (
+        (paths[0], {"limit": 0}),
+        (paths[0], {"explain": 51}),
+        (paths[1], {"field": "colour"}),
+    ):
+        refused = http.get(path, params=wrong)
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["pointer"] == f"/{next(iter(wrong))}"
+    assert http.get("/v1/items/nothing/audience").status_code == 404
+    assert http.get("/v1/users/nobody/affinities").json()["values"] == []

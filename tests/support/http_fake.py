@@ -26,7 +26,13 @@ from service.domain.queries import (
     SimilarQuery,
 )
 from service.domain.ready_queries import (
+    AffinitiesAnswer,
+    AffinitiesQuery,
+    Affinity,
     AnswerRow,
+    AudienceAnswer,
+    AudienceQuery,
+    AudienceUser,
     PopularQuery,
     RowReason,
     RowsAnswer,
@@ -209,6 +215,24 @@ class FakeEngine:
         items = self._answer(list(self.items)[: query.limit], 1).items
         reason = RowReason("because", "Because you viewed A", "a", ("e0",))
         return RowsAnswer([AnswerRow(reason, items)], self.model_version)
+
+    async def audience(self, query: AudienceQuery, stages: StageClock) -> AudienceAnswer:
+        await self.similar(SimilarQuery(query.item_id, 1), stages)
+        row = Contribution(MemoryRow("e0", "a", "A", "view", 1), 0.5, 0.25)
+        user: AudienceUser = {
+            "user_id": "u",
+            "score": 1.0,
+            "parts": {"attention": 1.0},
+            "reason": "personal",
+            "explanation": (row,),
+        }
+        return AudienceAnswer([user], self.model_version, 1, 1, "exact")
+
+    async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
+        with stages("attend"):
+            await self._work(query)
+        values = [Affinity("jazz", 0.5, 1.0, 3), Affinity("rock", 0.25, None, 1)]
+        return AffinitiesAnswer(query.field, values, self.model_version)
 
     async def together(self, query: TogetherQuery, stages: StageClock) -> Answer:
         return await self.similar(SimilarQuery(query.item_id, query.limit), stages)

@@ -18,9 +18,10 @@ from service.domain.records import check_id
 from service.http import problems
 from service.http.routes import ask, attend, items, ready
 from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.base import Body
+from service.http.schemas.base import Body, Params
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.questions.attend import AttendIn
+from service.http.schemas.questions.audience import AffinitiesParams, AudienceParams
 from service.http.schemas.questions.batch import BatchedIn, BatchIn, BatchOut
 from service.http.schemas.questions.popular import PopularIn
 from service.http.schemas.questions.rows import RowsIn
@@ -35,8 +36,12 @@ _SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
 _ABOUT = re.compile(r"/v1/(items|users)/([^/]+)/([a-z]+)")
 # By what the question is about, and the last part of its path.
 _ABOUT_HANDLERS: Mapping[
-    tuple[str, str], tuple[type[Body], Callable[[str, Any, Context], Awaitable[Response]]]
-] = {("items", "together"): (TogetherIn, ready.filtered_items_together)}
+    tuple[str, str], tuple[type[Body | Params], Callable[[str, Any, Context], Awaitable[Response]]]
+] = {
+    ("items", "together"): (TogetherIn, ready.filtered_items_together),
+    ("items", "audience"): (AudienceParams, ready.item_audience),
+    ("users", "affinities"): (AffinitiesParams, ready.user_affinities),
+}
 _HANDLERS: Mapping[str, tuple[type[Body], Callable[[Any, Context], Awaitable[Response]]]] = {
     "/v1/score": (ScoreIn, ask.score),
     "/v1/recommend": (RecommendIn, ask.recommend),

@@ -10,6 +10,13 @@ from starlette.responses import Response
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.answers import AnswerOut, answer_out
+from service.http.schemas.audience_answers import (
+    AffinitiesOut,
+    AudienceOut,
+    affinities_out,
+    audience_out,
+)
+from service.http.schemas.questions.audience import AffinitiesParams, AudienceParams
 from service.http.schemas.questions.popular import PopularIn
 from service.http.schemas.questions.rows import RowsIn
 from service.http.schemas.questions.together import TogetherIn, TogetherParams
@@ -72,3 +79,31 @@ async def filtered_items_together(item_id: PathId, body: TogetherIn, context: Co
     answer = await context.engine.ready_answers.together(query, context.stages)
     with context.stages("render"):
         return Json(answer_out(answer))
+
+
+@router.get(
+    "/v1/items/{item_id}/audience", responses={200: {"model": AudienceOut}, **documented(404)}
+)
+async def item_audience(
+    item_id: PathId, params: Annotated[AudienceParams, Query()], context: Context
+) -> Response:
+    """Rank users for an item, best first, each with the events behind it.
+
+    All users are scored where they are few. Of more, the hundred with most events on the item's
+    neighbours are, and `retrieval` is `coarse`.
+    """
+    query = params.to_query(item_id)
+    answer = await context.engine.ready_answers.audience(query, context.stages)
+    with context.stages("render"):
+        return Json(audience_out(answer))
+
+
+@router.get("/v1/users/{user_id}/affinities", responses={200: {"model": AffinitiesOut}})
+async def user_affinities(
+    user_id: PathId, params: Annotated[AffinitiesParams, Query()], context: Context
+) -> Response:
+    """List the values of a field by the attention that a user's events on them have."""
+    query = params.to_query(user_id)
+    answer = await context.engine.ready_answers.affinities(query, context.stages)
+    with context.stages("render"):
+        return Json(affinities_out(answer))

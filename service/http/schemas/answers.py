@@ -235,6 +235,11 @@ def answer_out(answer: Answer) -> dict[str, Any]:
 def items_out(answered: Sequence[AnswerItem]) -> list[Any]:
     """Return the values of `AnsweredItemOut`s. Raises `ArithmeticError` for a score of NaN."""
     check_finite("scores", [item["score"] for item in answered if "score" in item])
+    return explanations_out(answered)
+
+
+def explanations_out(answered: Sequence[Any]) -> list[Any]:
+    """Return entries of an answer with their explanations as JSON, where they have any."""
     explained = [each for item in answered for each in item.get("explanation", ())]
     check_finite("weights", [each.weight for each in explained])
     check_finite("contributions", [each.contribution for each in explained])

@@ -1,0 +1,38 @@
+"""Parameters of an item's audience and of a user's affinities."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from service.domain.ready_queries import AffinitiesQuery, AudienceQuery
+from service.http.schemas.base import Limit, Params
+from service.http.schemas.questions.ask import MAX_EXPLAIN
+from service.http.schemas.questions.item_fields import FacetField
+from service.http.schemas.scalars import Integer, Timestamp
+
+
+class AudienceParams(Params):
+    """Query parameters of an item's audience."""
+
+    limit: Limit = 20
+    exclude_seen: bool = Field(True, description="Leave out users with events on the item.")
+    explain: Integer = Field(
+        3, ge=0, le=MAX_EXPLAIN, description="The most events to name for each user."
+    )
+    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+
+    def to_query(self, item_id: str) -> AudienceQuery:
+        """Return the domain's value."""
+        return AudienceQuery(item_id, self.limit, self.exclude_seen, self.explain, self.at)
+
+
+class AffinitiesParams(Params):
+    """Query parameters of a user's affinities."""
+
+    field: FacetField = Field("categories", description="The field whose values are ranked.")
+    limit: Limit = 20
+    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+
+    def to_query(self, user_id: str) -> AffinitiesQuery:
+        """Return the domain's value."""
+        return AffinitiesQuery(user_id, self.field, self.limit, self.at)

@@ -1,0 +1,190 @@
+"""Audiences of items and affinities of users against requests for scores and for attention."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.ranking.ready import audience as audience_model
+from service.domain.errors import NotFound
+from service.domain.queries import AttendQuery, Requester, ScoreQuery, StoredUserMemory
+from service.domain.ready_queries import AffinitiesQuery, AudienceAnswer, AudienceQuery
+from service.domain.records import Event, Item, User
+from service.domain.settings import Settings
+from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine, open_engine
+from service.engine.questions import audience
+from tests.support import tiny
+from tests.support.tiny import NOON, item_id
+
+
+@pytest.fixture(params=[True, False], ids=["trained", "untrained"])
+def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
+    """The small world, with a model or without."""
+    return world.copy(tmp_path / "data", trained=request.param)
+
+
+def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    """Run a story on an engine over a data directory."""
+
+    async def main() -> None:
+        engine = await open_engine(Settings(data=data))
+        try:
+            await story(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def ask(engine: Engine, item: str, **fields: Any) -> AudienceAnswer:
+    """The audience of an item."""
+    query = AudienceQuery(item, **{"at": NOON} | fields)
+    return await engine.ready_answers.audience(query, StageClock())
+
+
+async def scores(engine: Engine, user: str) -> dict[str, float]:
+    """The score of every item for a user."""
+    names = tuple(item.item_id for item in tiny.items())
+    query = ScoreQuery(Requester(user_id=user, at=NOON), names)
+    answer = await engine.answers.score(query, StageClock())
+    return {item["item_id"]: item["score"] for item in answer.items}
+
+
+def test_an_audience_is_ranked_by_the_score_above_the_users_level(data: Path) -> None:
+    """Of few users all are scored, as requests for scores say, and reasons raise the score."""
+    item = item_id(1, 4)
+
+    async def story(engine: Engine) -> None:
+        answer = await ask(engine, item, limit=1000)
+        seen = {event.user_id for event in engine.store.scan_events() if event.item_id == item}
+        users = {event.user_id for event in engine.store.scan_events()} - seen
+        assert {user["user_id"] for user in answer.users} == users
+        assert (answer.scored, answer.candidates) == (len(users), len(users))
+        assert answer.retrieval == "exact"
+        wanted = {}
+        for name in users:
+            totals = await scores(engine, name)
+            level = np.log(np.mean(np.exp(np.array(list(totals.values()), np.float64))))
+            wanted[name] = totals[item] - level  # all 60 items are the reference
+        found = {user["user_id"]: user["score"] for user in answer.users}
+        assert found == pytest.approx(wanted, abs=1e-3)
+        order = [user["score"] for user in answer.users]
+        assert order == sorted(order, reverse=True)
+        for user in answer.users:
+            assert sum(user["parts"].values()) == pytest.approx(user["score"], abs=1e-4)
+            assert len(user["explanation"]) <= 3
+            history, _ = await engine.store.page(user["user_id"], limit=100)
+            own = {event.event_id: event.item_id for event in history}
+            for reason in user["explanation"]:
+                assert reason.contribution > 0
+                assert own[str(reason.row.event_id)] == reason.row.item_id
+        everybody = await ask(engine, item, exclude_seen=False, limit=1000, explain=0)
+        assert {user["user_id"] for user in everybody.users} == users | seen
+        assert all("explanation" not in user for user in everybody.users)
+        with pytest.raises(NotFound, match="nothing"):
+            await ask(engine, "nothing")
+
+    run(data, story)
+
+
+def test_candidates_of_many_users_are_near_the_item(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many users those on neighbours of the item are scored, and ranked as all would be."""
+    item = item_id(1, 4)
+
+    async def story(engine: Engine) -> None:
+        every = await ask(engine, item, limit=1000, exclude_seen=False)
+        monkeypatch.setattr(audience, "SCORED_USERS", 5)
+        some = await ask(engine, item, limit=1000, exclude_seen=False)
+        assert (some.scored, some.candidates, some.retrieval) == (5, every.candidates, "coarse")
+        chosen = [user["user_id"] for user in some.users]
+        assert [u["user_id"] for u in every.users if u["user_id"] in chosen] == chosen
+        # Every fourth user walks through the genre of the item.
+        assert all(int(user[1:]) % 4 == 1 for user in chosen)
+        monkeypatch.setattr(audience_model, "_EVENTS", 3)
+        assert (await ask(engine, item)).scored <= 5
+
+    run(data, story)
+
+
+def test_hidden_items_are_no_reasons_of_an_audience(data: Path) -> None:
+    """A hidden item is in nobody's reasons, and users with a profile alone have no events."""
+    item = item_id(1, 4)
+
+    async def story(engine: Engine) -> None:
+        await engine.store.put_user(User("profile", interests=("cooking",)))
+        before = await ask(engine, item, limit=3)
+        named = {row.row.item_id for user in before.users for row in user["explanation"]}
+        (hidden,) = await engine.store.get_items([str(next(iter(named)))])
+        assert hidden is not None
+        await engine.live.catalogue.put_items(
+            [Item(hidden.item_id, hidden.title, categories=hidden.categories, hidden=True)]
+        )
+        after = await ask(engine, item, limit=1000)
+        reasons = {row.row.item_id for user in after.users for row in user["explanation"]}
+        assert hidden.item_id not in reasons
+        assert "profile" not in {user["user_id"] for user in after.users}
+
+    run(data, story)
+
+
+def test_affinities_are_the_attention_by_value(data: Path) -> None:
+    """Masses are mean weights of attend over the best items; scores are means of score."""
+    user = "u2"
+
+    async def story(engine: Engine) -> None:
+        query = AffinitiesQuery(user, at=NOON)
+        answer = await engine.ready_answers.affinities(query, StageClock())
+        categories = {item.item_id: item.categories for item in tiny.items()}
+        events, _ = await engine.store.page(user, limit=100)
+        item_of = {event.event_id: event.item_id for event in events}
+        masses: dict[str, float] = defaultdict(float)
+        for target in categories:  # fewer than a hundred
+            attended = await engine.answers.attend(
+                AttendQuery(StoredUserMemory(user), item_id=target, at=NOON), StageClock()
+            )
+            assert attended.ids is not None
+            weights = np.mean(attended.weights, axis=0)
+            for event, weight in zip(attended.ids, weights.tolist(), strict=True):
+                for category in categories[item_of[event]]:
+                    masses[category] += weight / len(categories)
+        totals = await scores(engine, user)
+        mean = np.mean(list(totals.values()))
+        assert {each.value for each in answer.values} == masses.keys()
+        for each in answer.values:
+            assert each.mass == pytest.approx(masses[str(each.value)], abs=1e-4)
+            own = [totals[name] for name in totals if str(each.value) in categories[name]]
+            assert each.score == pytest.approx(np.mean(own) - mean, abs=1e-4)
+            taken = [item for item in item_of.values() if str(each.value) in categories[item]]
+            assert each.events == len(taken)
+        order = [each.mass for each in answer.values]
+        assert order == sorted(order, reverse=True)
+        assert "history" in [each.value for each in answer.values[:3]]  # what u2 walks through
+
+    run(data, story)
+
+
+def test_affinities_by_other_fields(data: Path) -> None:
+    """Attributes and times are values too; nobody has none."""
+
+    async def story(engine: Engine) -> None:
+        async def values(user: str, field: str) -> list[Any]:
+            query = AffinitiesQuery(user, field, 2, at=NOON)
+            answer = await engine.ready_answers.affinities(query, StageClock())
+            return [each.value for each in answer.values]
+
+        await engine.store.append([Event("one", item_id(0, 3), timestamp=NOON)])
+        assert await values("one", "attributes.number") == [3]
+        assert await values("one", "published_at") == ["2025-12-28T12:00:00Z"]
+        assert await values("one", "attributes.nothing") == []
+        assert await values("nobody", "categories") == []
+
+    run(data, story)
