@@ -11,6 +11,7 @@ from typing import Literal, Required, TypedDict
 
 from service.domain.item_selection import NO_FILTER, FacetRequest, Filter, FilterWarning
 from service.domain.queries import AnswerItem, Contribution, Requester
+from service.domain.steering import NO_STEERING, AtMost, Rule, Steering
 
 _HOUR = 3_600_000_000
 TREND_HALF_LIFE = 6 * _HOUR  # by default
@@ -36,6 +37,7 @@ class PopularQuery:
     exclude: frozenset[str] = frozenset()
     facets: tuple[FacetRequest, ...] = ()  # over all items that are ranked
     fields: tuple[str, ...] = ()
+    steering: Steering = NO_STEERING  # without exploration
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class RowsQuery:
     filter: Filter = NO_FILTER
     exclude: frozenset[str] = frozenset()
     fields: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    at_most: tuple[AtMost, ...] = ()  # of each row
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Answers:
             return targets, scores if boost is None else scores.with_boost(boost[targets])
 
         answer = await self._ranked(request, stages, rank, _attended(request, len(targets)))
-        rules.describe(answer, targets)
+        rules.describe(answer.items, targets)
         answer = replace(answer, warnings=rules.warnings or None)
         return await self._completed(answer, query.fields, stages)
 

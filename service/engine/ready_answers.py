@@ -15,6 +15,7 @@ from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.user_memory import build_memory
 from models.ranking.ready.affinities import ValueAffinity, affinities
+from models.ranking.steering.item_steering import ItemSteering
 from service.domain.queries import Answer, Requester
 from service.domain.ready_queries import (
     AffinitiesAnswer,
@@ -28,6 +29,7 @@ from service.domain.ready_queries import (
     TogetherQuery,
 )
 from service.domain.stage_clock import StageClock
+from service.domain.steering import Steering
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts
 from service.engine.naming import name_reasons
@@ -44,7 +46,8 @@ from service.engine.questions.rows import HomePage
 from service.engine.questions.score import item_row
 from service.engine.questions.together import together
 from service.engine.selection.answer_fields import add_fields
-from service.engine.selection.item_selection import select_items
+from service.engine.selection.item_selection import ItemSelection, select_items
+from service.engine.selection.steering import SteeredItems, steer_items
 from service.histories.event_columns import EMPTY
 
 T = TypeVar("T")
@@ -97,9 +100,21 @@ class ReadyAnswers:
         with stages("store"):
             events = await memories.load(requester, at)
             log, snapshot = await self._open()
-        selection = await self._compute(
-            "filter", lambda: select_items(snapshot, query.filter), stages
-        )
+
+        def select() -> tuple[ItemSelection, SteeredItems]:
+            selection = select_items(snapshot, query.filter)
+            steered = steer_items(
+                snapshot,
+                Steering(query.rules, at_most=query.at_most),
+                allowed=selection.allowed,
+                exclude=query.exclude,
+                limit=query.limit,
+            )
+            if (buried := steered.steering.buried) is not None:
+                selection = replace(selection, allowed=selection.allowed & ~buried)
+            return selection.with_warnings(steered.warnings), steered
+
+        selection, steered = await self._compute("filter", select, stages)
         excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
         excluded = excluded[excluded >= 0]
 
@@ -114,13 +129,14 @@ class ReadyAnswers:
                     excluded=excluded,
                     size=min(MOST_POOLED, _POOLED * query.rows * query.limit),
                     limit=query.limit,
+                    steering=ItemSteering(boost=steered.steering.boost),
                 )
 
         pool = await self._compute("attend", rank, stages)
         with stages("explain"):
             named = await name_reasons(self._parts.store, snapshot, events, pool.reasons)
         types = self._parts.event_log.type_codes(None)
-        page = HomePage(query, snapshot, log, types, events, selection, excluded, at)
+        page = HomePage(query, snapshot, log, types, events, selection, steered, excluded, at)
         rows = await self._compute("count", lambda: page.rows(pool, named), stages)
         if query.fields:
             with stages("store"):

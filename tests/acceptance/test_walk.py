@@ -141,3 +141,43 @@ def test_recommendations_keep_to_the_department_of_a_customer(
             assert len({each["event_id"] for each in raising}) == len(raising)
             assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-4)
     assert right > 0.8 * shown
+
+
+def test_a_home_page_has_rows_within_a_budget(http: httpx.Client, nights: Shop) -> None:
+    """Rows keep to a price and to two items of a department, name their rule, and have reasons."""
+    exports = nights.exports
+    prices = exports.prices
+    cheap = {"field": "attributes.price", "lt": 6}
+    garden = {"field": "categories", "in": ["Garden", "GARDEN"]}
+    body = {
+        "rows": 3,
+        "limit": 6,
+        "filter": cheap,
+        "rules": [{"name": "spring", "when": garden, "boost": 1.5}],
+        "at_most": [{"field": "categories", "count": 2}],
+        "fields": ["attributes.price", "categories"],
+        "at": "2025-04-17T12:00:00Z",
+    }
+    kinds: Counter[str] = Counter()
+    for user in sorted({sale.user_id for sale in exports.stored})[:12]:
+        answer = http.post("/v1/rows", json=body | {"user_id": user})
+        assert answer.status_code == 200, answer.text
+        rows = answer.json()["rows"]
+        assert len(rows) == 3
+        items = [item for row in rows for item in row["items"]]
+        assert len({item["item_id"] for item in items}) == len(items)
+        for item in items:
+            assert item["fields"]["attributes.price"] == prices[item["item_id"]] < 6
+            assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-4)
+            is_spring = exports.departments[item["item_id"]] == "Garden"
+            assert [rule["name"] for rule in item.get("rules", [])] == ["spring"] * is_spring
+        for row in rows:
+            shared = Counter(name for item in row["items"] for name in item["fields"]["categories"])
+            assert max(shared.values()) <= 2
+            kinds[row["reason"]["kind"]] += 1
+            if row["reason"]["kind"] == "because":
+                history = http.get(f"/v1/users/{user}/history?limit=1000").json()["events"]
+                events = {each["event_id"]: each["item_id"] for each in history}
+                named = {events[event] for event in row["reason"]["event_ids"]}
+                assert named == {row["reason"]["item_id"]}
+    assert kinds["because"] >= 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,12 @@ class BecauseRow(NamedTuple):
 
 
 def because_rows(
-    gains: NDArray[np.float64], *, count: int, limit: int, least: int
+    gains: NDArray[np.float64],
+    *,
+    count: int,
+    limit: int,
+    least: int,
+    choose: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
 ) -> list[BecauseRow]:
     """Choose rows and their causes greedily, so that no target is in two rows.
 
@@ -29,6 +35,7 @@ def because_rows(
         count: the most rows.
         limit: the most targets of a row.
         least: the fewest.
+        choose: of targets in order, at most `limit` that may be in one row; None = the first.
     """
     left = np.clip(gains, 0.0, None)
     rows: list[BecauseRow] = []
@@ -38,9 +45,11 @@ def because_rows(
         cause = int(sums.argmax())
         if sums[cause] <= 0:
             break
-        order = np.argsort(-left[:, cause], kind="stable")[:limit]
-        targets = np.sort(order[left[order, cause] > 0])
-        rows.append(BecauseRow(cause, targets))
-        left[targets] = 0.0
+        order = np.argsort(-left[:, cause], kind="stable")
+        order = order[left[order, cause] > 0]
+        targets = np.sort(order[:limit] if choose is None else choose(order))
         left[:, cause] = 0.0
+        if len(targets) >= least:
+            rows.append(BecauseRow(cause, targets))
+            left[targets] = 0.0
     return rows

@@ -112,12 +112,12 @@ def _ranked(
             spread = _spread(pool, near, counts, left, diversity)
             order = order[len(near) :]
             taken, left = np.concatenate([taken, spread]), left - len(spread)
-        taken = np.concatenate([taken, _first(order, counts, left)])
+        taken = np.concatenate([taken, take_first(order, counts, left)])
     return taken
 
 
-def _first(order: Places, counts: QuotaCounts, limit: int) -> Places:
-    """Take the first open places of an order."""
+def take_first(order: Places, counts: QuotaCounts, limit: int) -> Places:
+    """Take the first open places [<= limit] of an order; they count."""
     if not counts.constrains:
         taken = order[:limit]
         counts.open[taken] = False

@@ -13,6 +13,7 @@ from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
 from models.ranking.recommend import Ranked, recommend
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from service.domain.records import DISLIKE
 from service.histories.event_columns import EventColumns
 
@@ -38,6 +39,7 @@ def personal_pool(
     excluded: NDArray[np.int64],
     size: int,
     limit: int,
+    steering: ItemSteering = NO_STEERING,
 ) -> PersonalPool:
     """Rank up to `size` new items and up to `limit` items that come back.
 
@@ -50,6 +52,7 @@ def personal_pool(
         excluded: item rows that may not.
         size: the most new items.
         limit: the most items that come back.
+        steering: boosts of the same catalogue.
     """
     seen = events.items[events.items < len(allowed)]
     fresh = recommend(
@@ -59,6 +62,7 @@ def personal_pool(
         allowed=allowed,
         excluded=np.concatenate([excluded, seen]),
         options=options,
+        steering=steering,
     )
     reasons = explain(snapshot, user, fresh.rows, REASONS, options, partial=fresh.scores.partial)
     repeated = np.zeros_like(allowed)
@@ -70,6 +74,7 @@ def personal_pool(
         allowed=allowed & repeated,
         excluded=excluded,
         options=options,
+        steering=steering,
     )
     return PersonalPool(fresh, reasons, again)
 

@@ -19,11 +19,13 @@ from models.ranking.ready.popularity import (
     rated,
     trending,
 )
+from models.ranking.steering.ranked_lineup import line_up_ranked
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem
 from service.domain.ready_queries import TREND_HALF_LIFE, TREND_WINDOW, PopularQuery
 from service.domain.timestamps import to_rfc3339
 from service.engine.selection.item_selection import ItemSelection, count_items
+from service.engine.selection.steering import steer_items
 
 
 def popular_items(
@@ -49,8 +51,24 @@ def popular_items(
     ranked, is_ranked = _ranked(query, snapshot, log, types, at)
     mask = selection.allowed & is_ranked
     mask[excluded] = False
+    steered = steer_items(
+        snapshot,
+        query.steering,
+        allowed=selection.allowed,
+        exclude=query.exclude,
+        limit=query.limit,
+    )
+    selection = selection.with_warnings(steered.warnings)
+    steering = steered.steering
+    if steering.boost is not None:
+        ranked.parts["rules"] = steering.boost.astype(np.float64)
     scores = ranked.scores
-    rows = best_rows(scores, np.flatnonzero(mask), query.limit, snapshot.catalogue)
+    order = mask.copy()
+    order[steering.pinned] = False
+    most = int(np.count_nonzero(order)) if steering.reorders else query.limit
+    best = best_rows(scores, np.flatnonzero(order), most, snapshot.catalogue)
+    lineup = line_up_ranked(snapshot.catalogue.fields, best, steering, limit=query.limit)
+    rows = lineup.rows
     parts = {name: numbers[rows].tolist() for name, numbers in ranked.parts.items()}
     items: list[AnswerItem] = [
         {
@@ -72,7 +90,8 @@ def popular_items(
         )
     ]
     answer = selection.described(
-        Answer(items, snapshot.version), count_items(snapshot, mask, query.facets)
+        steered.describe(Answer(items, snapshot.version), lineup),
+        count_items(snapshot, mask, query.facets),
     )
     warnings = (*(answer.warnings or ()), *(() if items else _warnings(query, log, at)))
     return replace(answer, warnings=warnings or None)

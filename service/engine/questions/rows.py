@@ -14,6 +14,7 @@ from models.data.event_log import EventLog
 from models.ranking.ready.because import because_rows
 from models.ranking.ready.distinctive_categories import distinctive_categories
 from models.ranking.recommend import Ranked
+from models.ranking.steering.ranked_lineup import QuotaChoice
 from service.domain.queries import AnswerItem, Contribution, MemoryRow
 from service.domain.ready_queries import (
     AnswerRow,
@@ -22,10 +23,12 @@ from service.domain.ready_queries import (
     RowReason,
     RowsQuery,
 )
+from service.domain.steering import Steering
 from service.engine.questions.personal_pool import PersonalPool, liked_events
 from service.engine.questions.popular import popular_items
 from service.engine.questions.score import score_answer
 from service.engine.selection.item_selection import ItemSelection
+from service.engine.selection.steering import SteeredItems
 from service.histories.event_columns import EventColumns
 
 FEWEST = 3  # items of a row, where it may have so many
@@ -59,7 +62,8 @@ class HomePage:
         log: all events.
         types: codes of the event types that count.
         events: the requester's.
-        selection: of the items that may be answered.
+        selection: of the items that may be answered, without buried ones.
+        steered: the boosts, and the quotas of each row.
         excluded: item rows that may not be in any row.
         at: the time of the request, microseconds UTC.
     """
@@ -70,6 +74,7 @@ class HomePage:
     types: NDArray[np.integer]
     events: EventColumns
     selection: ItemSelection
+    steered: SteeredItems
     excluded: NDArray[np.int64]
     at: int
     used: set[str] = field(default_factory=set)
@@ -138,7 +143,11 @@ class HomePage:
         names = list(causes)
         rows: list[AnswerRow] = []
         for chosen in because_rows(
-            gains, count=self.query.rows, limit=self.query.limit, least=self._fewest
+            gains,
+            count=self.query.rows,
+            limit=self.query.limit,
+            least=self._fewest,
+            choose=self._choice(pool.fresh.rows),
         ):
             own: list[AnswerItem] = []
             for target in chosen.targets.tolist():
@@ -158,7 +167,8 @@ class HomePage:
             allowed = selection.allowed & self.snapshot.catalogue.in_categories(categories)
             selection = ItemSelection(allowed)
         by: PopularityKind = kind
-        query = PopularQuery(self.query.requester, by, limit=self.query.limit)
+        steering = Steering(self.query.rules, at_most=self.query.at_most)
+        query = PopularQuery(self.query.requester, by, limit=self.query.limit, steering=steering)
         seen = self.events.items
         used = self.snapshot.catalogue.rows(sorted(self.used))
         rows = np.concatenate([self.excluded, seen[seen < len(selection.allowed)], used])
@@ -181,8 +191,9 @@ class HomePage:
 
     def _rest(self, ranked: Ranked, reason: RowReason) -> list[AnswerRow]:
         """Return a row of the best items that are in no other row; none of too few items."""
-        row = self._without_used(AnswerRow(reason, self._items(ranked)))
-        row = AnswerRow(reason, row.items[: self.query.limit])
+        items, rows = self._items(ranked), ranked.rows
+        left = np.flatnonzero([item["item_id"] not in self.used for item in items])
+        row = AnswerRow(reason, [items[place] for place in self._choice(rows)(left).tolist()])
         return [row] if self._take(row) else []
 
     # ------------------------------------------------------------------ the parts
@@ -193,7 +204,14 @@ class HomePage:
 
     def _items(self, ranked: Ranked) -> Sequence[AnswerItem]:
         requester, snapshot = self.query.requester, self.snapshot
-        return score_answer(requester, snapshot, ranked.rows, ranked.scores, ()).items
+        items = score_answer(requester, snapshot, ranked.rows, ranked.scores, ()).items
+        self.steered.applied.describe(items, ranked.rows)
+        return items
+
+    def _choice(self, rows: NDArray[np.integer]) -> QuotaChoice:
+        """Return the choice of the items of a row from a pool, item rows [T]."""
+        fields, quotas = self.snapshot.catalogue.fields, self.steered.steering.quotas
+        return QuotaChoice(fields, quotas, rows.astype(np.int64), self.query.limit)
 
     def _without_used(self, row: AnswerRow) -> AnswerRow:
         return AnswerRow(

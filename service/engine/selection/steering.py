@@ -13,9 +13,10 @@ from models.catalogue.item_filter import matching
 from models.catalogue.snapshot import Snapshot
 from models.ranking.recommend import Ranked
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Pin, Quota
+from models.ranking.steering.ranked_lineup import SteeredRows
 from service.domain import steering as domain
 from service.domain.item_selection import FilterWarning
-from service.domain.queries import Answer, AppliedRule
+from service.domain.queries import Answer, AnswerItem, AppliedRule
 from service.domain.steering import PinnedItem, Rule, Steering
 from service.engine.selection.item_selection import item_filter
 from service.engine.selection.warnings import attribute_warnings, filter_warnings
@@ -32,11 +33,11 @@ class AppliedRules:
     buried: NDArray[np.bool_] | None = None  # [N]; None without any
     warnings: tuple[FilterWarning, ...] = ()
 
-    def describe(self, answer: Answer, rows: NDArray[np.integer]) -> None:
+    def describe(self, items: Sequence[AnswerItem], rows: NDArray[np.integer]) -> None:
         """Add to each item of an answer, at `rows` [L], the rules that moved it."""
         for rule, mask in self.rules:
             for place in np.flatnonzero(mask[rows]).tolist():
-                answer.items[place].setdefault("rules", []).append(rule)
+                items[place].setdefault("rules", []).append(rule)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +48,13 @@ class SteeredItems:
     steering: ItemSteering = NO_STEERING
     warnings: tuple[FilterWarning, ...] = ()
 
-    def describe(self, answer: Answer, ranked: Ranked) -> Answer:
+    def describe(self, answer: Answer, ranked: Ranked | SteeredRows) -> Answer:
         """Return an answer that says of each item what moved it, and how likely it was shown."""
-        self.applied.describe(answer, ranked.rows)
+        self.applied.describe(answer.items, ranked.rows)
         for item, moved in zip(answer.items, ranked.moved, strict=True):
             if moved is not None:
                 item["moved"] = moved
-        if ranked.propensities is None:
+        if isinstance(ranked, SteeredRows) or ranked.propensities is None:
             return answer
         for item, propensity in zip(answer.items, ranked.propensities.tolist(), strict=True):
             item["propensity"] = propensity

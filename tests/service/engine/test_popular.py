@@ -17,6 +17,7 @@ from service.domain.ready_queries import PopularityKind, PopularQuery
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.domain.steering import AtMost, PinnedItem, Rule, Steering
 from service.engine.engine import Engine, open_engine
 from service.stores.base import Store
 
@@ -164,6 +165,49 @@ def test_every_kind_is_that_of_loops_over_the_log(tmp_path: Path) -> None:
 
     run(tmp_path, story)
     run(tmp_path, again)  # after a restart
+
+
+def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
+    """Boosts are a part of the score, pins stand, buried items come last, quotas hold."""
+    source = random.Random(5)
+    even = FieldCondition("categories", {"eq": "even"})
+    buried = FieldCondition("item_id", {"in": ["i1", "i2"]})
+    steering = Steering(
+        (Rule("even", even, 2.5), Rule("old", buried)),
+        (PinnedItem("i19", 2), PinnedItem("i3", 1)),  # i3 is hidden
+        (AtMost("categories", 3),),
+    )
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(items())
+        await engine.store.append(drawn(source, 90))
+        for by in ("popular", "trending", "rated"):
+            scores = expected(engine.store, by, NOW, None, None)
+            for name in scores:
+                scores[name] += 2.5 * (int(name[1:]) % 2 == 0)
+            scores.pop("i19", None)
+            ranked = sorted(scores, key=lambda name: (name in {"i1", "i2"}, -scores[name], name))
+            left = {0: 3, 1: 2}  # even, and odd beside the pin
+            wanted = []
+            for name in ranked:
+                left[int(name[1:]) % 2] -= 1
+                if left[int(name[1:]) % 2] >= 0:
+                    wanted.append(name)
+            wanted.insert(1, "i19")
+            answer = await ask(engine, by=by, steering=steering, limit=20)
+            assert [item["item_id"] for item in answer.items] == wanted
+            for item in answer.items:
+                assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-6)
+                boosted = int(item["item_id"][1:]) % 2 == 0
+                assert item["parts"]["rules"] == 2.5 * boosted
+                assert ("even" in [rule["name"] for rule in item.get("rules", [])]) == boosted
+            moved = {item["item_id"]: item.get("moved") for item in answer.items}
+            assert moved.pop("i19") == "pinned"
+            assert {name for name, why in moved.items() if why} == {"i1", "i2"} & moved.keys()
+            (warning,) = answer.warnings or ()
+            assert (warning.pointer, warning.detail) == ("/pin/1", "item 'i3' is hidden")
+
+    run(tmp_path, story)
 
 
 def test_trending_follows_a_rise_and_forgets_it(tmp_path: Path) -> None:

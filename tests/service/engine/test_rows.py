@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from service.domain.item_selection import FieldCondition
-from service.domain.queries import InlineEvent, Requester, ScoreQuery
+from service.domain.queries import AnswerItem, InlineEvent, Requester, ScoreQuery
 from service.domain.ready_queries import RowsAnswer, RowsQuery
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.domain.steering import AtMost, Rule
 from service.engine.engine import Engine, open_engine
 from tests.support import tiny
 from tests.support.tiny import DAY, NOON, SECOND, item_id
@@ -131,6 +133,41 @@ def test_filters_hidden_items_and_exclusions_hold_in_every_row(data: Path) -> No
                 assert "even" in each["fields"]["categories"]
 
     run(data, story)
+
+
+def test_rules_and_quotas_hold_in_every_row(data: Path) -> None:
+    """Boosted items have their rule and part, buried ones are absent, quotas hold in each row."""
+    rules = (
+        Rule("even", FieldCondition("categories", {"eq": "even"}), 4.0),
+        Rule("german", FieldCondition("attributes.language", {"eq": "de"})),
+        Rule("low", FieldCondition("attributes.number", {"lt": 6}), -2.0),
+    )
+
+    async def story(engine: Engine) -> None:
+        plain = await ask(engine, fields=("categories",))
+        assert any("odd" in item["fields"]["categories"] for item in _items(plain))
+        fields = ("categories", "attributes.number", "attributes.language")
+        steered = await ask(engine, rules=rules, fields=fields)
+        assert _items(steered)
+        for item in _items(steered):
+            assert item["fields"]["attributes.language"] == "en"
+            low = item["fields"]["attributes.number"] < 6
+            names = ["even", "low"] if low else ["even"]
+            assert [rule["name"] for rule in item["rules"]] == names
+            assert item["parts"]["rules"] == pytest.approx(4.0 - 2.0 * low)
+            assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-4)
+        quotas = (AtMost("categories", 2),)
+        varied = await ask(engine, at_most=quotas, fields=("categories",))
+        assert varied.rows
+        for row in varied.rows:
+            counts = Counter(name for item in row.items for name in item["fields"]["categories"])
+            assert max(counts.values()) <= 2
+
+    run(data, story)
+
+
+def _items(answer: RowsAnswer) -> list[AnswerItem]:
+    return [item for row in answer.rows for item in row.items]
 
 
 def test_what_is_new_is_in_the_users_categories(data: Path) -> None:

@@ -14,9 +14,18 @@ from service.domain.ready_queries import (
     PopularityKind,
     PopularQuery,
 )
+from service.domain.steering import Steering
 from service.http.schemas.base import Body, Ids, Limit, example
 from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.selection import AnswerFields, Facets
+from service.http.schemas.questions.steering import (
+    AtMosts,
+    Pins,
+    Rules,
+    to_at_most,
+    to_pins,
+    to_rules,
+)
 from service.http.schemas.scalars import Duration, EventType, Id, Timestamp
 
 MAX_TYPES = 100
@@ -66,6 +75,9 @@ class PopularIn(Body):
     exclude_seen: bool = Field(False, description="Leave out items of the user's history.")
     exclude: Ids = Field([], description="Items to leave out.")
     at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    rules: Rules = Field([])
+    pin: Pins = Field([])
+    at_most: AtMosts = Field([])
     facets: Facets = Field([])
     fields: AnswerFields = Field([])
 
@@ -94,4 +106,5 @@ class PopularIn(Body):
             frozenset(self.exclude),
             tuple(facet.to_facet() for facet in self.facets),
             tuple(self.fields),
+            Steering(to_rules(self.rules), to_pins(self.pin), to_at_most(self.at_most)),
         )

@@ -12,6 +12,7 @@ from service.http.schemas.base import Body, Ids, example
 from service.http.schemas.questions.ask import MAX_HISTORY, InlineEventIn
 from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.selection import AnswerFields, VisibleIn
+from service.http.schemas.questions.steering import AtMosts, Rules, to_at_most, to_rules
 from service.http.schemas.scalars import Id, Integer, Timestamp
 
 MAX_ROWS = 20
@@ -27,6 +28,8 @@ class RowsIn(Body):
         limit=5,
         filter={"none": [{"field": "attributes.language", "eq": "de"}]},
         fields=["categories"],
+        rules=[{"name": "new in", "when": {"field": "tags", "eq": "new"}, "boost": 0.5}],
+        at_most=[{"field": "categories", "count": 2}],
     )
 
     user_id: Id | None = Field(None, description="The user whose page it is; a stranger without.")
@@ -40,6 +43,14 @@ class RowsIn(Body):
     )
     filter: FilterField = FilterIn()
     exclude: Ids = Field([], description="Items to leave out.")
+    rules: Rules = Field(
+        [],
+        description="Boosts, which are a part of the scores (`parts.rules`). Buried items are left "
+        "out: a page has few places.",
+    )
+    at_most: AtMosts = Field(
+        [], description="How many items of one row may share a value of a field."
+    )
     at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
     fields: AnswerFields = Field([])
 
@@ -55,4 +66,6 @@ class RowsIn(Body):
             self.filter.to_filter(),
             frozenset(self.exclude),
             tuple(self.fields),
+            to_rules(self.rules),
+            to_at_most(self.at_most),
         )

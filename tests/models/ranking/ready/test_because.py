@@ -38,3 +38,10 @@ def test_a_cause_of_too_few_targets_has_no_row() -> None:
     assert (row.cause, row.targets.tolist()) == (1, [0, 1, 2])
     assert because_rows(-np.abs(gains), count=9, limit=9, least=1) == []
     assert because_rows(np.zeros((0, 0)), count=9, limit=9, least=1) == []
+
+
+def test_rows_are_chosen_within_what_may_stand_together() -> None:
+    """A choice leaves out targets of a row, and a cause that is left with too few has none."""
+    gains = np.array([[5.0, 1.0], [4.0, 3.0], [3.0, 2.0], [2.0, 0.0]])
+    rows = because_rows(gains, count=9, limit=2, least=2, choose=lambda order: order[::2][:2])
+    assert [(row.cause, row.targets.tolist()) for row in rows] == [(0, [0, 2])]
