@@ -117,6 +117,7 @@ class Engine:
         counts = await self.store.counts()
         return {
             **counts,
+            "logged_events": float(len(self.parts.event_log.loaded.log)),
             "catalogue_rows": float(len(self.live.snapshot.catalogue)),
             **self.parts.memories.stats(),
         }

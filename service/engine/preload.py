@@ -48,7 +48,7 @@ async def _load(settings: Settings) -> PreloadedSnapshot:
     parts = compose(settings, threads=1)
     try:
         await parts.live.open()
-        await parts.event_log.current()
+        (await parts.event_log.current()).prepare()
     finally:
         await parts.close()
     index = parts.live.snapshot.catalogue.bm25_writer

@@ -130,6 +130,19 @@ def test_item_changes_are_found_by_the_other(pair: tuple[Worker, Worker]) -> Non
         assert reader.ask("GET", f"/v1/items/{item['item_id']}").status == 404
 
 
+def test_an_event_is_counted_by_the_other(pair: tuple[Worker, Worker]) -> None:
+    """An event stored through one worker counts in the other's next answer, until forgotten."""
+    for at, (writer, reader) in enumerate(both_ways(pair)):
+        user, kind = f"counted-{at}", f"kind-{at}"
+        event = {"user_id": user, "item_id": item_id(1, 2), "type": kind}
+        for count in (1, 2):
+            assert writer.ask("POST", "/v1/events", {"events": [event]}).status == 200
+            (item,) = reader.ask("POST", "/v1/popular", {"type": kind}).body["items"]
+            assert (item["item_id"], item["events"]) == (item_id(1, 2), count)
+        assert writer.ask("DELETE", f"/v1/users/{user}").status == 200
+        assert reader.ask("POST", "/v1/popular", {"type": kind}).body["items"] == []
+
+
 def test_a_profile_is_known_to_the_other(pair: tuple[Worker, Worker]) -> None:
     """A profile stored through one worker makes the next answer of the other personal."""
     for at, (writer, reader) in enumerate(both_ways(pair)):

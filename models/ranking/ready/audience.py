@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents
+from models.data.row_sets import user_item_keys
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.scoring import Scores, score
@@ -74,35 +75,39 @@ def candidate_users(
         excluded: numbers of users that are left out.
         count: the most users.
     """
-    worth: dict[int, float] = {}
     own = _newest(log.of_item(row), at)
-    together = log.of_users(np.unique(own.users))
+    users = np.unique(own.users)
+    together = log.of_users(users)
     together = together.take(together.timestamps <= at)
-    pairs = np.unique(np.stack([together.users, together.items]), axis=1)
-    of_items = np.bincount(pairs[1], minlength=row + 1)
+    size = int(together.items.max(initial=row)) + 1
+    pairs = np.unique(user_item_keys(together.users, together.items, size))
+    of_items = np.bincount(pairs % size, minlength=size)
     of_items[row] = 0
     near = np.argsort(-of_items, kind="stable")[:_NEIGHBOURS]
-    users = max(1, len(np.unique(own.users)))
-    for other in near[of_items[near] > 0].tolist():
-        size = max(1, len(np.unique(_newest(log.of_item(other), at).users)))
-        worth[other] = float(of_items[other]) / (users * size) ** 0.5
+    near = near[of_items[near] > 0]
+    alike: dict[int, float] = {}
     if snapshot.catalogue.has_content[row]:
-        alike = similar(
+        found = similar(
             snapshot,
             row,
             limit=_NEIGHBOURS,
             allowed=snapshot.catalogue.servable,
             spaces=("content",),
         )
-        for other, spaces in zip(alike.rows.tolist(), alike.spaces, strict=True):
-            worth[other] = worth.get(other, 0.0) + max(0.0, spaces["content"].cosine)
-    found, sums = [np.zeros(0, np.int64)], [np.zeros(0)]
-    for other, value in worth.items():
-        takers = np.unique(_newest(log.of_item(other), at).users).astype(np.int64)
-        found.append(takers)
-        sums.append(np.full(len(takers), value))
-    numbers, place = np.unique(np.concatenate(found), return_inverse=True)
-    total = np.bincount(place, np.concatenate(sums), minlength=len(numbers))
+        cosines = (spaces["content"].cosine for spaces in found.spaces)
+        alike = dict(zip(found.rows.tolist(), cosines, strict=True))
+    takers, worth = [np.zeros(0, np.int64)], [np.zeros(0)]
+    for other in {*near.tolist(), *alike}:
+        of_other = np.unique(_newest(log.of_item(other), at).users).astype(np.int64)
+        if not len(of_other):
+            continue
+        cosine = max(0.0, alike.get(other, 0.0))
+        if other < size:
+            cosine += float(of_items[other]) / (max(1, len(users)) * len(of_other)) ** 0.5
+        takers.append(of_other)
+        worth.append(np.full(len(of_other), cosine))
+    numbers, place = np.unique(np.concatenate(takers), return_inverse=True)
+    total = np.bincount(place, np.concatenate(worth), minlength=len(numbers))
     total[np.isin(numbers, excluded)] = 0.0
     best = np.argsort(-total, kind="stable")[:count]
     return numbers[best[total[best] > 0]]

@@ -105,6 +105,7 @@ def appeared(catalogue: Catalogue, events: LoggedEvents) -> NDArray[np.int64]:
     """Return when each item came: published, or else its first event; `NEVER` without both, [N]."""
     first = np.full(len(catalogue), np.iinfo(np.int64).max)
     is_in = events.items < len(catalogue)
+    is_in[is_in] = catalogue.published[events.items[is_in]] == NEVER
     np.minimum.at(first, events.items[is_in], events.timestamps[is_in])
     first[first == np.iinfo(np.int64).max] = NEVER
     return np.where(catalogue.published == NEVER, first, catalogue.published)

@@ -15,7 +15,7 @@ from service.domain.ready_queries import TogetherQuery
 from service.engine.questions.score import item_row
 from service.engine.selection.item_selection import ItemSelection
 
-MAX_USERS = 5_000  # of one item whose histories are read, those who took it last
+MAX_USERS = 2_000  # of one item whose histories are read, those who took it last
 
 
 def together(

@@ -109,6 +109,10 @@ def test_candidates_of_many_users_are_near_the_item(
         assert [u["user_id"] for u in every.users if u["user_id"] in chosen] == chosen
         # Every fourth user walks through the genre of the item.
         assert all(int(user[1:]) % 4 == 1 for user in chosen)
+        await engine.live.catalogue.put_items([Item("new", "a soup of garlic and pepper")])
+        fresh = await ask(engine, "new")  # without events, those of similar items are near
+        assert (fresh.scored, fresh.retrieval) == (5, "coarse")
+        assert all(int(user["user_id"][1:]) % 4 == 1 for user in fresh.users)
         monkeypatch.setattr(audience_model, "_EVENTS", 3)
         assert (await ask(engine, item)).scored <= 5
 
