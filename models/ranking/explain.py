@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -109,15 +110,12 @@ def _foremost(found: Contributions, top: int) -> list[NDArray[np.int64]]:
 def _reasons(found: Contributions, named: Sequence[NDArray[np.int64]]) -> list[list[Reason]]:
     """Make the reasons of the rows that are named for each target."""
     source, weights, each = found.user.source, found.weights.mean(0).numpy(), found.each.numpy()
-    return [
-        [
-            Reason(*values)
-            for values in zip(
-                source[rows].tolist(),
-                weights[at, rows].tolist(),
-                each[at, rows].tolist(),
-                strict=True,
-            )
-        ]
-        for at, rows in enumerate(named)
-    ]
+    rows = np.concatenate([np.zeros(0, np.int64), *named])
+    targets = np.repeat(np.arange(len(named)), [len(own) for own in named])
+    reasons = map(
+        Reason,
+        source[rows].tolist(),
+        weights[targets, rows].tolist(),
+        each[targets, rows].tolist(),
+    )
+    return [list(islice(reasons, len(own))) for own in named]

@@ -97,7 +97,7 @@ class TransitionCounts(NamedTuple):
         columns[targets] = torch.arange(len(targets))
         shares = self.counts.new_zeros(len(rows), len(targets) + 1)
         items, counts = self.items.index_select(0, rows), self.counts.index_select(0, rows)
-        shares.scatter_add_(1, columns[items], counts)
+        shares.scatter_add_(1, columns.index_select(0, items.flatten()).view_as(items), counts)
         return (shares * (decay * (recent >= 0))[:, None]).T[columns[targets]]
 
     def _weighted(self, recent: Tensor) -> tuple[Tensor, Tensor]:

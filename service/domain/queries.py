@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, NamedTuple, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,8 +200,7 @@ class MemoryRow:
     timestamp: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(NamedTuple):
     """Contribution of one memory row to one target's score."""
 
     row: MemoryRow  # one object for all contributions of a row
