@@ -29,6 +29,7 @@ from service.http.routes import (
     models,
     page,
     ready,
+    scenarios,
     users,
 )
 from service.http.telemetry import Metrics, Telemetry
@@ -85,7 +86,19 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.metrics = metrics
     app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.
-    for module in (ask, events, attend, ready, batch, items, users, models, health, page):
+    for module in (
+        ask,
+        events,
+        attend,
+        ready,
+        scenarios,
+        batch,
+        items,
+        users,
+        models,
+        health,
+        page,
+    ):
         app.include_router(module.router)
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

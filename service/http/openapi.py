@@ -28,6 +28,7 @@ TAGS = [
     {"name": "events", "description": "What users did."},
     {"name": "users", "description": "Profiles, histories, forgetting."},
     {"name": "ask", "description": "Score, recommend, search."},
+    {"name": "scenarios", "description": "Saved questions."},
     {"name": "attend", "description": "The bare operator."},
     {"name": "models", "description": "Training and versions."},
     {"name": "run", "description": "Health and metrics."},

@@ -108,6 +108,19 @@ def test_a_forgotten_event_is_in_no_answer_of_the_other(pair: tuple[Worker, Work
         assert named() == set()
 
 
+def test_a_scenario_is_changed_at_once_for_the_other(pair: tuple[Worker, Worker]) -> None:
+    """What one worker saves or deletes is in the next answer of the other."""
+    for number, (writer, reader) in zip(range(20), itertools.cycle(both_ways(pair)), strict=False):
+        limit = 1 + number % 7
+        saved = writer.ask(
+            "PUT", "/v1/scenarios/shared", {"question": "popular", "limit": limit}
+        ).body
+        answer = reader.ask("POST", "/v1/scenarios/shared", {}).body
+        assert (answer["scenario_version"], len(answer["items"])) == (saved["version"], limit)
+    assert writer.ask("DELETE", "/v1/scenarios/shared").status == 204
+    assert reader.ask("POST", "/v1/scenarios/shared", {}).status == 404
+
+
 def test_item_changes_are_found_by_the_other(pair: tuple[Worker, Worker]) -> None:
     """New, changed and deleted items are reflected in the next answer of the other worker."""
     for at, (writer, reader) in enumerate(both_ways(pair)):

@@ -40,6 +40,7 @@ from service.domain.ready_queries import (
     TogetherQuery,
 )
 from service.domain.records import Event, Item, User
+from service.domain.scenarios import Scenario
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
@@ -58,6 +59,7 @@ class FakeEngine:
         self.items: dict[str, Item] = {}
         self.events: dict[str, list[Event]] = {}
         self.users: dict[str, User] = {}
+        self.scenarios: dict[str, list[Scenario]] = {}
         self.asked: list[Any] = []
         self.arrived = asyncio.Semaphore(0)  # one for each question asked
         self.batches: list[int] = []
@@ -151,6 +153,36 @@ class FakeEngine:
                 known.add(event_id)
                 stored += 1
         return AppendResult(stored, len(events) - stored)
+
+    async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
+        versions = self.scenarios.setdefault(name, [])
+        versions.append(Scenario(name, len(versions) + 1, 0, body))
+        return versions[-1]
+
+    async def scenario(self, name: str) -> Scenario | None:
+        versions = self.scenarios.get(name)
+        return versions[-1] if versions and versions[-1].body is not None else None
+
+    async def delete_scenario(self, name: str) -> bool:
+        last = await self.scenario(name)
+        if last is not None:
+            self.scenarios[name].append(Scenario(name, last.version + 1, 0, None))
+        return last is not None
+
+    async def page_scenarios(
+        self, *, cursor: str | None, limit: int
+    ) -> tuple[list[Scenario], str | None]:
+        start = _offset(cursor)
+        found = [each[-1] for each in self.scenarios.values() if each[-1].body is not None]
+        more = str(start + limit) if start + limit < len(found) else None
+        return found[start : start + limit], more
+
+    async def page_scenario_versions(
+        self, name: str, *, cursor: str | None, limit: int
+    ) -> tuple[list[Scenario], str | None]:
+        start, found = _offset(cursor), self.scenarios.get(name, [])[::-1]
+        more = str(start + limit) if start + limit < len(found) else None
+        return found[start : start + limit], more
 
     async def put_user(self, user: User) -> None:
         self.users[user.user_id] = user

@@ -984,6 +984,90 @@ class CatalogueContract(_Contract):
         assert found == names
 
 
+class ScenarioContract(_Contract):
+    """Saved questions."""
+
+    async def test_every_version_of_a_scenario_is_kept(
+        self, store: Store, another: Connect
+    ) -> None:
+        """The last version is in use, at once and for every client; the others are listed."""
+        reader = another()
+        bodies: list[dict[str, Any]] = [
+            {"question": "recommend", "limit": n, "filter": {"all": []}} for n in (5, 9, 5)
+        ]
+        for number, body in enumerate(bodies, 1):
+            stored = await store.put_scenario("home", body)
+            assert (stored.name, stored.version, stored.body) == ("home", number, body)
+            assert await reader.scenario("home") == stored
+            assert await reader.put_scenario("home", body) == stored  # nothing changed
+        assert (stored.question, stored.fallback, stored.fields["limit"]) == ("recommend", None, 5)
+        listed, cursor = await reader.page_scenario_versions("home")
+        assert [each.body for each in listed] == bodies[::-1]
+        assert [each.version for each in listed] == [3, 2, 1]
+        assert cursor is None
+        assert [each.written for each in listed] == sorted(
+            (each.written for each in listed), reverse=True
+        )
+
+    async def test_a_deleted_scenario_keeps_its_versions(
+        self, store: Store, another: Connect
+    ) -> None:
+        """A deletion is a version; what is stored after it goes on counting."""
+        await store.put_scenario("home", {"question": "search"})
+        assert await store.delete_scenario("home")
+        assert not await store.delete_scenario("home")
+        assert not await store.delete_scenario("never")
+        reader = another()
+        assert await reader.scenario("home") is None
+        assert await reader.page_scenarios() == ([], None)
+        stored = await store.put_scenario("home", {"question": "search"})
+        assert stored.version == 3
+        listed, _ = await reader.page_scenario_versions("home")
+        body = {"question": "search"}
+        assert [each.body for each in listed] == [body, None, body]
+        assert await reader.page_scenario_versions("never") == ([], None)
+
+    async def test_scenarios_are_paged_by_name(self, store: Store) -> None:
+        """Pages of scenarios and of versions are disjoint, in order and complete."""
+        for n in range(7):
+            await store.put_scenario(f"s{n}", {"question": "popular", "limit": 1})
+            await store.put_scenario("s0", {"question": "popular", "limit": 100 + n})
+        names, numbers = list[str](), list[int]()
+        cursor = None
+        while True:
+            page, cursor = await store.page_scenarios(cursor=cursor, limit=3)
+            names += [each.name for each in page]
+            if cursor is None:
+                break
+        while True:
+            page, cursor = await store.page_scenario_versions("s0", cursor=cursor, limit=3)
+            numbers += [each.version for each in page]
+            if cursor is None:
+                break
+        assert names == [f"s{n}" for n in range(7)]
+        assert numbers == list(range(8, 0, -1))
+        with pytest.raises(Invalid):
+            await store.page_scenarios(cursor="no cursor")
+
+    async def test_fallbacks_exist_and_lead_nowhere_back(
+        self, store: Store, another: Connect
+    ) -> None:
+        """A fallback is stored before, is no circle, and is not deleted under its user."""
+        await store.put_scenario("a", {"question": "popular"})
+        await store.put_scenario("b", {"question": "popular", "fallback": "a"})
+        await store.put_scenario("c", {"question": "popular", "fallback": "b"})
+        for name, fallback in (("a", "c"), ("a", "a"), ("new", "new"), ("d", "missing")):
+            with pytest.raises(Invalid) as raised:
+                await another().put_scenario(name, {"question": "popular", "fallback": fallback})
+            assert raised.value.pointer == "/fallback"
+        with pytest.raises(Conflict):
+            await store.delete_scenario("a")
+        await store.put_scenario("b", {"question": "popular"})
+        assert await store.delete_scenario("a")
+        assert await store.delete_scenario("c")
+        assert await store.delete_scenario("b")
+
+
 class WholeContract(_Contract):
     """Scans, several clients and closing."""
 
@@ -1169,5 +1253,7 @@ class WholeContract(_Contract):
         await reopened.close()
 
 
-class StoreContract(AppendContract, HistoryContract, CatalogueContract, WholeContract):
+class StoreContract(
+    AppendContract, HistoryContract, CatalogueContract, ScenarioContract, WholeContract
+):
     """The whole store contract: inherit it and define the fixture `connect`."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
-from service.http.routes import ask, attend, items, ready
+from service.http.routes import ask, attend, items, ready, scenarios
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.base import Body, Params
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
@@ -28,11 +28,13 @@ from service.http.schemas.questions.rows import RowsIn
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.questions.together import TogetherIn
 from service.http.schemas.rendering import Json
+from service.http.schemas.scenarios.bodies import ScenarioQuestion
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
 _ITEM = re.compile(r"/v1/items/([^/]+)")
 _SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
+_SCENARIO = re.compile(r"/v1/scenarios/([^/]+)")
 _ABOUT = re.compile(r"/v1/(items|users)/([^/]+)/([a-z]+)")
 # By what the question is about, and the last part of its path.
 _ABOUT_HANDLERS: Mapping[
@@ -89,6 +91,9 @@ async def _handle(question: BatchedIn, context: Context) -> Response:
         of_one, answer = _ABOUT_HANDLERS[about[1], about[3]]
         id_ = check_id(unquote(about[2]))
         return await answer(id_, of_one.model_validate(question.body), context)
+    if scenario := _SCENARIO.fullmatch(question.path):
+        asked = ScenarioQuestion.model_validate(question.body)
+        return await scenarios.ask_scenario(unquote(scenario[1]), asked, context)
     if item := _ITEM.fullmatch(question.path):
         return await items.get_item(check_id(unquote(item[1])), context)
     if question.path not in _HANDLERS:

@@ -208,6 +208,22 @@ class AnswerOut(BaseModel):
     seed: int | None = Field(None, description="With `explore`: the seed of its draws.")
 
 
+class ScenarioItemOut(AnsweredItemOut):
+    """One item of an answer to a scenario."""
+
+    scenario: str | None = Field(
+        None, description="The fallback that the item is from; left out of the scenario's own."
+    )
+
+
+class ScenarioAnswerOut(AnswerOut):
+    """The answer to a scenario: that of its question, filled up by its fallback."""
+
+    items: list[ScenarioItemOut]  # type: ignore[assignment]  # each is one of the question's too
+    scenario: str
+    scenario_version: int
+
+
 class AttendedOut(BaseModel):
     """Attended rows by descending mean weight."""
 

@@ -45,6 +45,8 @@ class RowsOut(BaseModel):
     warnings: list[WarningOut] | None = Field(
         None, description="Left out where there is nothing to say."
     )
+    scenario: str | None = Field(None, description="The scenario that was asked.")
+    scenario_version: int | None = None
 
 
 def rows_out(answer: RowsAnswer) -> dict[str, Any]:

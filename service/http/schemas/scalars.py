@@ -73,6 +73,11 @@ def _check_name(value: str) -> str:
     return value
 
 
+Name = Annotated[
+    str,
+    AfterValidator(_check_name),
+    WithJsonSchema({"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$"}),
+]
 PathName = Annotated[
     str,
     AfterValidator(segment),

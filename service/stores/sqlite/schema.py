@@ -11,7 +11,7 @@ from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
 
 IMPORTS = """
@@ -41,6 +41,18 @@ CREATE TABLE gone_users ( -- numbers without a user, or with another one than be
   change  INTEGER NOT NULL -- the tick at which the user was forgotten
 ) STRICT;
 CREATE INDEX gone_users_by_change ON gone_users (change);
+"""
+
+SCENARIOS = """
+CREATE TABLE scenarios (
+  name     TEXT NOT NULL,
+  version  INTEGER NOT NULL, -- from 1; the last one is in use
+  written  INTEGER NOT NULL, -- microseconds UTC
+  document BLOB,             -- JSON; NULL: deleted
+  fallback TEXT,
+  PRIMARY KEY (name, version)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX scenarios_by_fallback ON scenarios (fallback) WHERE fallback IS NOT NULL;
 """
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
@@ -105,7 +117,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS + LOG_CHANGES
+SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS
 
 
 def migrate(connection: apsw.Connection) -> None:
@@ -121,6 +133,9 @@ def migrate(connection: apsw.Connection) -> None:
         if connection.pragma("user_version") == 2:
             connection.execute(LOG_CHANGES)
             connection.pragma("user_version", 3)
+        if connection.pragma("user_version") == 3:
+            connection.execute(SCENARIOS)
+            connection.pragma("user_version", 4)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 import apsw
@@ -33,6 +33,7 @@ from service.domain.records import (
     check_item,
     check_user,
 )
+from service.domain.scenarios import Scenario
 from service.stores.base import (
     AppendResult,
     CatalogueChanges,
@@ -45,7 +46,7 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
-from service.stores.sqlite import import_ledger
+from service.stores.sqlite import import_ledger, scenarios
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.items import ItemWrites
 from service.stores.sqlite.log_changes import log_changes
@@ -197,6 +198,32 @@ class SQLiteStore(Store):
         return await self._read_rows(
             MAX_INLINE_ROWS + 1, self._reads.catalogue_changes, after, limit
         )
+
+    # ------------------------------------------------------------------ scenarios
+
+    async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
+        now = time.time_ns() // 1000
+        return await self._write(scenarios.put, check_id(name, "/name"), body, now)
+
+    async def scenario(self, name: str) -> Scenario | None:
+        return self._read(scenarios.current, check_id(name, "/name"))
+
+    async def page_scenarios(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Scenario], str | None]:
+        return await self._read_rows(10 * check_limit(limit), scenarios.page, cursor, limit)
+
+    async def page_scenario_versions(
+        self, name: str, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Scenario], str | None]:
+        check_id(name, "/name")
+        return await self._read_rows(
+            10 * check_limit(limit), scenarios.versions, name, cursor, limit
+        )
+
+    async def delete_scenario(self, name: str) -> bool:
+        now = time.time_ns() // 1000
+        return await self._write(scenarios.delete, check_id(name, "/name"), now)
 
     # ------------------------------------------------------------------ imports and their undoing
 

@@ -189,7 +189,7 @@ async def test_overlapping_exports_store_their_union(
 def to_version_1(path: Path) -> None:
     """Give a store the schema of version 1."""
     connection = apsw.Connection(str(path), vfs=checksum_vfs())
-    connection.execute("DROP INDEX users_by_version; DROP TABLE gone_users")
+    connection.execute("DROP TABLE scenarios; DROP INDEX users_by_version; DROP TABLE gone_users")
     connection.execute("DROP TABLE imports; DROP TABLE replaced")
     connection.execute("ALTER TABLE events DROP COLUMN import_no")
     connection.pragma("user_version", 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
-from service.domain.records import Event
+from service.domain.records import Event, Item
 from service.stores.sqlite import database_file, writer
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite.writer import Transaction
@@ -282,4 +282,21 @@ async def test_processes_share_a_new_store(path: Path) -> None:
     names = sorted(str(event.event_id) for event in store.scan_events())
     assert names == sorted(f"{p}-{n}-{k}" for p in range(3) for n in range(20) for k in range(5))
     assert sorted((await store.history("u")).seqs.tolist()) == list(range(1, 301))
+    await store.close()
+
+
+async def test_stores_of_version_3_get_scenarios(tmp_path: Path) -> None:
+    """A store from before there were scenarios keeps what it holds, and takes scenarios."""
+    path = tmp_path / "heed.db"
+    store = SQLiteStore(path)
+    await store.put_items([Item("a")])
+    await store.close()
+    connection = apsw.Connection(str(path), vfs=database_file.checksum_vfs())
+    connection.execute("DROP TABLE scenarios")
+    connection.pragma("user_version", 3)
+    connection.close()
+    store = SQLiteStore(path)
+    stored = await store.put_scenario("home", {"question": "popular"})
+    assert await store.scenario("home") == stored
+    assert await store.get_items(["a"]) == [Item("a")]
     await store.close()
